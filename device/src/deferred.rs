@@ -1,0 +1,52 @@
+//! A device whose completions a test releases by hand: races without sleeps.
+
+use crate::ram::Ram;
+use crate::{Completion, Device, Request, lock};
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+/// Holds every request until it is released.
+#[derive(Debug)]
+pub struct Deferred {
+    ram: Ram,
+    held: Mutex<VecDeque<Request>>,
+}
+
+impl Deferred {
+    /// A device of `blocks` blocks.
+    pub fn new(blocks: u64) -> Self {
+        Self { ram: Ram::new(blocks), held: Mutex::default() }
+    }
+
+    /// Requests that wait.
+    pub fn held(&self) -> usize {
+        lock(&self.held).len()
+    }
+
+    /// Performs and completes the request that has waited in place `nth`. Returns whether there was one.
+    pub fn release(&self, nth: usize) -> bool {
+        let Some(request) = lock(&self.held).remove(nth) else { return false };
+        let completion = self.ram.perform(request);
+        self.ram.post(completion);
+        true
+    }
+}
+
+impl Device for Deferred {
+    fn blocks(&self) -> u64 {
+        self.ram.blocks()
+    }
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+    fn submit(&self, request: Request) -> Result<(), Request> {
+        lock(&self.held).push_back(request);
+        Ok(())
+    }
+    fn wait(&self, into: &mut Vec<Completion>) {
+        self.ram.wait(into);
+    }
+    fn nudge(&self) {
+        self.ram.nudge();
+    }
+}

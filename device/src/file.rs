@@ -1,0 +1,341 @@
+//! The swap file: unlinked at birth, read and written past the page cache where the file system allows.
+//!
+//! Requests go through io_uring where the system allows that, and through a few threads of positioned
+//! reads and writes where not (container engines block io_uring by default).
+
+use crate::{BLOCK, Completion, Device, Direction, Mailbox, Request, lock};
+use pagetide_sys::uring::Ring;
+use rustix::fs::{Advice, Mode, OFlags};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::{Arc, Condvar, Mutex};
+
+/// Requests under way at most.
+const DEPTH: u32 = 64;
+/// Threads for positioned reads and writes.
+const WORKERS: usize = 4;
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// How a file is driven.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FileKind {
+    /// io_uring if it can be had.
+    Auto,
+    /// Positioned reads and writes.
+    Positioned,
+}
+
+/// Why a swap file cannot be made.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The directory lies in memory: swapping there would take the memory that it is to save.
+    InMemory,
+    /// The system says no.
+    System(Errno),
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::InMemory => f.write_str("it is a tmpfs: swapping into memory would save none"),
+            Self::System(error) => write!(f, "{}", io::Error::from(*error)),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+/// Creates a swap file in `directory`: without a name, readable by its owner only.
+pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
+    let stat = rustix::fs::statfs(directory).map_err(OpenError::System)?;
+    if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(stat.f_type as u64)) {
+        return Err(OpenError::InMemory);
+    }
+    let flags = OFlags::RDWR | OFlags::CLOEXEC;
+    let mode = Mode::RUSR | Mode::WUSR;
+    match rustix::fs::open(directory, flags | OFlags::TMPFILE, mode) {
+        Err(Errno::OPNOTSUPP | Errno::ISDIR | Errno::INVAL) => {
+            // A file system without O_TMPFILE: create it under a name of its own, and unlink that.
+            let [a, b, ..] = pagetide_sys::random::words();
+            let path = directory.join(format!(".pagetide-{a:016x}{b:016x}"));
+            let fd = rustix::fs::open(&path, flags | OFlags::CREATE | OFlags::EXCL, mode)
+                .map_err(OpenError::System)?;
+            rustix::fs::unlink(&path).map_err(OpenError::System)?;
+            Ok(fd)
+        }
+        other => other.map_err(OpenError::System),
+    }
+}
+
+/// Bytes that are free for us in the file system of `directory`.
+pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
+    let stat = rustix::fs::statvfs(directory).map_err(OpenError::System)?;
+    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+}
+
+/// A swap file.
+#[derive(Debug)]
+pub struct File {
+    blocks: u64,
+    backend: Backend,
+}
+
+#[derive(Debug)]
+enum Backend {
+    Ring(Ring),
+    Workers(Arc<Workers>),
+}
+
+#[derive(Debug)]
+struct Workers {
+    file: OwnedFd,
+    cached: bool,
+    queue: Mutex<Queue>,
+    arrived: Condvar,
+    mailbox: Mailbox,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// Reads that somebody waits for.
+    reads: VecDeque<Request>,
+    writes: VecDeque<Request>,
+    closed: bool,
+}
+
+impl File {
+    /// Opens a swap file by its path, which may be `/proc/PID/fd/N`, for `blocks` blocks.
+    ///
+    /// Threads and descriptors are those of the calling thread's descriptor table.
+    pub fn open(path: &Path, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
+        let flags = OFlags::RDWR | OFlags::CLOEXEC;
+        let (file, cached) = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
+            Ok(file) => (file, false),
+            Err(Errno::INVAL) => {
+                (rustix::fs::open(path, flags, Mode::empty()).map_err(OpenError::System)?, true)
+            }
+            Err(error) => return Err(OpenError::System(error)),
+        };
+        let backend = if cached || kind == FileKind::Positioned {
+            Backend::Workers(Workers::start(file, cached))
+        } else {
+            match Ring::new(file, DEPTH) {
+                Ok(ring) => Backend::Ring(ring),
+                Err((file, _)) => Backend::Workers(Workers::start(file, cached)),
+            }
+        };
+        Ok(Self { blocks, backend })
+    }
+
+    /// Whether io_uring drives it.
+    pub fn uses_ring(&self) -> bool {
+        matches!(self.backend, Backend::Ring(_))
+    }
+}
+
+impl Device for File {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    fn is_synchronous(&self) -> bool {
+        false
+    }
+
+    fn submit(&self, request: Request) -> Result<(), Request> {
+        let Request { token, direction, block, buffer } = request;
+        let offset = block * BLOCK as u64;
+        match &self.backend {
+            Backend::Ring(ring) => ring
+                .submit(direction, offset, buffer, token)
+                .map_err(|buffer| Request { token, direction, block, buffer }),
+            Backend::Workers(workers) => {
+                let mut queue = lock(&workers.queue);
+                let request = Request { token, direction, block, buffer };
+                if queue.reads.len() + queue.writes.len() >= DEPTH as usize {
+                    return Err(request);
+                }
+                match direction {
+                    Direction::Read => queue.reads.push_back(request),
+                    Direction::Write => queue.writes.push_back(request),
+                }
+                workers.arrived.notify_one();
+                Ok(())
+            }
+        }
+    }
+
+    fn wait(&self, into: &mut Vec<Completion>) {
+        match &self.backend {
+            Backend::Workers(workers) => workers.mailbox.wait(into),
+            Backend::Ring(ring) => {
+                let mut done = Vec::new();
+                ring.wait(&mut done);
+                into.extend(done.into_iter().map(|done| {
+                    let result = done.result.and_then(|bytes| whole(bytes, done.buffer.len()));
+                    Completion { token: done.token, buffer: done.buffer, result }
+                }));
+            }
+        }
+    }
+
+    fn nudge(&self) {
+        match &self.backend {
+            Backend::Workers(workers) => workers.mailbox.nudge(),
+            Backend::Ring(ring) => ring.nudge(),
+        }
+    }
+}
+
+fn whole(bytes: usize, wanted: usize) -> io::Result<()> {
+    if bytes == wanted { Ok(()) } else { Err(io::Error::from(Errno::IO)) }
+}
+
+impl Workers {
+    fn start(file: OwnedFd, cached: bool) -> Arc<Self> {
+        let this = Arc::new(Self {
+            file,
+            cached,
+            queue: Mutex::default(),
+            arrived: Condvar::new(),
+            mailbox: Mailbox::default(),
+        });
+        for number in 0..WORKERS {
+            let worker = Arc::clone(&this);
+            // Without a thread there is no I/O at all: the caller would wait for ever.
+            std::thread::Builder::new()
+                .name(format!("pagetide-io{number}"))
+                .stack_size(64 * 1024)
+                .spawn(move || worker.run())
+                .expect("a thread for the swap file");
+        }
+        this
+    }
+
+    fn run(&self) {
+        pagetide_sys::task::SignalsBlocked::new().for_ever();
+        loop {
+            let request = {
+                let mut queue = lock(&self.queue);
+                loop {
+                    // Demand before writeback.
+                    if let Some(request) = queue.reads.pop_front().or_else(|| queue.writes.pop_front()) {
+                        break request;
+                    }
+                    if queue.closed {
+                        return;
+                    }
+                    queue = self.arrived.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+                }
+            };
+            self.mailbox.post(self.perform(request));
+        }
+    }
+
+    fn perform(&self, mut request: Request) -> Completion {
+        let start = request.block * BLOCK as u64;
+        let length = request.buffer.len();
+        let mut done = 0;
+        let result = loop {
+            let at = start + done as u64;
+            let step = match request.direction {
+                Direction::Read => rustix::io::pread(&self.file, &mut request.buffer[done..], at),
+                Direction::Write => rustix::io::pwrite(&self.file, &request.buffer[done..], at),
+            };
+            match step {
+                Ok(0) => break Err(io::Error::from(Errno::IO)),
+                Ok(bytes) => done += bytes,
+                Err(Errno::INTR) => continue,
+                Err(error) => break Err(error.into()),
+            }
+            if done == length {
+                break Ok(());
+            }
+        };
+        if self.cached {
+            // What we hold in the page cache is memory that we were to save. Dirty pages stay until they
+            // are written: ask for that first.
+            if request.direction == Direction::Write {
+                let _ = rustix::fs::fdatasync(&self.file);
+            }
+            let _ = rustix::fs::fadvise(&self.file, start, std::num::NonZeroU64::new(length as u64), Advice::DontNeed);
+        }
+        Completion { token: request.token, buffer: request.buffer, result }
+    }
+}
+
+impl Drop for File {
+    fn drop(&mut self) {
+        if let Backend::Workers(workers) = &self.backend {
+            lock(&workers.queue).closed = true;
+            workers.arrived.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetide_sys::buffer::Buffer;
+    use std::os::fd::AsRawFd;
+
+    fn round_trip(kind: FileKind) {
+        let directory = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let fd = create(&directory).unwrap();
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let file = File::open(Path::new(&path), 64, kind).unwrap();
+        if kind == FileKind::Positioned {
+            assert!(!file.uses_ring());
+        }
+        let wait = |count: usize| {
+            let mut done = Vec::new();
+            while done.len() < count {
+                file.wait(&mut done);
+            }
+            done
+        };
+        for block in (0..64).step_by(4) {
+            let mut buffer = Buffer::new(4);
+            for (nth, bytes) in buffer.chunks_exact_mut(BLOCK).enumerate() {
+                bytes.fill((block + nth) as u8);
+            }
+            let request = Request { token: block as u64, direction: Direction::Write, block: block as u64, buffer };
+            file.submit(request).unwrap();
+        }
+        assert!(wait(16).iter().all(|done| done.result.is_ok()));
+        for block in (0..64).rev() {
+            let request = Request { token: block, direction: Direction::Read, block, buffer: Buffer::new(1) };
+            file.submit(request).unwrap();
+        }
+        for done in wait(64) {
+            done.result.unwrap();
+            assert!(done.buffer.iter().all(|&byte| u64::from(byte) == done.token));
+        }
+        let beyond = Request { token: 0, direction: Direction::Read, block: 1 << 20, buffer: Buffer::new(1) };
+        file.submit(beyond).unwrap();
+        assert!(wait(1)[0].result.is_err(), "a short read is an error");
+        file.nudge();
+        assert!(wait(0).is_empty());
+    }
+
+    #[test]
+    fn what_is_written_is_read_with_io_uring_where_allowed() {
+        round_trip(FileKind::Auto);
+    }
+
+    #[test]
+    fn what_is_written_is_read_with_positioned_calls() {
+        round_trip(FileKind::Positioned);
+    }
+
+    #[test]
+    fn tmpfs_is_refused() {
+        if Path::new("/dev/shm").is_dir() {
+            assert!(matches!(create(Path::new("/dev/shm")), Err(OpenError::InMemory)));
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! Where pages go when memory is short.
+//!
+//! A [`Device`] is a run of page-sized blocks that takes requests and gives completions. It owns the
+//! buffers of requests under way, and nothing else: which block holds what is told by the swap crate.
+#![forbid(unsafe_code)]
+
+pub mod deferred;
+pub mod faulty;
+pub mod file;
+pub mod ram;
+
+pub use file::{File, FileKind, OpenError};
+pub use pagetide_sys::buffer::Buffer;
+pub use pagetide_sys::uring::Direction;
+use std::io;
+
+/// Bytes in a block.
+pub const BLOCK: usize = pagetide_sys::PAGE;
+
+/// A read or a write of whole blocks.
+#[derive(Debug)]
+pub struct Request {
+    /// The caller's name for it.
+    pub token: u64,
+    /// Which way.
+    pub direction: Direction,
+    /// The first block.
+    pub block: u64,
+    /// As many blocks as are read or written.
+    pub buffer: Buffer,
+}
+
+/// A request that has ended.
+#[derive(Debug)]
+pub struct Completion {
+    /// The caller's name for it.
+    pub token: u64,
+    /// The buffer: filled, if it was a read that succeeded.
+    pub buffer: Buffer,
+    /// Whether *all* its bytes were read or written.
+    pub result: io::Result<()>,
+}
+
+/// A place for pages, in blocks.
+pub trait Device: Send + Sync + std::fmt::Debug {
+    /// Blocks that it holds.
+    fn blocks(&self) -> u64;
+
+    /// Whether it answers as fast as memory: then reading ahead only hurts.
+    fn is_synchronous(&self) -> bool;
+
+    /// Starts a request, or gives it back if too many are under way. Never waits for I/O.
+    fn submit(&self, request: Request) -> Result<(), Request>;
+
+    /// Waits until a request has ended or somebody called [`Device::nudge`], and appends what has ended.
+    fn wait(&self, into: &mut Vec<Completion>);
+
+    /// Makes [`Device::wait`] return.
+    fn nudge(&self);
+}
+
+/// Completions handed from the threads that do I/O to the one that waits.
+#[derive(Debug, Default)]
+pub(crate) struct Mailbox {
+    inner: std::sync::Mutex<(Vec<Completion>, bool)>,
+    arrived: std::sync::Condvar,
+}
+
+impl Mailbox {
+    pub(crate) fn post(&self, completion: Completion) {
+        lock(&self.inner).0.push(completion);
+        self.arrived.notify_one();
+    }
+    pub(crate) fn nudge(&self) {
+        lock(&self.inner).1 = true;
+        self.arrived.notify_one();
+    }
+    pub(crate) fn wait(&self, into: &mut Vec<Completion>) {
+        let mut inner = lock(&self.inner);
+        while inner.0.is_empty() && !inner.1 {
+            inner = self.arrived.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner);
+        }
+        inner.1 = false;
+        into.append(&mut inner.0);
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,64 @@
+//! A device in memory: answers at once. For tests, and for measuring what a device of no latency gives.
+
+use crate::{BLOCK, Completion, Device, Direction, Mailbox, Request, lock};
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Blocks in memory.
+#[derive(Debug)]
+pub struct Ram {
+    blocks: u64,
+    contents: Mutex<HashMap<u64, Box<[u8]>>>,
+    mailbox: Mailbox,
+}
+
+impl Ram {
+    /// A device of `blocks` blocks, all zero.
+    pub fn new(blocks: u64) -> Self {
+        Self { blocks, contents: Mutex::default(), mailbox: Mailbox::default() }
+    }
+
+    pub(crate) fn perform(&self, mut request: Request) -> Completion {
+        let end = request.block + (request.buffer.len() / BLOCK) as u64;
+        let result = if end > self.blocks {
+            Err(std::io::ErrorKind::StorageFull.into())
+        } else {
+            let mut contents = lock(&self.contents);
+            for (block, bytes) in (request.block..).zip(request.buffer.chunks_exact_mut(BLOCK)) {
+                match request.direction {
+                    Direction::Write => drop(contents.insert(block, bytes.into())),
+                    Direction::Read => match contents.get(&block) {
+                        Some(stored) => bytes.copy_from_slice(stored),
+                        None => bytes.fill(0),
+                    },
+                }
+            }
+            Ok(())
+        };
+        Completion { token: request.token, buffer: request.buffer, result }
+    }
+
+    pub(crate) fn post(&self, completion: Completion) {
+        self.mailbox.post(completion);
+    }
+}
+
+impl Device for Ram {
+    fn blocks(&self) -> u64 {
+        self.blocks
+    }
+    fn is_synchronous(&self) -> bool {
+        true
+    }
+    fn submit(&self, request: Request) -> Result<(), Request> {
+        let completion = self.perform(request);
+        self.mailbox.post(completion);
+        Ok(())
+    }
+    fn wait(&self, into: &mut Vec<Completion>) {
+        self.mailbox.wait(into);
+    }
+    fn nudge(&self) {
+        self.mailbox.nudge();
+    }
+}

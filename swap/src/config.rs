@@ -1,0 +1,35 @@
+//! Every limit and switch of the swap subsystem, in one place.
+
+use crate::entry::PAGE_SIZE;
+
+/// Bytes of a pool span, the unit in which the pool takes and returns memory.
+pub const SPAN_BYTES: usize = 32 * 1024;
+/// Pages of a pool span.
+pub const SPAN_PAGES: usize = SPAN_BYTES / PAGE_SIZE;
+/// A page whose compressed form is larger than this is incompressible: less than a quarter saved.
+pub const COMPRESSED_MAX: usize = 3 * PAGE_SIZE / 4;
+/// Device blocks that one write carries at most: 128 KiB.
+pub const WRITE_BATCH_PAGES: usize = 32;
+
+/// The codec of the compressed pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Compressor {
+    /// LZ4 block format.
+    #[default]
+    Lz4 = 1,
+    /// Stores pages as they are.
+    None = 0,
+}
+
+/// Settings of one process's swap subsystem.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// The codec for new stores.
+    pub compressor: Compressor,
+    /// Whether a device stands behind the pool.
+    pub has_device: bool,
+}
+
+const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE));
+const _: () = assert!(COMPRESSED_MAX < PAGE_SIZE);

@@ -1,0 +1,55 @@
+//! What is swapped: pages, named by their index.
+
+/// Bytes in a page.
+pub const PAGE_SIZE: usize = 4096;
+/// Pages in a cluster: what one page-table page of the processor maps (2 MiB).
+pub const CLUSTER_PAGES: usize = 512;
+/// log2 of [`CLUSTER_PAGES`].
+pub const CLUSTER_SHIFT: u32 = 9;
+
+/// The number of a page in its object.
+///
+/// The private memory of a process is one object whose index is address / 4096, so that clusters lie on
+/// the boundaries of page-table pages and a mapping that is split or joined changes no entry.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct PageIndex(pub u64);
+
+impl PageIndex {
+    /// The page that holds the byte at `address`.
+    pub const fn of_address(address: usize) -> Self {
+        Self((address / PAGE_SIZE) as u64)
+    }
+
+    /// The address of the page's first byte.
+    pub const fn address(self) -> usize {
+        self.0 as usize * PAGE_SIZE
+    }
+
+    /// The cluster that this page belongs to.
+    pub const fn cluster(self) -> ClusterNumber {
+        ClusterNumber(self.0 >> CLUSTER_SHIFT)
+    }
+
+    /// The page's offset in its cluster, in pages.
+    pub const fn offset(self) -> usize {
+        (self.0 as usize) & (CLUSTER_PAGES - 1)
+    }
+
+    /// The page `count` further on.
+    pub const fn plus(self, count: u64) -> Self {
+        Self(self.0 + count)
+    }
+}
+
+/// The number of a cluster in its object: page index / 512.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClusterNumber(pub u64);
+
+impl ClusterNumber {
+    /// The cluster's page at `offset`.
+    pub const fn page(self, offset: usize) -> PageIndex {
+        PageIndex((self.0 << CLUSTER_SHIFT) + offset as u64)
+    }
+}
+
+const _: () = assert!(1 << CLUSTER_SHIFT == CLUSTER_PAGES);

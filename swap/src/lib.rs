@@ -1,0 +1,46 @@
+//! The swap subsystem of Pagetide, sans-IO.
+//!
+//! This crate decides; it never acts. It owns the swap cache ([`table`]), the compressed pool
+//! ([`zswap`]), device space ([`blocks`]), the order in which memory is given up ([`reclaim`]) and the
+//! counters ([`stats`]). It has no thread, no clock, no system call and no `unsafe`: the engine above it
+//! moves pages and bytes, and tells it what happened.
+//!
+//! It does *not* own frames (memory that holds a page outside the program), the program's page tables,
+//! or the device itself.
+//!
+//! # The state of a page
+//!
+//! ```text
+//!             fault: zero page                     take-out
+//!   Hole ───────────────────────────▶ Present ───────────────▶ Cached (probation)
+//!    ▲                                 ▲   ▲                     │    │
+//!    │ discard (from any state)        │   └──── fault: hit ─────┘    │ store
+//!    │                                 └──── fault: read ── Swapped ◀─┘
+//! ```
+//!
+//! Every arrow is one transfer: the word is *locked* while bytes move, so that there is one read and one
+//! store in flight per entry at most, and nobody waits for a lock while it runs.
+#![forbid(unsafe_code)]
+
+pub mod blocks;
+pub mod config;
+pub mod entry;
+pub mod error;
+pub mod hash;
+pub mod place;
+pub mod reclaim;
+pub mod stats;
+pub mod streams;
+pub mod swap;
+pub mod table;
+pub mod word;
+pub mod zswap;
+
+pub use config::{Compressor, Config};
+pub use entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
+pub use error::{LoadError, StoreError};
+pub use place::Place;
+pub use stats::{Counter, Counters};
+pub use swap::{Discarded, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer, WINDOW_MAX};
+pub use word::{State, Word};
+pub use zswap::pool::SpanSource;

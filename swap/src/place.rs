@@ -1,0 +1,111 @@
+//! Where the contents of a page that is not in memory are.
+
+/// A place for swapped contents.
+///
+/// | kind | value | bytes elsewhere |
+/// |---|---|---|
+/// | `Same` | a 32-bit pattern that fills the page (0 for the zero page) | none |
+/// | `Pool` | handle of a compressed copy | header and payload in the pool |
+/// | `Device` | block number, in pages from the start of the device | one page, its hash in memory |
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// The page is this 32-bit word, repeated.
+    Same(u32),
+    /// A compressed copy in the pool.
+    Pool(u32),
+    /// A block of the device.
+    Device(u64),
+}
+
+impl Place {
+    /// The zero page.
+    pub const ZERO: Self = Self::Same(0);
+    /// Bits that a place needs: kind and value.
+    pub const BITS: u32 = 42;
+    /// The largest block number that a place can hold.
+    pub const BLOCK_MAX: u64 = (1 << 40) - 1;
+
+    pub(crate) const fn to_bits(place: Option<Self>) -> u64 {
+        match place {
+            None => 0,
+            Some(Self::Same(pattern)) => 1 | (pattern as u64) << 2,
+            Some(Self::Pool(handle)) => 2 | (handle as u64) << 2,
+            Some(Self::Device(block)) => {
+                assert!(block <= Self::BLOCK_MAX);
+                3 | block << 2
+            }
+        }
+    }
+
+    pub(crate) const fn from_bits(bits: u64) -> Option<Self> {
+        let value = bits >> 2;
+        match bits & 3 {
+            1 => Some(Self::Same(value as u32)),
+            2 => Some(Self::Pool(value as u32)),
+            3 => Some(Self::Device(value)),
+            _ => None,
+        }
+    }
+
+    /// The pattern of a page that is one 32-bit word repeated, if it is.
+    pub fn same_filled(page: &[u8]) -> Option<Self> {
+        let (words, rest) = page.as_chunks::<8>();
+        let first = u64::from_ne_bytes(*words.first()?);
+        // Most pages differ in the first words or at the end: look there before the full walk.
+        if !rest.is_empty() || first as u32 != (first >> 32) as u32 || words[words.len() - 1] != words[0] {
+            return None;
+        }
+        let lanes = words.chunks(16);
+        for lane in lanes {
+            if lane.iter().fold(0, |differs, word| differs | (u64::from_ne_bytes(*word) ^ first)) != 0 {
+                return None;
+            }
+        }
+        Some(Self::Same(first as u32))
+    }
+
+    /// Fills `page` with a pattern.
+    pub fn fill(pattern: u32, page: &mut [u8]) {
+        if pattern == 0 {
+            page.fill(0);
+        } else {
+            for word in page.as_chunks_mut::<4>().0 {
+                *word = pattern.to_ne_bytes();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bits_round_trip() {
+        for place in [
+            None,
+            Some(Place::ZERO),
+            Some(Place::Same(u32::MAX)),
+            Some(Place::Pool(u32::MAX)),
+            Some(Place::Device(Place::BLOCK_MAX)),
+        ] {
+            let bits = Place::to_bits(place);
+            assert!(bits < 1 << Place::BITS);
+            assert_eq!(Place::from_bits(bits), place);
+        }
+    }
+
+    #[test]
+    fn a_page_is_same_filled_only_if_every_word_agrees() {
+        let mut page = vec![0u8; 4096];
+        for pattern in [0, 0xffff_ffff, 0x0102_0304] {
+            Place::fill(pattern, &mut page);
+            assert_eq!(Place::same_filled(&page), Some(Place::Same(pattern)));
+            for at in [0, 7, 100, 2048, 4095] {
+                page[at] ^= 1;
+                assert_eq!(Place::same_filled(&page), None, "byte {at}");
+                page[at] ^= 1;
+            }
+        }
+    }
+}

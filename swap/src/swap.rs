@@ -1,0 +1,784 @@
+//! The swap cache's verbs: swapin, take-out, store, writeback, discard.
+//!
+//! No verb blocks: each holds one cluster lock for a few word changes (and the pool's for a copy), never
+//! across I/O or a codec. What moves bytes between two verbs is the engine's. A *locked* word is a claim:
+//! whoever locked it moves the bytes; everybody else leaves it alone, or marks it wanted.
+//!
+//! | running \ arriving | swapin | take-out | store | writeback | discard |
+//! |---|---|---|---|---|---|
+//! | swapin (locked) | Pending; the mapping wakes all | cluster skipped | page skipped | page skipped | waits |
+//! | take-out (cluster lock) | waits for the lock, then a hit | waits | waits | waits | waits |
+//! | store (locked) | wanted; the store's end maps it | page skipped | page skipped | — | waits |
+//! | writeback (flag) | reads the pool's copy, clears the flag | — | — | page skipped | clears the flag |
+
+use crate::blocks::Blocks;
+use crate::config::Config;
+use crate::entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
+use crate::error::{LoadError, StoreError};
+use crate::hash::{HashKey, PageHash};
+use crate::place::Place;
+use crate::reclaim::Queue;
+use crate::stats::{Counter, Counters};
+use crate::table::{ClusterGuard, Table, lock};
+use crate::word::{State, Word};
+use crate::zswap::pool::SpanSource;
+use crate::zswap::{Scratch, Zswap};
+use std::sync::atomic::{AtomicI64, AtomicU16, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex};
+
+/// Pages that one transfer brings in at most: 256 KiB.
+pub const WINDOW_MAX: usize = 64;
+
+/// The swap subsystem of one process.
+#[derive(Debug)]
+pub struct Swap<S: SpanSource> {
+    table: Table,
+    zswap: Zswap<S>,
+    blocks: Blocks,
+    queue: Queue,
+    key: HashKey,
+    config: Config,
+    counters: Counters,
+    /// Pages that the pool may take at most.
+    pool_pages_max: AtomicUsize,
+    /// Pages that leave the program count this up: the clock of shadows.
+    evictions: AtomicU16,
+    present: AtomicI64,
+    cached: AtomicI64,
+    swapped: AtomicI64,
+    /// Those who wait for transfers to end.
+    waiters: AtomicUsize,
+    transfers: Mutex<()>,
+    transfer_ended: Condvar,
+}
+
+/// What a fault finds.
+#[derive(Debug)]
+pub enum Swapin {
+    /// The page is in the program already: wake whoever waits.
+    Present,
+    /// Somebody else brings it in or stores it; that one's end answers this fault.
+    Pending,
+    /// Its contents are lost.
+    Poisoned,
+    /// This caller moves the bytes, then calls [`Swap::finish_swapin`].
+    Inserted(Transfer),
+}
+
+/// Where the bytes of a transfer come from. All pages of a transfer have the same source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Nowhere: pages never touched, or discarded.
+    Hole,
+    /// Frames of this staging slot, at the pages' own offsets: on probation.
+    Frames {
+        /// The slot.
+        slot: u16,
+    },
+    /// Zero pages.
+    Zero,
+    /// Patterns and pool entries: read by [`Swap::load`], without waiting.
+    Memory,
+    /// Blocks of the device from this one on.
+    Device {
+        /// The first block.
+        block: u64,
+    },
+}
+
+/// A run of pages, locked by the caller, all in one cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// The first page.
+    pub first: PageIndex,
+    /// How many.
+    pub length: usize,
+    /// Where their bytes come from.
+    pub source: Source,
+    words: [Word; WINDOW_MAX],
+}
+
+/// How a page was stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// Its kept copy is proved current: nothing was written.
+    Clean(Place),
+    /// At a new place.
+    New(Place),
+    /// The pool will not have it: write it to the device under this hash, or keep it.
+    Refused(StoreError, PageHash),
+}
+
+/// What became of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreOutcome {
+    /// The page is at its place; its frame is free.
+    Swapped,
+    /// A fault waits: map it from its frame, then call [`Swap::finish_hit`].
+    Wanted,
+}
+
+/// What a discard released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Discarded {
+    /// Pages that were in the program.
+    pub present: usize,
+    /// Pages that were in frames; each frame is free now. Reported to the caller one by one.
+    pub cached: usize,
+}
+
+/// What a take-out took, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TakenOut {
+    /// Pages that are in frames now.
+    pub taken: usize,
+    /// Those of them that the table had not known to be in the program.
+    pub adopted: usize,
+    /// Pages that the table thought to be in the program, but were not.
+    pub dropped: usize,
+}
+
+impl<S: SpanSource> Swap<S> {
+    /// An empty swap subsystem.
+    pub fn new(
+        source: S,
+        blocks: Blocks,
+        key: HashKey,
+        config: Config,
+        pool_pages_max: usize,
+        counters: Counters,
+    ) -> Self {
+        Self {
+            table: Table::default(),
+            zswap: Zswap::new(source),
+            blocks,
+            queue: Queue::default(),
+            key,
+            config,
+            counters,
+            pool_pages_max: AtomicUsize::new(pool_pages_max),
+            evictions: AtomicU16::new(0),
+            present: AtomicI64::new(0),
+            cached: AtomicI64::new(0),
+            swapped: AtomicI64::new(0),
+            waiters: AtomicUsize::new(0),
+            transfers: Mutex::new(()),
+            transfer_ended: Condvar::new(),
+        }
+    }
+
+    /// The table, for look-ups that change nothing.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+    /// The compressed pool.
+    pub fn zswap(&self) -> &Zswap<S> {
+        &self.zswap
+    }
+    /// Device space.
+    pub fn blocks(&self) -> &Blocks {
+        &self.blocks
+    }
+    /// The counters.
+    pub fn counters(&self) -> Counters {
+        self.counters
+    }
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+    /// Clusters in the order in which they are reclaimed.
+    pub fn queue(&self) -> &Queue {
+        &self.queue
+    }
+    /// Pages in the program.
+    pub fn present(&self) -> i64 {
+        self.present.load(Relaxed)
+    }
+    /// Pages on probation.
+    pub fn cached(&self) -> i64 {
+        self.cached.load(Relaxed)
+    }
+    /// Pages at a place.
+    pub fn swapped(&self) -> i64 {
+        self.swapped.load(Relaxed)
+    }
+    /// Sets how many pages the pool may take.
+    pub fn set_pool_pages_max(&self, pages: usize) {
+        self.pool_pages_max.store(pages, Relaxed);
+    }
+    /// How many pages the pool may take.
+    pub fn pool_pages_max(&self) -> usize {
+        self.pool_pages_max.load(Relaxed)
+    }
+    /// Bytes of the table and the hashes.
+    pub fn metadata_bytes(&self) -> usize {
+        self.table.bytes() + self.blocks.bytes()
+    }
+
+    /// After a fork: what the child holds on the device is told by `held`, what it counts by `counters`.
+    pub fn adopt(&mut self, held: &'static [std::sync::atomic::AtomicU64], counters: Counters) {
+        self.blocks.adopt(held);
+        self.counters = counters;
+        self.waiters = AtomicUsize::new(0);
+    }
+
+    /// All word changes go through here, so that the totals agree with the words.
+    fn set(&self, cluster: &mut ClusterGuard<'_>, offset: usize, word: Word) {
+        let old = cluster.get(offset);
+        if old.state() != word.state() {
+            self.total(old.state(), -1);
+            self.total(word.state(), 1);
+        }
+        cluster.set(offset, word);
+    }
+
+    fn total(&self, state: State, change: i64) {
+        match state {
+            State::Present => self.present.fetch_add(change, Relaxed),
+            State::Cached => self.cached.fetch_add(change, Relaxed),
+            State::Swapped => self.swapped.fetch_add(change, Relaxed),
+            State::Hole | State::Poisoned => 0,
+        };
+    }
+
+    fn free_place(&self, place: Option<Place>) {
+        match place {
+            Some(Place::Pool(handle)) => self.zswap.free(handle),
+            Some(Place::Device(block)) => self.blocks.free(block),
+            Some(Place::Same(_)) | None => {}
+        }
+    }
+
+    fn enqueue(&self, cluster: &mut ClusterGuard<'_>) {
+        if !cluster.state().queued {
+            cluster.state().queued = true;
+            self.queue.push(cluster.id());
+        }
+    }
+
+    fn notify(&self) {
+        if self.waiters.load(Relaxed) > 0 {
+            // Taking the lock orders this after a waiter's check.
+            drop(lock(&self.transfers));
+            self.transfer_ended.notify_all();
+        }
+    }
+
+    // ---- in -------------------------------------------------------------------------------------
+
+    /// Begins to bring `page` in, and up to `window` pages from it on that lie before `end` and share its
+    /// kind of place.
+    pub fn swapin(&self, page: PageIndex, end: PageIndex, window: usize) -> Swapin {
+        let mut cluster = self.table.lock_or_create(page.cluster());
+        let first = page.offset();
+        let word = cluster.get(first);
+        match word.state() {
+            State::Present if !word.is_locked() => return Swapin::Present,
+            State::Poisoned => return Swapin::Poisoned,
+            _ if word.is_locked() => {
+                self.set(&mut cluster, first, word.wanted());
+                return Swapin::Pending;
+            }
+            _ => {}
+        }
+        let source = source_of(word).expect("present and poisoned are answered above");
+        let room = (end.0 - page.0).min((CLUSTER_PAGES - first) as u64) as usize;
+        let window = window.clamp(1, WINDOW_MAX).min(room);
+        let mut words = [Word::HOLE; WINDOW_MAX];
+        let mut length = 0;
+        while length < window {
+            let word = cluster.get(first + length);
+            if length > 0 && (word.is_locked() || !continues(source, length, word)) {
+                break;
+            }
+            words[length] = word;
+            self.set(&mut cluster, first + length, word.locked());
+            length += 1;
+        }
+        Swapin::Inserted(Transfer { first: page, length, source, words })
+    }
+
+    /// Reads page number `nth` of a transfer whose source is memory.
+    pub fn load(
+        &self,
+        transfer: &Transfer,
+        nth: usize,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        match transfer.words[nth].place() {
+            Some(Place::Same(pattern)) => Place::fill(pattern, out),
+            Some(Place::Pool(handle)) => {
+                self.zswap.load(handle, out, &self.key, scratch)?;
+            }
+            _ => unreachable!("only pages in memory are loaded"),
+        }
+        Ok(())
+    }
+
+    /// Proves what was read from the device for page number `nth`.
+    pub fn verify(&self, transfer: &Transfer, nth: usize, bytes: &[u8]) -> Result<(), LoadError> {
+        let Some(Place::Device(block)) = transfer.words[nth].place() else {
+            unreachable!("only pages on the device are verified")
+        };
+        if self.blocks.hash(block) == Some(self.key.hash(bytes)) { Ok(()) } else { Err(LoadError::Hash) }
+    }
+
+    /// Ends a transfer: its first `mapped` pages are in the program, the others are as they were.
+    ///
+    /// `keep` says whether stored copies stay, so that the next eviction can prove the page clean.
+    /// Returns the pages beyond `mapped` for which a fault waits.
+    pub fn finish_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool) -> u64 {
+        let mut wanted = 0;
+        let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+        let first = transfer.first.offset();
+        for nth in 0..transfer.length {
+            let word = transfer.words[nth];
+            if nth < mapped {
+                let kept = word.place().filter(|place| keep && !matches!(place, Place::Same(_)));
+                if kept.is_none() {
+                    self.free_place(word.place());
+                }
+                self.set(&mut cluster, first + nth, Word::present(kept));
+            } else {
+                wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
+                self.set(&mut cluster, first + nth, word.with_writeback(false));
+            }
+        }
+        if mapped > 0 {
+            if matches!(transfer.source, Source::Frames { .. }) {
+                let state = cluster.state();
+                state.hits = state.hits.saturating_add(mapped as u16);
+                // A quarter came back: what is left there is likely hot too.
+                if state.hits * 4 >= state.taken {
+                    state.referenced = true;
+                }
+            }
+            self.enqueue(&mut cluster);
+            self.count_in(transfer, mapped);
+        }
+        drop(cluster);
+        self.notify();
+        wanted
+    }
+
+    fn count_in(&self, transfer: &Transfer, mapped: usize) {
+        let c = self.counters;
+        let count = mapped as u64;
+        let (counter, major) = match transfer.source {
+            Source::Hole => (Counter::pgalloc, false),
+            Source::Frames { .. } => (Counter::swap_cache_hit, false),
+            Source::Zero => (Counter::swpin_zero, true),
+            Source::Memory => (Counter::zswpin, true),
+            Source::Device { .. } => (Counter::pswpin, true),
+        };
+        c.add(counter, count);
+        c.add(if major { Counter::pgmajfault } else { Counter::pgminfault }, 1);
+        if major {
+            c.add(Counter::workingset_refault_anon, count);
+            c.add(Counter::swap_ra, count - 1);
+        }
+    }
+
+    /// Ends a transfer whose first page cannot be read: that page is poisoned, the others are as they
+    /// were. Returns the pages for which a fault waits.
+    pub fn fail_swapin(&self, transfer: &Transfer) -> u64 {
+        let mut wanted = 0;
+        {
+            let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+            let first = transfer.first.offset();
+            self.free_place(transfer.words[0].place());
+            self.set(&mut cluster, first, Word::POISONED);
+            for nth in 1..transfer.length {
+                wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
+                self.set(&mut cluster, first + nth, transfer.words[nth]);
+            }
+        }
+        self.counters.add(Counter::poisoned, 1);
+        self.notify();
+        wanted
+    }
+
+    // ---- out ------------------------------------------------------------------------------------
+
+    /// Locks the next cluster to take out. `None` when the queue holds none that can give anything now.
+    ///
+    /// A cluster with a transfer under way is passed over: its pages are on the move.
+    pub fn victim(&self) -> Option<ClusterGuard<'_>> {
+        for _ in 0..self.queue.len() {
+            let id = self.queue.pop()?;
+            let Some(mut cluster) = self.table.lock_id(id) else { continue };
+            cluster.state().queued = false;
+            if cluster.present() == 0 {
+                let number = cluster.number();
+                let empty = cluster.is_empty();
+                drop(cluster);
+                if empty {
+                    self.table.release_if_empty(number);
+                }
+                continue;
+            }
+            if cluster.locked() > 0 || std::mem::take(&mut cluster.state().referenced) {
+                self.enqueue(&mut cluster);
+                continue;
+            }
+            return Some(cluster);
+        }
+        None
+    }
+
+    /// Puts a victim back that could not be taken out.
+    pub fn put_back(&self, mut cluster: ClusterGuard<'_>) {
+        self.enqueue(&mut cluster);
+    }
+
+    /// Records a take-out of the cluster's pages in `range`: those in `populated` are in frames of `slot`
+    /// now; others that were thought present had been dropped behind our back.
+    pub fn taken_out(
+        &self,
+        cluster: &mut ClusterGuard<'_>,
+        slot: u16,
+        range: std::ops::Range<usize>,
+        populated: impl Fn(usize) -> bool,
+    ) -> TakenOut {
+        let mut out = TakenOut::default();
+        for offset in range {
+            let word = cluster.get(offset);
+            debug_assert!(!word.is_locked(), "victims have no transfer under way: {word:?}");
+            let present = word.state() == State::Present;
+            if populated(offset) {
+                // The page tables have the last word: a page that came there by a call we did not see
+                // is the program's, and what the table had for it is stale.
+                let kept = if present { word.place() } else { None };
+                if !present {
+                    self.free_place(word.place());
+                }
+                out.taken += 1;
+                out.adopted += usize::from(!present);
+                self.set(cluster, offset, Word::cached(slot, kept));
+            } else if present {
+                out.dropped += 1;
+                self.free_place(word.place());
+                self.set(cluster, offset, Word::HOLE);
+            }
+        }
+        cluster.state().hits = 0;
+        cluster.state().taken = out.taken as u16;
+        if cluster.present() > 0 {
+            self.enqueue(cluster);
+        }
+        self.counters.add(Counter::pgsteal, out.taken as u64);
+        out
+    }
+
+    /// Begins to store the page at `offset` if it is still in `slot` and nobody moves it. Returns the
+    /// kept copy.
+    pub fn begin_store(&self, cluster: &mut ClusterGuard<'_>, slot: u16, offset: usize) -> Option<Option<Place>> {
+        let word = cluster.get(offset);
+        if word.state() != State::Cached || word.slot() != slot || word.is_locked() {
+            return None;
+        }
+        self.set(cluster, offset, word.locked());
+        Some(word.place())
+    }
+
+    /// Finds a place for a page that is out of the program and locked for storing.
+    pub fn store(&self, page: PageIndex, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Stored {
+        debug_assert_eq!(bytes.len(), PAGE_SIZE);
+        let c = self.counters;
+        if let Some(place) = Place::same_filled(bytes) {
+            c.add(Counter::swpout_zero, 1);
+            return Stored::New(place);
+        }
+        let hash = self.key.hash(bytes);
+        if let Some(place) = kept
+            && self.hash_at(place) == Some(hash)
+        {
+            c.add(Counter::swap_reuse, 1);
+            return Stored::Clean(place);
+        }
+        if self.zswap.pool_pages() >= self.pool_pages_max() {
+            c.add(Counter::pool_limit_hit, 1);
+            return Stored::Refused(StoreError::PoolLimit, hash);
+        }
+        match self.zswap.store(page, bytes, hash, self.config.compressor, scratch) {
+            Ok(handle) => {
+                c.add(Counter::zswpout, 1);
+                Stored::New(Place::Pool(handle))
+            }
+            Err(error) => {
+                match error {
+                    StoreError::Incompressible => c.add(Counter::reject_compress_poor, 1),
+                    StoreError::NoMemory => c.add(Counter::reject_alloc_fail, 1),
+                    StoreError::PoolLimit => {}
+                }
+                Stored::Refused(error, hash)
+            }
+        }
+    }
+
+    fn hash_at(&self, place: Place) -> Option<PageHash> {
+        match place {
+            Place::Pool(handle) => self.zswap.hash(handle),
+            Place::Device(block) => self.blocks.hash(block),
+            Place::Same(_) => None,
+        }
+    }
+
+    /// Ends a store. With a fault waiting the page stays locked, for [`Swap::finish_hit`].
+    pub fn finish_store(&self, page: PageIndex, place: Place) -> StoreOutcome {
+        let outcome = {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            if word.place() != Some(place) {
+                self.free_place(word.place());
+            }
+            if word.is_wanted() {
+                self.set(&mut cluster, page.offset(), word.with_place(place));
+                StoreOutcome::Wanted
+            } else {
+                let shadow = self.evictions.fetch_add(1, Relaxed);
+                self.set(&mut cluster, page.offset(), Word::swapped(place, shadow));
+                StoreOutcome::Swapped
+            }
+        };
+        if outcome == StoreOutcome::Swapped {
+            self.notify();
+        }
+        outcome
+    }
+
+    /// Ends a store that found no place: the page stays in its frame, or is wanted.
+    pub fn abandon_store(&self, page: PageIndex) -> StoreOutcome {
+        let outcome = {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            if word.is_wanted() {
+                StoreOutcome::Wanted
+            } else {
+                self.set(&mut cluster, page.offset(), word.unlocked());
+                StoreOutcome::Swapped
+            }
+        };
+        self.notify();
+        outcome
+    }
+
+    /// A wanted page was mapped from its frame: it is in the program, its copy (if any) is kept.
+    pub fn finish_hit(&self, page: PageIndex) {
+        {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            let kept = word.place().filter(|place| !matches!(place, Place::Same(_)));
+            self.set(&mut cluster, page.offset(), Word::present(kept));
+            self.enqueue(&mut cluster);
+        }
+        self.counters.add(Counter::swap_cache_hit, 1);
+        self.counters.add(Counter::pgminfault, 1);
+        self.notify();
+    }
+
+    // ---- the pool's copies ----------------------------------------------------------------------
+
+    /// Drops a copy that is kept for a page in the program. Returns whether it was one.
+    pub fn drop_copy(&self, owner: PageIndex, handle: u32) -> bool {
+        let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
+        let word = cluster.get(owner.offset());
+        if word.state() != State::Present || word.is_locked() || word.place() != Some(Place::Pool(handle)) {
+            return false;
+        }
+        self.set(&mut cluster, owner.offset(), word.without_place());
+        self.zswap.free(handle);
+        self.counters.add(Counter::swap_copy_dropped, 1);
+        true
+    }
+
+    /// Begins to write a pool entry back to the device: its bytes and their hash. The entry can be read
+    /// and freed meanwhile; the flag in its word says at the end whether it was.
+    pub fn begin_writeback(
+        &self,
+        owner: PageIndex,
+        handle: u32,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Option<PageHash> {
+        {
+            let mut cluster = self.table.lock(owner.cluster())?;
+            let word = cluster.get(owner.offset());
+            if word.state() != State::Swapped
+                || word.is_locked()
+                || word.is_writeback()
+                || word.place() != Some(Place::Pool(handle))
+            {
+                return None;
+            }
+            self.set(&mut cluster, owner.offset(), word.with_writeback(true));
+        }
+        // The entry may be freed now, and the handle be another page's: then the flag is gone, or the
+        // hashes differ, and the end of the writeback drops what was written.
+        self.zswap.load(handle, out, &self.key, scratch).ok()
+    }
+
+    /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the
+    /// page's place now.
+    pub fn finish_writeback(&self, owner: PageIndex, handle: u32, hash: PageHash, written: Option<u64>) -> bool {
+        let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
+        let word = cluster.get(owner.offset());
+        let current = word.is_writeback()
+            && !word.is_locked()
+            && word.state() == State::Swapped
+            && word.place() == Some(Place::Pool(handle))
+            && self.zswap.hash(handle) == Some(hash);
+        match written {
+            Some(block) if current => {
+                self.set(&mut cluster, owner.offset(), word.with_place(Place::Device(block)));
+                self.zswap.free(handle);
+                self.counters.add(Counter::zswpwb, 1);
+                true
+            }
+            _ => {
+                if current {
+                    self.set(&mut cluster, owner.offset(), word.with_writeback(false));
+                }
+                false
+            }
+        }
+    }
+
+    // ---- changes by the program -----------------------------------------------------------------
+
+    /// Forgets a cluster's pages in `range`: they read as zeroes, or are gone. Places are freed;
+    /// `frame_freed(slot, offset)` is told of every frame. Waits until no transfer is under way there.
+    ///
+    /// `also` runs under the cluster's lock, after the words have changed: the place for the system call
+    /// that drops the program's pages, so that no fault comes between the two.
+    pub fn discard(
+        &self,
+        number: ClusterNumber,
+        range: std::ops::Range<usize>,
+        mut frame_freed: impl FnMut(u16, usize),
+        also: impl FnOnce(),
+    ) -> Discarded {
+        let mut discarded = Discarded::default();
+        let Some(mut cluster) = self.lock_settled(number, range.clone()) else {
+            also();
+            return discarded;
+        };
+        for offset in range {
+            let word = cluster.get(offset);
+            match word.state() {
+                State::Hole => continue,
+                State::Present => discarded.present += 1,
+                State::Cached => {
+                    discarded.cached += 1;
+                    frame_freed(word.slot(), offset);
+                }
+                State::Swapped | State::Poisoned => {}
+            }
+            self.free_place(word.place());
+            self.set(&mut cluster, offset, Word::HOLE);
+        }
+        also();
+        let empty = cluster.is_empty();
+        drop(cluster);
+        if empty {
+            self.table.release_if_empty(number);
+        }
+        discarded
+    }
+
+    /// Locks a cluster when no transfer is under way in `range`.
+    pub fn lock_settled(&self, number: ClusterNumber, range: std::ops::Range<usize>) -> Option<ClusterGuard<'_>> {
+        loop {
+            let cluster = self.table.lock(number)?;
+            let busy = |cluster: &ClusterGuard<'_>| {
+                cluster.locked() > 0 && range.clone().any(|offset| cluster.get(offset).is_locked())
+            };
+            if !busy(&cluster) {
+                return Some(cluster);
+            }
+            drop(cluster);
+            self.waiters.fetch_add(1, Relaxed);
+            let guard = lock(&self.transfers);
+            // Look again with the lock held: an end that came before this is seen, one after notifies.
+            let still = self.table.lock(number).is_some_and(|cluster| busy(&cluster));
+            if still {
+                drop(self.transfer_ended.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner));
+            }
+            self.waiters.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Tells the table that pages of an unmanaged past are in the program: a region is registered late.
+    pub fn adopt_present(&self, number: ClusterNumber, offsets: impl Iterator<Item = usize>) -> usize {
+        let mut cluster = self.table.lock_or_create(number);
+        let mut count = 0;
+        for offset in offsets {
+            if cluster.get(offset).state() == State::Hole {
+                self.set(&mut cluster, offset, Word::present(None));
+                count += 1;
+            }
+        }
+        if count > 0 {
+            self.enqueue(&mut cluster);
+        }
+        count
+    }
+
+    /// Moves one page's word to another index: its mapping moved. The target must be a hole, the page not
+    /// cached and not locked.
+    pub fn rename(&self, from: PageIndex, to: PageIndex) {
+        let take = |cluster: &mut ClusterGuard<'_>| {
+            let word = cluster.get(from.offset());
+            debug_assert!(!word.is_locked() && word.state() != State::Cached, "{word:?}");
+            self.set(cluster, from.offset(), Word::HOLE);
+            word.with_writeback(false)
+        };
+        let put = |cluster: &mut ClusterGuard<'_>, word: Word| {
+            debug_assert_eq!(cluster.get(to.offset()), Word::HOLE);
+            self.set(cluster, to.offset(), word);
+            if let Some(Place::Pool(handle)) = word.place() {
+                self.zswap.set_owner(handle, to);
+            }
+            if word.state() == State::Present {
+                self.enqueue(cluster);
+            }
+        };
+        if from.cluster() == to.cluster() {
+            let mut cluster = self.table.lock_or_create(from.cluster());
+            let word = take(&mut cluster);
+            put(&mut cluster, word);
+        } else {
+            let (mut a, mut b) = self.table.lock_pair(from.cluster(), to.cluster());
+            let word = take(&mut a);
+            if word != Word::HOLE {
+                put(&mut b, word);
+            }
+        }
+    }
+}
+
+fn source_of(word: Word) -> Option<Source> {
+    Some(match word.state() {
+        State::Hole => Source::Hole,
+        State::Cached => Source::Frames { slot: word.slot() },
+        State::Swapped => match word.place()? {
+            Place::ZERO => Source::Zero,
+            Place::Same(_) | Place::Pool(_) => Source::Memory,
+            Place::Device(block) => Source::Device { block },
+        },
+        State::Present | State::Poisoned => return None,
+    })
+}
+
+/// Whether `word`, `nth` pages after the first, can travel with a transfer from `source`.
+fn continues(source: Source, nth: usize, word: Word) -> bool {
+    match (source, source_of(word)) {
+        (Source::Device { block: first }, Some(Source::Device { block })) => block == first + nth as u64,
+        (a, Some(b)) => a == b,
+        (_, None) => false,
+    }
+}

@@ -1,0 +1,177 @@
+//! The one word that says everything about a page.
+//!
+//! ```text
+//!  63            48 47                        8 7   6 5 4 3 2     0
+//! ┌────────────────┬───────────────────────────┬─────┬─┬─┬─┬───────┐
+//! │ slot or shadow │           place: value    │kind │W│B│L│ state │
+//! └────────────────┴───────────────────────────┴─────┴─┴─┴─┴───────┘
+//! L locked: a transfer is under way   B writeback   W wanted: a fault waits for the transfer
+//! ```
+//!
+//! *Cached* keeps the staging slot in the top bits; *Swapped* keeps its shadow there. *Present* and
+//! *Cached* may have a place too: the copy that was kept when the page came in.
+
+use crate::place::Place;
+
+/// Where a page's contents are authoritative.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum State {
+    /// Never touched, or discarded: reads as zeroes.
+    Hole = 0,
+    /// In the program's page tables.
+    Present = 1,
+    /// In a frame, out of the program's page tables: on probation.
+    Cached = 2,
+    /// At its place.
+    Swapped = 3,
+    /// Lost to an I/O error: an access gets SIGBUS.
+    Poisoned = 4,
+}
+
+/// A page's word.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Word(pub u64);
+
+const LOCKED: u64 = 1 << 3;
+const WRITEBACK: u64 = 1 << 4;
+const WANTED: u64 = 1 << 5;
+const PLACE_SHIFT: u32 = 6;
+const TOP_SHIFT: u32 = 48;
+const PLACE_MASK: u64 = ((1 << Place::BITS) - 1) << PLACE_SHIFT;
+const _: () = assert!(PLACE_SHIFT + Place::BITS == TOP_SHIFT);
+
+impl Word {
+    /// A page that was never touched.
+    pub const HOLE: Self = Self(State::Hole as u64);
+    /// A page that cannot be read.
+    pub const POISONED: Self = Self(State::Poisoned as u64);
+
+    /// A page in the program, with the copy that is kept for it.
+    pub const fn present(kept: Option<Place>) -> Self {
+        Self(State::Present as u64 | Place::to_bits(kept) << PLACE_SHIFT)
+    }
+
+    /// A page in a frame of staging slot `slot`, at its own offset.
+    pub const fn cached(slot: u16, kept: Option<Place>) -> Self {
+        Self(State::Cached as u64 | Place::to_bits(kept) << PLACE_SHIFT | (slot as u64) << TOP_SHIFT)
+    }
+
+    /// A page at its place; `shadow` is the eviction clock when it left.
+    pub const fn swapped(place: Place, shadow: u16) -> Self {
+        Self(State::Swapped as u64 | Place::to_bits(Some(place)) << PLACE_SHIFT | (shadow as u64) << TOP_SHIFT)
+    }
+
+    /// Which state the page is in.
+    pub const fn state(self) -> State {
+        match self.0 & 7 {
+            0 => State::Hole,
+            1 => State::Present,
+            2 => State::Cached,
+            3 => State::Swapped,
+            _ => State::Poisoned,
+        }
+    }
+
+    /// The place: of the contents if swapped, of the kept copy otherwise.
+    pub const fn place(self) -> Option<Place> {
+        Place::from_bits((self.0 & PLACE_MASK) >> PLACE_SHIFT)
+    }
+
+    /// The staging slot of a cached page.
+    pub const fn slot(self) -> u16 {
+        (self.0 >> TOP_SHIFT) as u16
+    }
+
+    /// The eviction clock of a swapped page.
+    pub const fn shadow(self) -> u16 {
+        (self.0 >> TOP_SHIFT) as u16
+    }
+
+    /// Whether a transfer is under way.
+    pub const fn is_locked(self) -> bool {
+        self.0 & LOCKED != 0
+    }
+
+    /// Whether a fault waits for the transfer.
+    pub const fn is_wanted(self) -> bool {
+        self.0 & WANTED != 0
+    }
+
+    /// Whether the pool's copy is being written to the device.
+    pub const fn is_writeback(self) -> bool {
+        self.0 & WRITEBACK != 0
+    }
+
+    /// The same word with a transfer under way.
+    pub const fn locked(self) -> Self {
+        Self(self.0 | LOCKED)
+    }
+
+    /// The same word with no transfer under way and nobody waiting.
+    pub const fn unlocked(self) -> Self {
+        Self(self.0 & !(LOCKED | WANTED))
+    }
+
+    /// The same word with a fault waiting for the transfer.
+    pub const fn wanted(self) -> Self {
+        Self(self.0 | WANTED)
+    }
+
+    /// The same word, its pool copy on its way to the device (or not).
+    pub const fn with_writeback(self, on: bool) -> Self {
+        Self(if on { self.0 | WRITEBACK } else { self.0 & !WRITEBACK })
+    }
+
+    /// The same word without its kept copy.
+    pub const fn without_place(self) -> Self {
+        Self(self.0 & !(PLACE_MASK | WRITEBACK))
+    }
+
+    /// The same word with another place.
+    pub const fn with_place(self, place: Place) -> Self {
+        Self(self.0 & !(PLACE_MASK | WRITEBACK) | Place::to_bits(Some(place)) << PLACE_SHIFT)
+    }
+}
+
+impl std::fmt::Debug for Word {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:?}", self.state())?;
+        if let Some(place) = self.place() {
+            write!(f, "({place:?})")?;
+        }
+        if matches!(self.state(), State::Cached | State::Swapped) {
+            write!(f, "@{}", self.slot())?;
+        }
+        for (on, name) in
+            [(self.is_locked(), "+locked"), (self.is_wanted(), "+wanted"), (self.is_writeback(), "+writeback")]
+        {
+            if on {
+                f.write_str(name)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_do_not_overlap() {
+        let word = Word::cached(u16::MAX, Some(Place::Device(Place::BLOCK_MAX)));
+        assert_eq!(word.state(), State::Cached);
+        assert_eq!(word.slot(), u16::MAX);
+        assert_eq!(word.place(), Some(Place::Device(Place::BLOCK_MAX)));
+        assert!(!word.is_locked() && !word.is_wanted() && !word.is_writeback());
+        let locked = word.locked().wanted();
+        assert!(locked.is_locked() && locked.is_wanted());
+        assert_eq!(locked.unlocked(), word);
+        assert_eq!(word.without_place(), Word::cached(u16::MAX, None));
+        assert_eq!(
+            Word::swapped(Place::Pool(7), 3).with_writeback(true).with_place(Place::Device(9)),
+            Word::swapped(Place::Device(9), 3)
+        );
+    }
+}

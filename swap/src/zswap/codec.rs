@@ -1,0 +1,63 @@
+//! The codecs of the pool.
+
+use crate::error::LoadError;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+
+/// LZ4 block format, with the table that its encoder needs.
+#[derive(Default)]
+pub struct Codec {
+    table: CompressTable,
+}
+
+impl Codec {
+    /// The most that `length` bytes can become.
+    pub fn output_max(length: usize) -> usize {
+        get_maximum_output_size(length)
+    }
+
+    /// Compresses `page` into `out`, which holds [`Codec::output_max`], and returns the length.
+    pub fn compress(&mut self, page: &[u8], out: &mut [u8]) -> usize {
+        // The output is as large as the worst case, so the encoder cannot fail; should it, the page
+        // counts as incompressible.
+        compress_into_with_table(page, out, &mut self.table).unwrap_or(usize::MAX)
+    }
+
+    /// Decompresses `bytes` into all of `out`.
+    pub fn decompress(bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
+        match decompress_into(bytes, out) {
+            Ok(length) if length == out.len() => Ok(()),
+            _ => Err(LoadError::Decompress),
+        }
+    }
+}
+
+impl std::fmt::Debug for Codec {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Codec(lz4)")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn whatever_goes_in_comes_out(page in proptest::collection::vec(0u8..4, 4096)) {
+            let mut out = vec![0; Codec::output_max(4096)];
+            let length = Codec::default().compress(&page, &mut out);
+            let mut back = vec![0; 4096];
+            Codec::decompress(&out[..length], &mut back).unwrap();
+            prop_assert_eq!(page, back);
+        }
+
+        #[test]
+        fn damaged_input_is_an_error_or_some_bytes_but_never_a_panic(
+            bytes in proptest::collection::vec(any::<u8>(), 0..600),
+        ) {
+            let mut back = vec![0; 4096];
+            let _ = Codec::decompress(&bytes, &mut back);
+        }
+    }
+}

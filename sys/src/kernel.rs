@@ -1,0 +1,103 @@
+//! The program's memory as the kernel sees it: userfaultfd and page tables of this process.
+
+use crate::pagemap::Pagemap;
+use crate::staging::{Slot, Staging, TakeOutWay};
+use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
+use rustix::io::Errno;
+
+/// A handle on the memory of the calling process.
+#[derive(Debug)]
+pub struct Kernel {
+    uffd: Uffd,
+    pagemap: Pagemap,
+}
+
+impl Kernel {
+    /// Opens it. Descriptors land in the table of the calling thread.
+    ///
+    /// # Safety
+    /// From now on the safe methods may take memory away and bring it back at any address that is passed
+    /// to them: the caller must pass only ranges of the *program's* private memory that were registered
+    /// here, and must answer every fault there.
+    pub unsafe fn open() -> Result<Self, Errno> {
+        Ok(Self { uffd: Uffd::open()?, pagemap: Pagemap::open()? })
+    }
+
+    /// Whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
+    pub fn can_move(&self) -> bool {
+        self.uffd.features() & FEATURE_MOVE != 0
+    }
+
+    /// The view of the page tables.
+    pub fn pagemap(&self) -> &Pagemap {
+        &self.pagemap
+    }
+
+    /// Slots for pages on their way out.
+    pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
+        Staging::slots(count)
+    }
+
+    /// Waits for a fault.
+    pub fn wait(&self) -> Result<Option<Fault>, Errno> {
+        self.uffd.read()
+    }
+
+    /// Registers a range; huge pages are switched off there, and pages in it stay.
+    pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: advice changes no contents. An error means a kernel without huge pages.
+        let _ = unsafe {
+            rustix::mm::madvise(start as *mut _, length, rustix::mm::Advice::LinuxNoHugepage)
+        };
+        // SAFETY: the contract of `open`.
+        unsafe { self.uffd.register(start, length) }
+    }
+
+    /// Wakes whoever waits in the range.
+    pub fn wake(&self, start: usize, length: usize) {
+        self.uffd.wake(start, length);
+    }
+
+    /// Copies bytes to missing pages and wakes.
+    pub fn copy_in(&self, dst: usize, bytes: &[u8]) -> Partial {
+        // SAFETY: the contract of `open`.
+        unsafe { self.uffd.copy(dst, bytes) }
+    }
+
+    /// Maps zero pages at missing pages and wakes.
+    pub fn zero_in(&self, dst: usize, length: usize) -> Partial {
+        // SAFETY: the contract of `open`.
+        unsafe { self.uffd.zero(dst, length) }
+    }
+
+    /// Makes pages unreadable.
+    pub fn poison(&self, start: usize, length: usize) -> bool {
+        // SAFETY: the contract of `open`.
+        unsafe { self.uffd.poison(start, length) }
+    }
+
+    /// Takes pages out of the program into `slot`.
+    pub fn take_out(
+        &self,
+        start: usize,
+        length: usize,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut Slot,
+    ) -> Result<(), Errno> {
+        // SAFETY: the contract of `open`.
+        unsafe { slot.take_out(start, length, writable, way, &self.uffd, &self.pagemap) }
+    }
+
+    /// Copies frames of `slot` to missing pages.
+    pub fn copy_from(&self, slot: &Slot, page: usize, count: usize, dst: usize) -> Partial {
+        // SAFETY: the contract of `open`.
+        unsafe { slot.copy_in(page, count, dst, &self.uffd) }
+    }
+
+    /// Moves frames of `slot` to missing pages.
+    pub fn move_from(&self, slot: &mut Slot, page: usize, count: usize, dst: usize) -> Partial {
+        // SAFETY: the contract of `open`.
+        unsafe { slot.move_in(page, count, dst, &self.uffd) }
+    }
+}

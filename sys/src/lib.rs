@@ -1,0 +1,23 @@
+//! The room of `unsafe`: what Pagetide asks of the kernel, with safe interfaces where that is possible.
+//!
+//! Every system call here goes to the kernel directly (`rustix`'s raw back end, or `syscall`), never
+//! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours.
+
+pub mod buffer;
+pub mod heap;
+pub mod kernel;
+pub mod mapping;
+pub mod pagemap;
+pub mod procfs;
+pub mod random;
+pub mod shared;
+pub mod spans;
+pub mod staging;
+pub mod task;
+pub mod uffd;
+pub mod uring;
+
+/// Bytes in a page.
+pub const PAGE: usize = 4096;
+/// Bytes in a cluster: what one page-table page maps.
+pub const CLUSTER: usize = 512 * PAGE;

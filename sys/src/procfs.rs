@@ -1,0 +1,118 @@
+//! What `/proc` says of memory and of processes.
+
+use std::fs;
+
+/// Memory of a process, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Memory {
+    /// Anonymous pages in memory.
+    pub anonymous: u64,
+    /// Pages of shared memory.
+    pub shared: u64,
+    /// Page tables.
+    pub tables: u64,
+}
+
+impl Memory {
+    /// What the cap counts.
+    pub fn charged(&self) -> u64 {
+        self.anonymous + self.shared + self.tables
+    }
+}
+
+/// Reads the memory of a process. `None` when it is gone.
+pub fn memory(pid: &str) -> Option<Memory> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let mut memory = Memory::default();
+    for line in status.lines() {
+        let field = match line.split(':').next()? {
+            "RssAnon" => &mut memory.anonymous,
+            "RssShmem" => &mut memory.shared,
+            "VmPTE" => &mut memory.tables,
+            _ => continue,
+        };
+        let kilobytes: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        *field = kilobytes / 4;
+    }
+    Some(memory)
+}
+
+/// The processor that a thread of this process ran on last.
+pub fn processor_of(tid: u32) -> Option<usize> {
+    let stat = fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
+    // The command may hold spaces: count from the last parenthesis. Field 39 of stat is the processor.
+    stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
+}
+
+/// When a process started, in ticks since boot: with the pid it names a process for good.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
+    let state = fields.next()?;
+    if matches!(state, "Z" | "X") {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+/// Whether a descriptor is open in this process through which the kernel may pin memory: a file opened
+/// with O_DIRECT, an io_uring, an RDMA or VFIO device, a KVM or GPU device.
+pub fn may_pin(pid: u32) -> bool {
+    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
+    for entry in entries.flatten() {
+        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let Some(target) = target.to_str() else { return true };
+        if target.starts_with("anon_inode:[io_uring]") || target.starts_with("anon_inode:kvm") {
+            return true;
+        }
+        let path_like = target.starts_with('/');
+        if !path_like {
+            continue;
+        }
+        if ["/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd"]
+            .iter()
+            .any(|device| target.starts_with(device))
+        {
+            return true;
+        }
+        if target.starts_with("/dev/null") || target.starts_with("/dev/pts/") || target.starts_with("/dev/tty") {
+            continue;
+        }
+        let info = format!("/proc/{pid}/fdinfo/{}", entry.file_name().to_string_lossy());
+        if let Ok(info) = fs::read_to_string(info)
+            && let Some(flags) = info.lines().find_map(|line| line.strip_prefix("flags:"))
+            && let Ok(flags) = u32::from_str_radix(flags.trim(), 8)
+            && flags & libc::O_DIRECT as u32 != 0
+        {
+            return true;
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_memory_of_this_process_is_seen() {
+        let memory = memory("self").unwrap();
+        assert!(memory.anonymous > 0 && memory.tables > 0);
+        assert!(super::memory("0").is_none());
+    }
+
+    #[test]
+    fn a_file_opened_with_o_direct_is_noticed() {
+        use std::os::unix::fs::OpenOptionsExt;
+        let pid = std::process::id();
+        assert!(!may_pin(pid));
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(std::env::current_exe().unwrap())
+            .unwrap();
+        assert!(may_pin(pid));
+        drop(file);
+        assert!(!may_pin(pid));
+    }
+}

@@ -1,0 +1,101 @@
+//! Memory that the processes of a run share: a sealed-size memfd, seen as atomic words.
+
+use crate::mapping::last_errno;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+
+/// A mapping of shared memory, kept for the life of the process.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared {
+    base: usize,
+    length: usize,
+}
+
+impl Shared {
+    /// Creates shared memory of `length` bytes, named for `/proc/*/fd`.
+    pub fn create(name: &str, length: usize) -> Result<(OwnedFd, Self), Errno> {
+        let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, length as u64)?;
+        // Nobody can cut it short under a process that has it mapped.
+        rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW)?;
+        let this = Self::map(&fd, length)?;
+        Ok((fd, this))
+    }
+
+    /// Maps shared memory that another process created, by its name under `/proc`.
+    pub fn open(path: &Path) -> Result<Self, Errno> {
+        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        let length = rustix::fs::fstat(&fd)?.st_size as usize;
+        Self::map(&fd, length)
+    }
+
+    fn map(fd: impl AsFd, length: usize) -> Result<Self, Errno> {
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let base = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED | MapFlags::NORESERVE,
+                fd,
+                0,
+            )?
+        };
+        Ok(Self { base: base as usize, length })
+    }
+
+    /// Bytes mapped.
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Whether nothing is mapped.
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// `count` words from byte `offset` on.
+    ///
+    /// # Panics
+    /// If they do not lie in the mapping, or `offset` is not a multiple of 8.
+    pub fn words(&self, offset: usize, count: usize) -> &'static [AtomicU64] {
+        assert!(offset.is_multiple_of(8) && count <= self.length / 8 && offset <= self.length - count * 8);
+        // SAFETY: (1) in bounds and aligned, as checked; (2) never unmapped; (3) other processes change it
+        // by atomic operations only, and any bytes are valid.
+        unsafe { std::slice::from_raw_parts((self.base + offset) as *const AtomicU64, count) }
+    }
+
+    /// `count` bytes from byte `offset` on.
+    ///
+    /// # Panics
+    /// If they do not lie in the mapping.
+    pub fn bytes(&self, offset: usize, count: usize) -> &'static [AtomicU8] {
+        assert!(count <= self.length && offset <= self.length - count);
+        // SAFETY: as for `words`.
+        unsafe { std::slice::from_raw_parts((self.base + offset) as *const AtomicU8, count) }
+    }
+}
+
+/// Waits until `word`'s low half is no longer `seen`, or `timeout` has passed. Spurious returns happen.
+pub fn futex_wait(word: &AtomicU64, seen: u32, timeout: std::time::Duration) {
+    let spec = libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    };
+    // SAFETY: the word is a live, aligned u32 (the low half, on a little-endian machine).
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, seen, &raw const spec, 0, 0);
+    }
+}
+
+/// Wakes everyone who waits on `word`.
+pub fn futex_wake(word: &AtomicU64) {
+    // SAFETY: as above; the kernel only looks the address up.
+    let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+    debug_assert!(woken >= 0, "{}", last_errno());
+}
+const _: () = assert!(cfg!(target_endian = "little"));

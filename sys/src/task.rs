@@ -1,0 +1,91 @@
+//! The calling thread: signals, processors, descriptors.
+
+use crate::mapping::last_errno;
+use rustix::io::Errno;
+
+/// The kernel's number of the calling thread.
+pub fn tid() -> u32 {
+    rustix::thread::gettid().as_raw_nonzero().get() as u32
+}
+
+/// Signals that were blocked; restored when dropped.
+#[derive(Debug)]
+pub struct SignalsBlocked(libc::sigset_t);
+
+impl SignalsBlocked {
+    /// Blocks every signal in this thread, but for those that the C library keeps for itself.
+    pub fn new() -> Self {
+        // SAFETY: both sets are initialised by the calls before they are read.
+        unsafe {
+            let mut all: libc::sigset_t = std::mem::zeroed();
+            let mut old: libc::sigset_t = std::mem::zeroed();
+            libc::sigfillset(&raw mut all);
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
+            Self(old)
+        }
+    }
+
+    /// Leaves them blocked: for a thread of the engine.
+    pub fn for_ever(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Default for SignalsBlocked {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Drop for SignalsBlocked {
+    fn drop(&mut self) {
+        // SAFETY: the set was filled by `pthread_sigmask`.
+        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
+    }
+}
+
+/// Gives the calling thread, and the threads that it starts, a descriptor table of their own, empty.
+///
+/// # Errors
+/// ENOSYS before 5.9, EPERM where a filter forbids it: the thread then shares the program's table.
+///
+/// # Safety
+/// The calling thread must not use a descriptor that it had before.
+pub unsafe fn leave_descriptor_table() -> Result<(), Errno> {
+    const UNSHARE: u32 = 1 << 1;
+    // SAFETY: no memory is passed; the caller gives up its descriptors.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, UNSHARE) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Ties the calling thread to one processor. Best effort.
+pub fn run_on(processor: usize) {
+    let mut set = rustix::thread::CpuSet::new();
+    if processor < rustix::thread::CpuSet::MAX_CPU {
+        set.set(processor);
+        let _ = rustix::thread::sched_setaffinity(None, &set);
+    }
+}
+
+/// The processors that the calling thread may run on.
+pub fn processors() -> Vec<usize> {
+    rustix::thread::sched_getaffinity(None).map_or_else(
+        |_| vec![0],
+        |set| (0..rustix::thread::CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+    )
+}
+
+/// Writes a line to standard error, in one call, without allocating from anywhere a fault could hold.
+pub fn say(line: &str) {
+    let text = format!("pagetide: {line}\n");
+    // SAFETY: the bytes live for the call. Descriptor 2 may be closed: then nobody reads it.
+    unsafe { libc::syscall(libc::SYS_write, 2, text.as_ptr(), text.len()) };
+}
+
+/// Ends the process as an out-of-memory kill would: by SIGKILL.
+pub fn kill_self() -> ! {
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    loop {
+        rustix::thread::sched_yield();
+    }
+}

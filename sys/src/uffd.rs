@@ -1,0 +1,277 @@
+//! userfaultfd: thin bindings of our own (see `ioctl_userfaultfd(2)`), with MOVE and POISON.
+
+use crate::mapping::last_errno;
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+
+const API: u64 = 0xaa;
+const IOC_NEW: u64 = 0xaa00;
+
+const fn iowr(number: u64, size: usize) -> u64 {
+    3 << 30 | (size as u64) << 16 | API << 8 | number
+}
+const fn ior(number: u64, size: usize) -> u64 {
+    2 << 30 | (size as u64) << 16 | API << 8 | number
+}
+
+/// `UFFD_FEATURE_THREAD_ID`: messages carry the thread that faulted.
+pub const FEATURE_THREAD_ID: u64 = 1 << 8;
+/// `UFFD_FEATURE_POISON` (6.6).
+pub const FEATURE_POISON: u64 = 1 << 14;
+/// `UFFD_FEATURE_MOVE` (6.8).
+pub const FEATURE_MOVE: u64 = 1 << 16;
+
+const MODE_MISSING: u64 = 1;
+const MOVE_ALLOW_SRC_HOLES: u64 = 2;
+const EVENT_PAGEFAULT: u8 = 0x12;
+const FLAG_WRITE: u64 = 1;
+
+#[repr(C)]
+#[derive(Default)]
+struct ApiArg {
+    api: u64,
+    features: u64,
+    ioctls: u64,
+}
+#[repr(C)]
+struct Range {
+    start: u64,
+    len: u64,
+}
+#[repr(C)]
+struct Register {
+    range: Range,
+    mode: u64,
+    ioctls: u64,
+}
+/// The argument of COPY, MOVE, ZEROPAGE (without `src`) and POISON have this shape.
+#[repr(C)]
+struct CopyArg {
+    dst: u64,
+    src: u64,
+    len: u64,
+    mode: u64,
+    done: i64,
+}
+#[repr(C)]
+struct ZeroArg {
+    range: Range,
+    mode: u64,
+    done: i64,
+}
+
+/// The kernel's `struct uffd_msg`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Message {
+    event: u8,
+    reserved: [u8; 7],
+    flags: u64,
+    address: u64,
+    tid: u32,
+    padding: u32,
+}
+const _: () = assert!(size_of::<Message>() == 32);
+
+/// A fault that a thread waits in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Fault {
+    /// The address, rounded down to a page.
+    pub address: usize,
+    /// Whether it was a write.
+    pub write: bool,
+    /// The thread, if [`FEATURE_THREAD_ID`] is on.
+    pub tid: u32,
+}
+
+/// A userfaultfd.
+#[derive(Debug)]
+pub struct Uffd {
+    fd: OwnedFd,
+    features: u64,
+}
+
+/// How an operation on a range of pages ended: bytes done, and the error that stopped it.
+pub type Partial = (usize, Option<Errno>);
+
+impl Uffd {
+    /// Opens a userfaultfd that serves faults from kernel mode too, and probes its features.
+    ///
+    /// # Errors
+    /// EPERM without permission: see the ways to get it in the documentation of `pagetide run`.
+    pub fn open() -> Result<Self, Errno> {
+        let probe = Self::open_raw()?;
+        let mut arg = ApiArg { api: API, ..ApiArg::default() };
+        probe.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
+        // A descriptor takes its features once: the probe is thrown away.
+        let features = arg.features & (FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE);
+        let mut this = Self::open_raw()?;
+        let mut arg = ApiArg { api: API, features, ioctls: 0 };
+        this.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
+        this.features = features;
+        Ok(this)
+    }
+
+    fn open_raw() -> Result<Self, Errno> {
+        // SAFETY: no memory is passed.
+        let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as RawFd;
+        if fd < 0 {
+            let first = last_errno();
+            // The device: for those who may open it, whatever the sysctl and the system call filter say.
+            let device = rustix::fs::open(
+                "/dev/userfaultfd",
+                rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
+                rustix::fs::Mode::empty(),
+            )
+            .map_err(|_| first)?;
+            // SAFETY: the request takes flags by value.
+            fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as _, libc::O_CLOEXEC) };
+            if fd < 0 {
+                return Err(last_errno());
+            }
+        }
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, features: 0 })
+    }
+
+    /// Which of the features that we use the kernel has.
+    pub fn features(&self) -> u64 {
+        self.features
+    }
+
+    fn ioctl(&self, request: u64, arg: *mut libc::c_void) -> Result<(), Errno> {
+        // SAFETY: every caller in this file passes the struct that the request encodes.
+        if unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, arg) } == 0 { Ok(()) } else { Err(last_errno()) }
+    }
+
+    /// Waits for a fault. `None` for a message that is not one.
+    pub fn read(&self) -> Result<Option<Fault>, Errno> {
+        let mut message = Message::default();
+        // SAFETY: the buffer is one message, and any bytes are a valid one.
+        let got = unsafe {
+            libc::syscall(libc::SYS_read, self.fd.as_raw_fd(), &raw mut message, size_of::<Message>())
+        };
+        if got != size_of::<Message>() as libc::c_long {
+            return Err(last_errno());
+        }
+        Ok((message.event == EVENT_PAGEFAULT).then_some(Fault {
+            address: message.address as usize & !(crate::PAGE - 1),
+            write: message.flags & FLAG_WRITE != 0,
+            tid: message.tid,
+        }))
+    }
+
+    /// Registers a range for missing faults.
+    ///
+    /// # Safety
+    /// Whoever faults there waits until this descriptor's owner answers: the range must be memory whose
+    /// users may wait, none of it the engine's own.
+    pub unsafe fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
+        let mut arg = Register {
+            range: Range { start: start as u64, len: length as u64 },
+            mode: MODE_MISSING,
+            ioctls: 0,
+        };
+        self.ioctl(iowr(0x00, size_of::<Register>()), (&raw mut arg).cast())
+    }
+
+    /// Takes a range out of our care.
+    ///
+    /// # Safety
+    /// No page of the range may be out of the program: it would read as zeroes.
+    pub unsafe fn unregister(&self, start: usize, length: usize) -> Result<(), Errno> {
+        let mut arg = Range { start: start as u64, len: length as u64 };
+        self.ioctl(ior(0x01, size_of::<Range>()), (&raw mut arg).cast())
+    }
+
+    /// Wakes every thread that waits in the range.
+    pub fn wake(&self, start: usize, length: usize) {
+        let mut arg = Range { start: start as u64, len: length as u64 };
+        let _ = self.ioctl(ior(0x02, size_of::<Range>()), (&raw mut arg).cast());
+    }
+
+    fn partial(&self, number: u64, dst: usize, src: usize, length: usize, mode: u64) -> Partial {
+        let mut done = 0;
+        while done < length {
+            let mut arg = CopyArg {
+                dst: (dst + done) as u64,
+                src: (src + done) as u64,
+                len: (length - done) as u64,
+                mode,
+                done: 0,
+            };
+            match self.ioctl(iowr(number, size_of::<CopyArg>()), (&raw mut arg).cast()) {
+                Ok(()) => return (length, None),
+                Err(error) => {
+                    let step = arg.done.max(0) as usize;
+                    done += step;
+                    // EAGAIN with progress, or while a fork holds the map: go on from there.
+                    if error != Errno::AGAIN && step == 0 {
+                        return (done, Some(error));
+                    }
+                    if step == 0 {
+                        rustix::thread::sched_yield();
+                    }
+                }
+            }
+        }
+        (done, None)
+    }
+
+    /// Copies `bytes` to missing pages at `dst` and wakes whoever waits there.
+    ///
+    /// # Safety
+    /// The destination must be registered program memory; missing pages become `bytes`.
+    pub unsafe fn copy(&self, dst: usize, bytes: &[u8]) -> Partial {
+        self.partial(0x03, dst, bytes.as_ptr() as usize, bytes.len(), 0)
+    }
+
+    /// Maps the zero page at missing pages of `dst` and wakes.
+    ///
+    /// # Safety
+    /// As for [`Uffd::copy`].
+    pub unsafe fn zero(&self, dst: usize, length: usize) -> Partial {
+        let mut done = 0;
+        while done < length {
+            let mut arg = ZeroArg {
+                range: Range { start: (dst + done) as u64, len: (length - done) as u64 },
+                mode: 0,
+                done: 0,
+            };
+            match self.ioctl(iowr(0x04, size_of::<ZeroArg>()), (&raw mut arg).cast()) {
+                Ok(()) => return (length, None),
+                Err(error) => {
+                    let step = arg.done.max(0) as usize;
+                    done += step;
+                    if error != Errno::AGAIN && step == 0 {
+                        return (done, Some(error));
+                    }
+                    if step == 0 {
+                        rustix::thread::sched_yield();
+                    }
+                }
+            }
+        }
+        (done, None)
+    }
+
+    /// Moves pages from `src` to missing pages at `dst` and wakes. Pages that are pinned, or shared by
+    /// fork, stop it with EBUSY.
+    ///
+    /// # Safety
+    /// Both ranges must be the caller's to change: the source becomes holes, without a trace in any
+    /// reference to it.
+    pub unsafe fn move_pages(&self, dst: usize, src: usize, length: usize, allow_holes: bool) -> Partial {
+        self.partial(0x05, dst, src, length, if allow_holes { MOVE_ALLOW_SRC_HOLES } else { 0 })
+    }
+
+    /// Makes the pages of a range unreadable: an access gets SIGBUS. False without [`FEATURE_POISON`].
+    ///
+    /// # Safety
+    /// As for [`Uffd::copy`].
+    pub unsafe fn poison(&self, start: usize, length: usize) -> bool {
+        let mut arg = ZeroArg { range: Range { start: start as u64, len: length as u64 }, mode: 0, done: 0 };
+        self.features & FEATURE_POISON != 0
+            && self.ioctl(iowr(0x08, size_of::<ZeroArg>()), (&raw mut arg).cast()).is_ok()
+    }
+}
