@@ -1,1 +1,56 @@
-fn main(){}
+//! `pagetide`: runs a program in less memory than it needs, and shows how it fares.
+
+#![deny(unsafe_code)]
+
+mod command;
+mod failure;
+mod launch;
+mod limits;
+#[allow(unsafe_code, reason = "the only file that may")]
+mod os;
+mod report;
+mod sampler;
+mod size;
+mod stall;
+mod stat;
+mod statfile;
+mod swapfile;
+mod tree;
+mod voice;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+use std::process::ExitCode;
+
+/// Swap in user space
+#[derive(Parser, Debug)]
+#[command(name = "pagetide", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Verb,
+}
+
+#[derive(clap::Subcommand, Debug)]
+enum Verb {
+    Run(launch::RunArgs),
+    Stat(stat::StatArgs),
+}
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
+            return ExitCode::from(if asked_for { 0 } else { failure::OURS });
+        }
+    };
+    let result = match &cli.command {
+        Verb::Run(args) => launch::run(args),
+        Verb::Stat(args) => stat::stat(args),
+    };
+    ExitCode::from(result.unwrap_or_else(|failure| {
+        pagetide_sys::task::say(&failure.to_string());
+        failure.status
+    }))
+}

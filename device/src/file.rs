@@ -207,17 +207,13 @@ impl Workers {
         for number in 0..WORKERS {
             let worker = Arc::clone(&this);
             // Without a thread there is no I/O at all: the caller would wait for ever.
-            std::thread::Builder::new()
-                .name(format!("pagetide-io{number}"))
-                .stack_size(64 * 1024)
-                .spawn(move || worker.run())
+            pagetide_sys::guest::spawn(&format!("pagetide-io{number}"), Box::new(move || worker.run()))
                 .expect("a thread for the swap file");
         }
         this
     }
 
     fn run(&self) {
-        pagetide_sys::task::SignalsBlocked::new().for_ever();
         loop {
             let request = {
                 let mut queue = lock(&self.queue);

@@ -1,1 +1,17 @@
+//! Pagetide's engine: swap in user space.
+//!
+//! An [`engine::Engine`] serves the faults of a program, takes its cold pages out and brings them back.
+//! It is generic over the program's [`memory::Memory`]: the kernel's ([`kernel`]) or a fake one.
+#![forbid(unsafe_code)]
 
+pub mod budget;
+pub mod engine;
+pub mod group;
+pub mod kernel;
+pub mod latency;
+pub mod memory;
+pub mod pause;
+pub mod process;
+pub mod regions;
+pub mod runtime;
+pub mod ways;

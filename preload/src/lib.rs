@@ -1,1 +1,12 @@
+//! What `LD_PRELOAD` loads into a program under Pagetide.
+//!
+//! It takes the place of the C library's `malloc` family and of the calls that change mappings, and puts
+//! large private memory under the care of the engine. Without a run (no `PAGETIDE_GROUP`) it is an
+//! ordinary allocator.
 
+mod allocator;
+mod mappings;
+mod process;
+
+#[global_allocator]
+static HEAP: pagetide_sys::heap::Heap = pagetide_sys::heap::Heap::new();

@@ -22,8 +22,10 @@ pub struct Blocks {
     held: &'static [AtomicU64],
     cursor: AtomicU64,
     used: AtomicU64,
-    hashes: Box<[OnceLock<Box<[[AtomicU64; 2]]>>]>,
+    hashes: Hashes,
 }
+
+type Hashes = std::sync::Arc<[OnceLock<Box<[[AtomicU64; 2]]>>]>;
 
 /// A contiguous run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -139,8 +141,14 @@ impl Blocks {
     }
 
     /// The view of a forked child: the same contents and hashes, held by its own bits.
-    pub fn adopt(&mut self, held: &'static [AtomicU64]) {
-        self.held = held;
+    pub fn for_child(&self, held: &'static [AtomicU64]) -> Self {
+        Self {
+            counts: self.counts,
+            held,
+            cursor: AtomicU64::new(self.cursor.load(Relaxed)),
+            used: AtomicU64::new(self.used()),
+            hashes: std::sync::Arc::clone(&self.hashes),
+        }
     }
 }
 

@@ -24,7 +24,7 @@ use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap};
 use std::sync::atomic::{AtomicI64, AtomicU16, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 
 /// Pages that one transfer brings in at most: 256 KiB.
 pub const WINDOW_MAX: usize = 64;
@@ -32,10 +32,10 @@ pub const WINDOW_MAX: usize = 64;
 /// The swap subsystem of one process.
 #[derive(Debug)]
 pub struct Swap<S: SpanSource> {
-    table: Table,
-    zswap: Zswap<S>,
+    table: Arc<Table>,
+    zswap: Arc<Zswap<S>>,
     blocks: Blocks,
-    queue: Queue,
+    queue: Arc<Queue>,
     key: HashKey,
     config: Config,
     counters: Counters,
@@ -98,6 +98,24 @@ pub struct Transfer {
     words: [Word; WINDOW_MAX],
 }
 
+impl Transfer {
+    /// Cuts the transfer off at `length` and returns the rest, if any. Both are the caller's to end.
+    pub fn split_off(&mut self, length: usize) -> Option<Self> {
+        if length >= self.length {
+            return None;
+        }
+        let mut rest = *self;
+        rest.first = self.first.plus(length as u64);
+        rest.length = self.length - length;
+        rest.words.copy_within(length.., 0);
+        if let Source::Device { block } = self.source {
+            rest.source = Source::Device { block: block + length as u64 };
+        }
+        self.length = length;
+        Some(rest)
+    }
+}
+
 /// How a page was stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
@@ -149,10 +167,10 @@ impl<S: SpanSource> Swap<S> {
         counters: Counters,
     ) -> Self {
         Self {
-            table: Table::default(),
-            zswap: Zswap::new(source),
+            table: Arc::default(),
+            zswap: Arc::new(Zswap::new(source)),
             blocks,
-            queue: Queue::default(),
+            queue: Arc::default(),
             key,
             config,
             counters,
@@ -216,11 +234,26 @@ impl<S: SpanSource> Swap<S> {
         self.table.bytes() + self.blocks.bytes()
     }
 
-    /// After a fork: what the child holds on the device is told by `held`, what it counts by `counters`.
-    pub fn adopt(&mut self, held: &'static [std::sync::atomic::AtomicU64], counters: Counters) {
-        self.blocks.adopt(held);
-        self.counters = counters;
-        self.waiters = AtomicUsize::new(0);
+    /// The same subsystem in a forked child, which inherited all of it copy-on-write: what it holds on
+    /// the device is told by `held`, what it counts by `counters`. Nothing may have been under way.
+    pub fn for_child(&self, held: &'static [std::sync::atomic::AtomicU64], counters: Counters) -> Self {
+        Self {
+            table: Arc::clone(&self.table),
+            zswap: Arc::clone(&self.zswap),
+            blocks: self.blocks.for_child(held),
+            queue: Arc::clone(&self.queue),
+            key: self.key.clone(),
+            config: self.config,
+            counters,
+            pool_pages_max: AtomicUsize::new(self.pool_pages_max()),
+            evictions: AtomicU16::new(self.evictions.load(Relaxed)),
+            present: AtomicI64::new(self.present()),
+            cached: AtomicI64::new(self.cached()),
+            swapped: AtomicI64::new(self.swapped()),
+            waiters: AtomicUsize::new(0),
+            transfers: Mutex::new(()),
+            transfer_ended: Condvar::new(),
+        }
     }
 
     /// All word changes go through here, so that the totals agree with the words.
@@ -434,13 +467,14 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Records a take-out of the cluster's pages in `range`: those in `populated` are in frames of `slot`
-    /// now; others that were thought present had been dropped behind our back.
+    /// now; others that were thought present, but are `absent`, had been dropped behind our back.
     pub fn taken_out(
         &self,
         cluster: &mut ClusterGuard<'_>,
         slot: u16,
         range: std::ops::Range<usize>,
         populated: impl Fn(usize) -> bool,
+        absent: impl Fn(usize) -> bool,
     ) -> TakenOut {
         let mut out = TakenOut::default();
         for offset in range {
@@ -457,7 +491,7 @@ impl<S: SpanSource> Swap<S> {
                 out.taken += 1;
                 out.adopted += usize::from(!present);
                 self.set(cluster, offset, Word::cached(slot, kept));
-            } else if present {
+            } else if present && absent(offset) {
                 out.dropped += 1;
                 self.free_place(word.place());
                 self.set(cluster, offset, Word::HOLE);
@@ -726,6 +760,31 @@ impl<S: SpanSource> Swap<S> {
             self.enqueue(&mut cluster);
         }
         count
+    }
+
+    /// A fault says that a page is absent which the table has as present. If `is_absent` confirms that
+    /// under the cluster's lock, the page is a hole: a system call that we did not see dropped it.
+    pub fn lost(&self, page: PageIndex, is_absent: impl FnOnce() -> bool) -> bool {
+        let Some(mut cluster) = self.table.lock(page.cluster()) else { return false };
+        let word = cluster.get(page.offset());
+        if word.state() != State::Present || word.is_locked() || !is_absent() {
+            return false;
+        }
+        self.free_place(word.place());
+        self.set(&mut cluster, page.offset(), Word::HOLE);
+        true
+    }
+
+    /// A page turned out to be in the program although it was to be brought in: its word says so now,
+    /// and what was stored for it is dropped.
+    pub fn overtaken(&self, page: PageIndex) {
+        let mut cluster = self.table.lock_or_create(page.cluster());
+        let word = cluster.get(page.offset());
+        if word.state() != State::Present && !word.is_locked() {
+            self.free_place(word.place());
+            self.set(&mut cluster, page.offset(), Word::present(None));
+            self.enqueue(&mut cluster);
+        }
     }
 
     /// Moves one page's word to another index: its mapping moved. The target must be a hole, the page not

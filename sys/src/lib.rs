@@ -4,6 +4,7 @@
 //! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours.
 
 pub mod buffer;
+pub mod guest;
 pub mod heap;
 pub mod kernel;
 pub mod mapping;

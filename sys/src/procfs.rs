@@ -47,20 +47,29 @@ pub fn processor_of(tid: u32) -> Option<usize> {
 /// When a process started, in ticks since boot: with the pid it names a process for good.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
-    let state = fields.next()?;
-    if matches!(state, "Z" | "X") {
+    let fields: Vec<_> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+    // A zombie that still has threads is a process whose first thread has ended.
+    let threads: u32 = fields.get(17)?.parse().ok()?;
+    if matches!(*fields.first()?, "Z" | "X") && threads <= 1 {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    fields.get(19)?.parse().ok()
 }
 
 /// Whether a descriptor is open in this process through which the kernel may pin memory: a file opened
 /// with O_DIRECT, an io_uring, an RDMA or VFIO device, a KVM or GPU device.
 pub fn may_pin(pid: u32) -> bool {
-    let Ok(entries) = fs::read_dir(format!("/proc/{pid}/fd")) else { return true };
+    // Not `read_dir`: the C library's directory streams come from the program's `malloc`.
+    let open = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    let path = format!("/proc/{pid}/fd");
+    let Ok(directory) = rustix::fs::open(path.as_str(), open, rustix::fs::Mode::empty()) else { return true };
+    let Ok(entries) = rustix::fs::Dir::new(directory) else { return true };
     for entry in entries.flatten() {
-        let Ok(target) = fs::read_link(entry.path()) else { continue };
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with('.') {
+            continue;
+        }
+        let Ok(target) = fs::read_link(format!("/proc/{pid}/fd/{name}")) else { continue };
         let Some(target) = target.to_str() else { return true };
         if target.starts_with("anon_inode:[io_uring]") || target.starts_with("anon_inode:kvm") {
             return true;
@@ -78,7 +87,7 @@ pub fn may_pin(pid: u32) -> bool {
         if target.starts_with("/dev/null") || target.starts_with("/dev/pts/") || target.starts_with("/dev/tty") {
             continue;
         }
-        let info = format!("/proc/{pid}/fdinfo/{}", entry.file_name().to_string_lossy());
+        let info = format!("/proc/{pid}/fdinfo/{name}");
         if let Ok(info) = fs::read_to_string(info)
             && let Some(flags) = info.lines().find_map(|line| line.strip_prefix("flags:"))
             && let Ok(flags) = u32::from_str_radix(flags.trim(), 8)

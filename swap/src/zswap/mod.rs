@@ -110,6 +110,16 @@ impl<S: SpanSource> Zswap<S> {
         crate::table::lock(&self.pool).pages()
     }
 
+    /// Pages that the pool holds and shares by fork.
+    pub fn frozen_pages(&self) -> usize {
+        crate::table::lock(&self.pool).frozen_pages()
+    }
+
+    /// Freezes the pool before a fork: what it holds stays shared by parent and child.
+    pub fn freeze(&self) {
+        crate::table::lock(&self.pool).freeze();
+    }
+
     /// Stored entries, and the bytes of their payload.
     pub fn stored(&self) -> (u64, u64) {
         let pool = crate::table::lock(&self.pool);

@@ -100,6 +100,8 @@ struct SpanEntry<M> {
     used_count: u16,
     /// Index in the class's `partial`, if the span is there.
     partial: Option<u32>,
+    /// Shared with another process by fork: read and freed, never written, so that it stays shared.
+    frozen: bool,
     used: [u64; SLOTS_MAX / 64],
 }
 
@@ -110,6 +112,7 @@ pub struct Pool<S: SpanSource> {
     spans: Vec<Option<Box<SpanEntry<S::Span>>>>,
     free_ids: Vec<u32>,
     span_count: usize,
+    frozen_count: usize,
     entries: u64,
     payload_bytes: u64,
     hand: u32,
@@ -134,6 +137,7 @@ impl<S: SpanSource> Pool<S> {
             spans: Vec::new(),
             free_ids: Vec::new(),
             span_count: 0,
+            frozen_count: 0,
             entries: 0,
             payload_bytes: 0,
             hand: 0,
@@ -194,14 +198,16 @@ impl<S: SpanSource> Pool<S> {
         entry.used_count -= 1;
         let class = usize::from(entry.class);
         if entry.used_count == 0 {
+            let frozen = entry.frozen;
             if entry.partial.is_some() {
                 self.unlink_partial(span);
             }
+            self.frozen_count -= usize::from(frozen);
             self.spans[span as usize] = None;
             // Capacity was reserved when the span was added: freeing needs no memory.
             self.free_ids.push(span);
             self.span_count -= 1;
-        } else if entry.partial.is_none() {
+        } else if entry.partial.is_none() && !entry.frozen {
             entry.partial = Some(self.classes[class].partial.len() as u32);
             self.classes[class].partial.push(span);
         }
@@ -242,6 +248,7 @@ impl<S: SpanSource> Pool<S> {
             class: class as u8,
             used_count: 0,
             partial: Some(partial.len() as u32),
+            frozen: false,
             // Slots beyond the class's number are marked used for ever.
             used: used_beyond(self.classes[class].slots),
         }));
@@ -263,6 +270,24 @@ impl<S: SpanSource> Pool<S> {
     /// Pages of memory held.
     pub fn pages(&self) -> usize {
         self.span_count * SPAN_PAGES
+    }
+
+    /// Pages of memory that are shared by fork.
+    pub fn frozen_pages(&self) -> usize {
+        self.frozen_count * SPAN_PAGES
+    }
+
+    /// Freezes every span: before a fork, in the name of both processes. What is stored from now on goes
+    /// to spans of its own.
+    pub fn freeze(&mut self) {
+        for class in &mut self.classes {
+            class.partial.clear();
+        }
+        for entry in self.spans.iter_mut().flatten() {
+            entry.partial = None;
+            entry.frozen = true;
+        }
+        self.frozen_count = self.span_count;
     }
 
     /// Entries stored.
@@ -383,6 +408,9 @@ pub(crate) mod tests {
                     } else {
                         prop_assert_eq!(left.load(std::sync::atomic::Ordering::Relaxed), 0);
                     }
+                } else if kind == 255 {
+                    pool.freeze();
+                    prop_assert_eq!(pool.frozen_pages(), pool.pages());
                 } else if let Some(&handle) = model.keys().nth(usize::from(tag) % model.len().max(1)) {
                     pool.remove(handle);
                     model.remove(&handle);

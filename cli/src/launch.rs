@@ -1,0 +1,425 @@
+//! `pagetide run`: sets a run up, starts CMD, and stays beside it.
+
+use crate::command;
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
+use crate::limits::Limits;
+use crate::os::{self, Received, Signals};
+use crate::report::{Report, latencies};
+use crate::sampler::{INTERVAL, Sampler};
+use crate::size::{Size, parse_size, parse_time, show_bytes};
+use crate::statfile::{Stage, StatFile};
+use crate::swapfile::SwapFile;
+use crate::tree;
+use crate::voice::Voice;
+use pagetide::group::{ENVIRONMENT, Group, Setup};
+use pagetide::ways::Ways;
+use pagetide_swap::Compressor;
+use pagetide_sys::task::say;
+use pagetide_sys::uffd::Uffd;
+use rustix::io::Errno;
+use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = pagetide_sys::PAGE as u64;
+/// With less, an engine has no room to work in.
+const MEMORY_MIN: u64 = 16 << 20;
+/// The cap, in percent of what this process may have, when none is given.
+const MEMORY_DEFAULT: f64 = 80.0;
+const STATS_INTERVAL: Duration = Duration::from_secs(1);
+/// Between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// Run a program in less memory than it needs
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+SIZE is a number with K, M, G or T (binary), or a percentage of the memory that this process may have: the \
+smallest limit on its cgroup path, or the machine's memory. TIME is a number with ms, s, m or h.
+
+The exit status is that of CMD, 128 + N if signal N ended it, 125 if Pagetide failed, 126 if CMD cannot be \
+executed, 127 if it was not found.")]
+pub struct RunArgs {
+    /// The cap on the memory of all processes of the run [default: 80%]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<Size>,
+    /// Where the swap file lies [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_disk")]
+    swap_dir: Option<PathBuf>,
+    /// The size of the swap file [default: 4 times the cap, or half of what is free]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "no_disk")]
+    swap_size: Option<Size>,
+    /// Swap into compressed memory only
+    #[arg(long)]
+    no_disk: bool,
+    /// The share of the cap that compressed pages may take
+    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=90))]
+    max_pool_percent: u64,
+    /// How pages are compressed
+    #[arg(long, value_name = "NAME", default_value = "lz4")]
+    compressor: Codec,
+    /// Write statistics to FILE as JSON, every second and at the end
+    #[arg(long, value_name = "FILE")]
+    stats: Option<PathBuf>,
+    /// End the run when it did little but wait for its pages for TIME
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    max_stall: Option<Duration>,
+    /// Say nothing but errors
+    #[arg(short, long, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Tell the setup too
+    #[arg(short, long)]
+    verbose: bool,
+    /// The program, and its arguments
+    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    command: Vec<OsString>,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Codec {
+    Lz4,
+    None,
+}
+
+impl RunArgs {
+    /// CMD and its arguments.
+    pub fn command(&self) -> Vec<String> {
+        self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    fn voice(&self) -> Voice {
+        match (self.quiet, self.verbose) {
+            (true, _) => Voice::Quiet,
+            (_, true) => Voice::Verbose,
+            _ => Voice::Normal,
+        }
+    }
+}
+
+/// Runs CMD. Returns the exit status.
+pub fn run(args: &RunArgs) -> Result<u8, Failure> {
+    let path = std::env::var_os("PATH");
+    let file = command::find(&args.command[0], path.as_deref())?;
+    command::check(&file, path.as_deref())?;
+    let library = command::preload_library()?;
+    let ways = masked_ways()?;
+    Uffd::open().map_err(explain_userfaultfd)?;
+
+    let voice = args.voice();
+    let memory = memory(args, voice)?;
+    let swap = swap_file(args, memory, voice)?;
+    let setup = Setup {
+        cap_pages: memory / PAGE,
+        pool_percent: args.max_pool_percent,
+        compressor: match args.compressor {
+            Codec::Lz4 => Compressor::Lz4,
+            Codec::None => Compressor::None,
+        } as u64,
+        blocks: swap.as_ref().map_or(0, SwapFile::blocks),
+        launcher_pid: std::process::id().into(),
+        swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
+        ways: ways.bits(),
+    };
+    let (group_fd, group) =
+        Group::create(setup).map_err(|error| format!("cannot create the run's group page: {error}"))?;
+
+    let pool = show_bytes(memory / 100 * args.max_pool_percent);
+    voice.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
+    voice.detail(&swap.as_ref().map_or_else(
+        || "no swap file".to_owned(),
+        |swap| format!("swap file in {}, {}", swap.directory.display(), show_bytes(swap.bytes)),
+    ));
+    voice.detail(&format!("preloading {}", library.display()));
+
+    let mut command = Command::new(&file);
+    command
+        .arg0(&args.command[0])
+        .args(&args.command[1..])
+        .env(ENVIRONMENT, format!("/proc/{}/fd/{}", std::process::id(), group_fd.as_raw_fd()))
+        .env("LD_PRELOAD", command::ld_preload(std::env::var_os("LD_PRELOAD").as_deref(), &library));
+    Launcher::start(args, command, group, group_fd, swap)?.stay()
+}
+
+fn masked_ways() -> Result<Ways, String> {
+    let list = std::env::var_os("PAGETIDE_MASK").unwrap_or_default();
+    let list = list.to_string_lossy();
+    Ways::parse(&list).map_err(|name| {
+        let known: Vec<_> = Ways::NAMES.iter().map(|(name, _)| *name).collect();
+        format!("PAGETIDE_MASK: there is no way {name:?}; there are {}", known.join(", "))
+    })
+}
+
+fn explain_userfaultfd(error: Errno) -> String {
+    if error == Errno::NOSYS {
+        return "this kernel has no userfaultfd (CONFIG_USERFAULTFD), without which Pagetide cannot work"
+            .into();
+    }
+    format!(
+        "no permission for userfaultfd ({}). One of these gives it:\n  \
+         - run as root, or with CAP_SYS_PTRACE\n  \
+         - sysctl vm.unprivileged_userfaultfd=1\n  \
+         - access to /dev/userfaultfd: chmod or a udev rule; in a container, --device /dev/userfaultfd",
+        std::io::Error::from(error)
+    )
+}
+
+fn memory(args: &RunArgs, voice: Voice) -> Result<u64, String> {
+    let limits = Limits::read()?;
+    let memory = args.memory.unwrap_or(Size::Percent(MEMORY_DEFAULT)).bytes(limits.whole());
+    if args.memory.is_none() {
+        voice.tell(&format!(
+            "--memory is {}: {MEMORY_DEFAULT} % of what this process may have",
+            show_bytes(memory)
+        ));
+    }
+    if memory < MEMORY_MIN {
+        let (given, least) = (show_bytes(memory), show_bytes(MEMORY_MIN));
+        return Err(format!("--memory is {given}; it takes {least} at least"));
+    }
+    if memory > limits.whole() {
+        let what = if limits.cgroup.is_some() { "this cgroup may have" } else { "this machine has" };
+        voice.warn(&format!(
+            "--memory is {}, and {what} {}: the kernel may kill the run before it is swapped",
+            show_bytes(memory),
+            show_bytes(limits.whole())
+        ));
+    }
+    Ok(memory)
+}
+
+fn swap_file(args: &RunArgs, memory: u64, voice: Voice) -> Result<Option<SwapFile>, String> {
+    if args.no_disk {
+        return Ok(None);
+    }
+    let size = match args.swap_size {
+        None => None,
+        Some(size) => Some(size.bytes(Limits::read()?.whole())),
+    };
+    SwapFile::create(args.swap_dir.as_deref(), size, memory, voice)
+}
+
+/// The process beside CMD.
+struct Launcher<'a> {
+    args: &'a RunArgs,
+    signals: Signals,
+    child: u32,
+    started: Instant,
+    group: Group,
+    sampler: Sampler,
+    stats: Option<StatFile>,
+    next_sample: Instant,
+    next_stats: Instant,
+    ending: Option<Ending>,
+    /// Processes of the run open these through `/proc`.
+    _kept: (OwnedFd, Option<SwapFile>),
+}
+
+/// A run that is being ended.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// It was asked to, and has until then.
+    Asked(Instant),
+    /// It was killed, and should be gone by then.
+    Killed(Instant),
+}
+
+impl<'a> Launcher<'a> {
+    fn start(
+        args: &'a RunArgs,
+        mut command: Command,
+        group: Group,
+        group_fd: OwnedFd,
+        swap: Option<SwapFile>,
+    ) -> Result<Self, Failure> {
+        // Best effort: where it is forbidden, orphans go to init as ever.
+        let _ = rustix::process::set_child_subreaper(Some(getpid()));
+        let now = Instant::now();
+        let mut this = Self {
+            args,
+            signals: Signals::block(),
+            child: 0,
+            started: now,
+            group,
+            sampler: Sampler::new(group, args.max_stall),
+            stats: args.stats.as_deref().map(StatFile::new),
+            next_sample: now + INTERVAL,
+            next_stats: now + STATS_INTERVAL,
+            ending: None,
+            _kept: (group_fd, swap),
+        };
+        if let Some(stats) = &this.stats {
+            stats.write(&this.report(None).json(), Stage::Running)?;
+        }
+        this.child = this.signals.spawn(&mut command).map_err(|error| {
+            let status =
+                if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+            Failure::new(status, format!("{}: {error}", args.command[0].display()))
+        })?;
+        Ok(this)
+    }
+
+    fn stay(mut self) -> Result<u8, Failure> {
+        let status = loop {
+            let timeout = self.next_sample.saturating_duration_since(Instant::now());
+            match self.signals.wait(timeout) {
+                Some(Received { signal: libc::SIGCHLD, .. }) => {
+                    if let Some(status) = self.reap() {
+                        break status;
+                    }
+                }
+                Some(received) => self.relay(received),
+                None => {}
+            }
+            self.sample_if_due();
+            if let Some(status) = self.end_if_due() {
+                break status;
+            }
+        };
+        Ok(self.finish(status))
+    }
+
+    /// Collects children, ours and orphans. Returns the exit status when CMD has ended.
+    fn reap(&mut self) -> Option<u8> {
+        let mut status = None;
+        while let Ok(Some((pid, change))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
+        {
+            if pid.as_raw_nonzero().get() as u32 != self.child {
+                continue;
+            }
+            if change.stopped() {
+                self.stop_with_child();
+            } else {
+                status = Some(exit_status(change));
+            }
+        }
+        // A run that is being ended ends when all its processes have.
+        status.filter(|_| self.ending.is_none())
+    }
+
+    /// CMD was stopped: so is the launcher, for whoever started it to see. Whichever is continued, both go on.
+    fn stop_with_child(&self) {
+        // Init cannot be stopped. And whoever continued CMD meanwhile wants it to run.
+        if getpid() == Pid::INIT || !tree::is_stopped(self.child) {
+            return;
+        }
+        os::stop_until(|| !tree::is_stopped(self.child));
+        // Here we are again. SIGCONT to the whole group has reached CMD already.
+        if tree::is_stopped(self.child) {
+            os::send(self.child, libc::SIGCONT, None);
+        }
+    }
+
+    /// Hands a signal on that was sent to the launcher alone.
+    fn relay(&self, received: Received) {
+        let Received { signal, sender } = received;
+        if self.ending.is_some() {
+            // CMD may be reaped, and its pid another's.
+            return;
+        }
+        let forward = match sender {
+            // CMD sent it to its whole group, or to its parent.
+            Some(sender) if sender.pid != 0 => !self.sampler.knows(sender.pid),
+            Some(_) => true,
+            // A key on the terminal reached the whole group. Only a hangup is sent to the session's leader alone.
+            None => {
+                signal == libc::SIGHUP && rustix::process::getsid(None).is_ok_and(|leader| leader == getpid())
+            }
+        };
+        // One SIGCONT continued the launcher, and CMD with it.
+        if forward && (signal != libc::SIGCONT || tree::is_stopped(self.child)) {
+            os::send(self.child, signal, sender.and_then(|sender| sender.value));
+        }
+    }
+
+    fn sample_if_due(&mut self) {
+        let now = Instant::now();
+        if now < self.next_sample {
+            return;
+        }
+        let stalled = self.sampler.sample();
+        if stalled && self.ending.is_none() {
+            let window = self.args.max_stall.unwrap_or_default();
+            say(&format!(
+                "the run was stalled more than 90 % of the last {window:?} (--max-stall): ending it"
+            ));
+            self.send_all(libc::SIGTERM);
+            self.ending = Some(Ending::Asked(now + GRACE));
+        }
+        self.next_sample = Instant::now() + INTERVAL;
+        if now >= self.next_stats {
+            self.next_stats = now + STATS_INTERVAL;
+            self.write_stats(None);
+        }
+    }
+
+    /// Sees a run off that is being ended.
+    fn end_if_due(&mut self) -> Option<u8> {
+        let (Ending::Asked(deadline) | Ending::Killed(deadline)) = self.ending?;
+        if self.sampler.processes().is_empty() {
+            return Some(OURS);
+        }
+        if Instant::now() < deadline {
+            return None;
+        }
+        if matches!(self.ending, Some(Ending::Killed(_))) {
+            return Some(OURS);
+        }
+        self.send_all(libc::SIGKILL);
+        self.ending = Some(Ending::Killed(Instant::now() + GRACE));
+        None
+    }
+
+    fn send_all(&self, signal: i32) {
+        for pid in self.sampler.processes() {
+            os::send(pid, signal, None);
+            // One that is stopped could not act on it.
+            os::send(pid, libc::SIGCONT, None);
+        }
+    }
+
+    fn finish(mut self, status: u8) -> u8 {
+        self.sampler.sample_last();
+        let report = self.report(Some(status));
+        self.write_stats(Some(status));
+        for line in report.summary() {
+            self.args.voice().tell(&line);
+        }
+        status
+    }
+
+    fn report(&self, exit_status: Option<u8>) -> Report {
+        Report {
+            pid: std::process::id(),
+            command: self.args.command(),
+            exit_status,
+            elapsed: self.started.elapsed(),
+            cpu: Some(os::children_cpu()),
+            cap_pages: self.group.setup().cap_pages,
+            now: self.sampler.now(),
+            peak: Some(self.sampler.peak()),
+            ratio: self.sampler.ratio(),
+            latencies: latencies(&self.group),
+        }
+    }
+
+    fn write_stats(&mut self, exit_status: Option<u8>) {
+        let Some(stats) = &self.stats else { return };
+        let stage = if exit_status.is_some() { Stage::Ended } else { Stage::Running };
+        if let Err(error) = stats.write(&self.report(exit_status).json(), stage) {
+            // Once is enough.
+            self.args.voice().warn(&error);
+            self.stats = None;
+        }
+    }
+}
+
+fn exit_status(change: WaitStatus) -> u8 {
+    match (change.exit_status(), change.terminating_signal()) {
+        (Some(status), _) => status as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => OURS,
+    }
+}

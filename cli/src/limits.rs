@@ -1,0 +1,153 @@
+//! How much memory this process may have: the smallest limit on its cgroup path, or the machine's memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The memory that this process may have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// The smallest limit on the cgroup path.
+    pub cgroup: Option<u64>,
+    /// The machine's memory.
+    pub machine: u64,
+}
+
+impl Limits {
+    /// Reads them.
+    pub fn read() -> Result<Self, String> {
+        let read =
+            |path: &str| fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"));
+        let meminfo = read("/proc/meminfo")?;
+        let machine = total_memory(&meminfo).ok_or("no MemTotal in /proc/meminfo")?;
+        let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let cgroup = limit_files(&cgroup, &mounts)
+            .iter()
+            .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
+            .min()
+            // Version 1 says "unlimited" by a very large number.
+            .filter(|&limit| limit < machine);
+        Ok(Self { cgroup, machine })
+    }
+
+    /// What a percentage refers to.
+    pub fn whole(self) -> u64 {
+        self.cgroup.unwrap_or(self.machine)
+    }
+}
+
+fn total_memory(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
+}
+
+/// The files that may hold a limit for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`.
+fn limit_files(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for mount in mountinfo.lines().filter_map(Mount::parse) {
+        let Some(path) = cgroup.lines().find_map(|line| mount.path_in(line)) else { continue };
+        // A path that the mount does not show (another cgroup namespace): its root is all we see.
+        let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
+        let names: &[&str] =
+            if mount.unified { &["memory.max", "memory.high"] } else { &["memory.limit_in_bytes"] };
+        for directory in below.ancestors() {
+            files.extend(names.iter().map(|name| mount.point.join(directory).join(name)));
+        }
+    }
+    files
+}
+
+/// A mounted cgroup hierarchy that may control memory.
+#[derive(Debug)]
+struct Mount {
+    root: String,
+    point: PathBuf,
+    unified: bool,
+}
+
+impl Mount {
+    fn parse(line: &str) -> Option<Self> {
+        let (left, right) = line.split_once(" - ")?;
+        let mut left = left.split(' ').skip(3);
+        let (root, point) = (left.next()?, left.next()?);
+        let mut right = right.split(' ');
+        let (kind, options) = (right.next()?, right.nth(1)?);
+        let unified = kind == "cgroup2";
+        let controls = unified || (kind == "cgroup" && options.split(',').any(|option| option == "memory"));
+        controls.then(|| Self { root: unescape(root), point: unescape(point).into(), unified })
+    }
+
+    /// The path in this hierarchy, if that is the one that a line of `/proc/self/cgroup` is about.
+    fn path_in<'a>(&self, line: &'a str) -> Option<&'a str> {
+        let mut parts = line.splitn(3, ':');
+        let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let ours = if self.unified {
+            number == "0" && controllers.is_empty()
+        } else {
+            controllers.split(',').any(|controller| controller == "memory")
+        };
+        ours.then_some(path)
+    }
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescape(text: &str) -> String {
+    let text = text.replace("\\040", " ").replace("\\011", "\t").replace("\\012", "\n");
+    text.replace("\\134", "\\")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(cgroup: &str, mountinfo: &str) -> Vec<String> {
+        limit_files(cgroup, mountinfo).iter().map(|path| path.to_str().unwrap().to_owned()).collect()
+    }
+
+    #[test]
+    fn version_1_limits_are_looked_up_to_the_mount() {
+        let mounts = "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755\n\
+                      32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n\
+                      35 31 0:32 / /sys/fs/cgroup/memory rw,relatime shared:9 - cgroup cgroup rw,memory\n";
+        assert_eq!(
+            files("3:cpuset:/\n4:memory:/a/b\n0::/\n", mounts),
+            [
+                "/sys/fs/cgroup/memory/a/b/memory.limit_in_bytes",
+                "/sys/fs/cgroup/memory/a/memory.limit_in_bytes",
+                "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+            ]
+        );
+    }
+
+    #[test]
+    fn version_2_has_two_limits_a_directory() {
+        let mounts = "30 23 0:26 / /sys/fs/my\\040cgroup rw - cgroup2 cgroup2 rw,nsdelegate\n";
+        assert_eq!(
+            files("0::/a\n", mounts),
+            [
+                "/sys/fs/my cgroup/a/memory.max",
+                "/sys/fs/my cgroup/a/memory.high",
+                "/sys/fs/my cgroup/memory.max",
+                "/sys/fs/my cgroup/memory.high",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_container_sees_its_own_part_of_the_hierarchy() {
+        let mounts = "9 1 0:32 /docker/c /cg rw - cgroup cgroup rw,memory\n";
+        assert_eq!(
+            files("4:memory:/docker/c/x\n", mounts),
+            ["/cg/x/memory.limit_in_bytes", "/cg/memory.limit_in_bytes"]
+        );
+        assert_eq!(files("4:memory:/elsewhere\n", mounts), ["/cg/memory.limit_in_bytes"]);
+        assert!(files("", mounts).is_empty());
+    }
+
+    #[test]
+    fn this_machine_has_memory() {
+        let limits = Limits::read().unwrap();
+        assert!(limits.machine > 16 << 20 && limits.whole() <= limits.machine);
+        assert_eq!(total_memory("MemFree: 1 kB\nMemTotal:       2 kB\n"), Some(2048));
+    }
+}

@@ -1,0 +1,385 @@
+//! What a run has done and holds: gathered from its group page, as JSON and in three lines.
+
+use crate::size::{show_bytes, show_count, show_nanos};
+use pagetide::group::{Field, Group, Slot};
+use pagetide::latency;
+use pagetide_swap::{Counter, Counters};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+const PAGE: u64 = pagetide_sys::PAGE as u64;
+const VERSION: u64 = 1;
+
+macro_rules! pages {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        /// Memory and disk of a run, in pages. Processes share what a fork left in common: sums over
+        /// processes are upper bounds.
+        #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+        pub struct Pages { $($(#[$doc])* pub $name: u64),+ }
+
+        impl Pages {
+            /// The larger of each.
+            pub fn max(self, other: Self) -> Self {
+                Self { $($name: self.$name.max(other.$name)),+ }
+            }
+            fn add(&mut self, other: Self) {
+                $(self.$name += other.$name;)+
+            }
+        }
+    };
+}
+
+pages! {
+    /// Charged to the processes, as the kernel has it.
+    total,
+    /// In the programs.
+    resident,
+    /// Of the compressed pool.
+    pool,
+    /// Of the engines' own data.
+    metadata,
+    /// In frames.
+    frames,
+    /// That the engine does not manage.
+    unmanaged,
+    /// On the device.
+    disk,
+    /// Out of the programs, at a place.
+    swapped,
+    /// On probation.
+    cached,
+    /// What the run would take without an engine.
+    needed,
+    /// In the programs and in the pool.
+    working,
+}
+
+impl Pages {
+    /// What one process holds.
+    pub fn of(slot: Slot) -> Self {
+        let get = |field| slot.get(field);
+        let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
+        let mut pages = Self {
+            total: observed,
+            resident: get(Field::Resident),
+            pool: get(Field::Pool),
+            metadata: get(Field::Metadata),
+            frames: get(Field::Frames),
+            unmanaged: get(Field::Unmanaged),
+            disk: get(Field::Disk),
+            swapped: get(Field::Swapped),
+            cached: get(Field::Cached),
+            ..Self::default()
+        };
+        if armed {
+            pages.needed = pages.resident + pages.swapped + pages.cached + pages.unmanaged;
+        } else {
+            // It was handed out `resident` pages, and has touched some of them.
+            pages.resident = pages.resident.min(observed);
+            pages.unmanaged = observed - pages.resident;
+            pages.needed = observed;
+        }
+        pages.working = pages.resident + pages.pool;
+        pages
+    }
+
+    /// What processes without a slot hold.
+    pub fn of_strangers(pages: u64) -> Self {
+        Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
+    }
+
+    fn json(self) -> Value {
+        json!({
+            "total": self.total * PAGE,
+            "resident": self.resident * PAGE,
+            "pool": self.pool * PAGE,
+            "metadata": self.metadata * PAGE,
+            "frames": self.frames * PAGE,
+            "unmanaged": self.unmanaged * PAGE,
+            "disk": self.disk * PAGE,
+            "swapped": self.swapped * PAGE,
+        })
+    }
+}
+
+/// What the group page says at one time.
+#[derive(Clone, Copy, Debug)]
+pub struct Gathered {
+    /// Counters of the living and the dead.
+    pub counters: [u64; Counters::CELLS],
+    /// What the living hold.
+    pub pages: Pages,
+    /// Pages stored in the pool, and the bytes of their payload.
+    pub stored: (u64, u64),
+    /// Faults that wait.
+    pub stalled: u64,
+    /// Processes that live.
+    pub processes: usize,
+    /// Of them, those whose engine runs.
+    pub armed: usize,
+}
+
+impl Gathered {
+    /// Reads the group page.
+    pub fn from(group: &Group) -> Self {
+        let mut this = Self {
+            counters: [0; Counters::CELLS],
+            pages: Pages::default(),
+            stored: (0, 0),
+            stalled: 0,
+            processes: 0,
+            armed: 0,
+        };
+        this.count(group.dead());
+        for slot in group.live() {
+            this.count(slot);
+            this.pages.add(Pages::of(slot));
+            this.stored.0 += slot.get(Field::StoredPages);
+            this.stored.1 += slot.get(Field::StoredBytes);
+            this.stalled += slot.get(Field::Stalled);
+            this.processes += 1;
+            this.armed += usize::from(slot.get(Field::Armed) != 0);
+        }
+        this
+    }
+
+    fn count(&mut self, slot: Slot) {
+        for &counter in Counter::ALL {
+            self.counters[counter as usize] += slot.counters().get(counter);
+        }
+    }
+
+    /// Adds what processes without a slot hold.
+    pub fn with_strangers(mut self, pages: u64) -> Self {
+        self.pages.add(Pages::of_strangers(pages));
+        self
+    }
+
+    /// A counter.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+
+    /// What the pool's compression gains, if it holds anything.
+    pub fn ratio(&self) -> Option<f64> {
+        let (pages, bytes) = self.stored;
+        (bytes > 0).then(|| (pages * PAGE) as f64 / bytes as f64)
+    }
+}
+
+/// The latencies of all faults of a run.
+pub fn latencies(group: &Group) -> [u64; latency::WORDS] {
+    let mut sum = [0; latency::WORDS];
+    group.dead().latency().add_to(&mut sum);
+    for slot in group.live() {
+        slot.latency().add_to(&mut sum);
+    }
+    sum
+}
+
+/// A report on a run.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The launcher.
+    pub pid: u32,
+    /// CMD and its arguments.
+    pub command: Vec<String>,
+    /// The exit status, when it has ended.
+    pub exit_status: Option<u8>,
+    /// How long it has run.
+    pub elapsed: Duration,
+    /// User and system seconds of the processes that have ended. Only the launcher knows.
+    pub cpu: Option<(f64, f64)>,
+    /// The cap, in pages.
+    pub cap_pages: u64,
+    /// Counters, and what is held now.
+    pub now: Gathered,
+    /// The most that was held. Only the launcher knows.
+    pub peak: Option<Pages>,
+    /// What the pool's compression gains, or did when it held the most.
+    pub ratio: Option<f64>,
+    /// Fault latencies.
+    pub latencies: [u64; latency::WORDS],
+}
+
+impl Report {
+    /// The report as JSON.
+    pub fn json(&self) -> Value {
+        let counters: serde_json::Map<_, _> = Counter::ALL
+            .iter()
+            .map(|&counter| (counter.name().to_owned(), self.now.counter(counter).into()))
+            .collect();
+        let micros = |quantile| latency::quantile_ns(&self.latencies, quantile) as f64 / 1e3;
+        let maximum = self.latencies[latency::BUCKETS] as f64 / 1e3;
+        json!({
+            "version": VERSION,
+            "pid": self.pid,
+            "command": self.command,
+            "running": self.exit_status.is_none(),
+            "exit_status": self.exit_status,
+            "elapsed_s": self.elapsed.as_secs_f64(),
+            "cpu_s": self.cpu.map(|(user, system)| json!({ "user": user, "system": system })),
+            "cap_bytes": self.cap_pages * PAGE,
+            "counters": counters,
+            "nr_swapped": self.now.pages.swapped,
+            "nr_swapcached": self.now.pages.cached,
+            "bytes": { "now": self.now.pages.json(), "peak": self.peak.map(Pages::json) },
+            "needed_bytes": self.peak.map(|peak| peak.needed * PAGE),
+            "disk_bytes_written": self.now.counter(Counter::pswpout) * PAGE,
+            "compression_ratio": self.ratio,
+            "stalled_s": self.now.counter(Counter::stalled_ns) as f64 / 1e9,
+            "fault_latency_us": { "p50": micros(0.5), "p99": micros(0.99), "p99_9": micros(0.999), "max": maximum },
+            "processes": self.now.processes,
+        })
+    }
+
+    /// Three lines for the end of a run.
+    pub fn summary(&self) -> [String; 3] {
+        [self.memory_line(), self.pages_line(), self.time_line()]
+    }
+
+    fn memory_line(&self) -> String {
+        let peak = self.peak.unwrap_or_default();
+        let cap = show_bytes(self.cap_pages * PAGE);
+        let needed = show_bytes(peak.needed * PAGE);
+        if self.now.counter(Counter::pgsteal) == 0 && peak.swapped == 0 {
+            return format!("needed {needed} of {cap}; fitted: never needed the engine");
+        }
+        format!(
+            "needed {needed}, ran in {cap} ({:.1} ×): peak {} resident+pool, {} swapped",
+            peak.needed as f64 / self.cap_pages.max(1) as f64,
+            show_bytes(peak.working * PAGE),
+            show_bytes(peak.swapped * PAGE),
+        )
+    }
+
+    /// What went out and came in.
+    pub fn pages_line(&self) -> String {
+        let get = |counter| self.now.counter(counter);
+        // The pool writes pages to the device too: those went out once only.
+        let to_device = get(Counter::pswpout).saturating_sub(get(Counter::zswpwb));
+        let ways = [get(Counter::swpout_zero), get(Counter::zswpout), to_device, get(Counter::swap_reuse)];
+        let out: u64 = ways.iter().sum();
+        let [zero, pool, disk, reuse] = ways.map(|pages| (pages * 100 + out / 2) / out.max(1));
+        let ratio = self.ratio.map(|ratio| format!(" at {ratio:.1}:1")).unwrap_or_default();
+        let reuse = if reuse > 0 { format!(", {reuse} % unchanged") } else { String::new() };
+        format!(
+            "out {} pages ({zero} % zero, {pool} % pool{ratio}, {disk} % disk {} written{reuse}), \
+             in {} pages, {} hits on probation",
+            show_count(out),
+            show_bytes(get(Counter::pswpout) * PAGE),
+            show_count(get(Counter::swpin_zero) + get(Counter::zswpin) + get(Counter::pswpin)),
+            show_count(get(Counter::swap_cache_hit)),
+        )
+    }
+
+    /// What faults cost.
+    pub fn time_line(&self) -> String {
+        let stalled = self.now.counter(Counter::stalled_ns) as f64 / 1e9;
+        let quantile = |quantile| show_nanos(latency::quantile_ns(&self.latencies, quantile));
+        let faults: u64 = self.latencies[..latency::BUCKETS].iter().sum();
+        let latency = if faults == 0 {
+            "no faults".to_owned()
+        } else {
+            let maximum = show_nanos(self.latencies[latency::BUCKETS]);
+            format!("fault latency p50 {}, p99 {}, max {maximum}", quantile(0.5), quantile(0.99))
+        };
+        format!("stalled {stalled:.1} s of {:.1} s; {latency}", self.elapsed.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetide::group::Setup;
+
+    fn group() -> (std::os::fd::OwnedFd, Group) {
+        let setup = Setup {
+            cap_pages: 64_000,
+            pool_percent: 50,
+            compressor: 1,
+            blocks: 0,
+            launcher_pid: 1,
+            swap_fd: 0,
+            ways: 0,
+        };
+        Group::create(setup).unwrap()
+    }
+
+    fn report(group: &Group, peak: Pages) -> Report {
+        let now = Gathered::from(group);
+        Report {
+            pid: 7,
+            command: vec!["prog".into()],
+            exit_status: None,
+            elapsed: Duration::from_millis(33_100),
+            cpu: None,
+            cap_pages: 64_000,
+            now,
+            peak: Some(peak),
+            ratio: now.ratio(),
+            latencies: latencies(group),
+        }
+    }
+
+    #[test]
+    fn a_run_that_fitted_says_so() {
+        let (_fd, group) = group();
+        let summary = report(&group, Pages { needed: 256, ..Pages::default() }).summary();
+        assert_eq!(summary[0], "needed 1 MiB of 250 MiB; fitted: never needed the engine");
+        assert_eq!(summary[2], "stalled 0.0 s of 33.1 s; no faults");
+    }
+
+    #[test]
+    fn the_summary_adds_up_the_living_and_the_dead() {
+        let (_fd, group) = group();
+        let [one, two] = [1, 2].map(|pid| group.claim(pid, 5).unwrap());
+        for (slot, share) in [(one, 1), (two, 2)] {
+            let counters = slot.counters();
+            counters.add(Counter::pgsteal, 70_000 * share);
+            counters.add(Counter::swpout_zero, 21_000 * share);
+            counters.add(Counter::zswpout, 42_000 * share);
+            counters.add(Counter::pswpout, 7_500 * share);
+            counters.add(Counter::zswpwb, 500 * share);
+            counters.add(Counter::zswpin, 50_000 * share);
+            counters.add(Counter::swap_cache_hit, 4_000 * share);
+            counters.add(Counter::stalled_ns, 400_000_000 * share);
+            slot.latency().record(Duration::from_micros(11 * share));
+            slot.set(Field::StoredPages, 340);
+            slot.set(Field::StoredBytes, 100 * PAGE);
+        }
+        group.release(one);
+        let peak = Pages { needed: 179_712, working: 63_744, swapped: 115_456, ..Pages::default() };
+        let report = report(&group, peak);
+        let summary = report.summary();
+        assert_eq!(
+            summary[0],
+            "needed 702 MiB, ran in 250 MiB (2.8 ×): peak 249 MiB resident+pool, 451 MiB swapped"
+        );
+        assert_eq!(
+            summary[1],
+            "out 210 k pages (30 % zero, 60 % pool at 3.4:1, 10 % disk 88 MiB written), \
+             in 150 k pages, 12 k hits on probation"
+        );
+        assert_eq!(summary[2], "stalled 1.2 s of 33.1 s; fault latency p50 12 µs, p99 22 µs, max 22 µs");
+
+        let json = report.json();
+        assert_eq!(json["counters"]["zswpout"], 126_000);
+        assert_eq!(json["disk_bytes_written"], 22_500 * PAGE);
+        assert_eq!(json["bytes"]["peak"]["swapped"], 115_456 * PAGE);
+        assert_eq!((&json["running"], &json["processes"]), (&true.into(), &1.into()));
+    }
+
+    #[test]
+    fn memory_that_was_handed_out_and_not_touched_is_not_resident() {
+        let (_fd, group) = group();
+        let slot = group.claim(1, 5).unwrap();
+        slot.set(Field::Resident, 1000);
+        slot.set(Field::Observed, 300);
+        let pages = Pages::of(slot);
+        assert_eq!((pages.resident, pages.unmanaged, pages.needed), (300, 0, 300));
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Swapped, 500);
+        assert_eq!(Pages::of(slot).needed, 1500);
+    }
+}

@@ -1,0 +1,428 @@
+//! The sampler: what the launcher does for a run every 20 ms.
+//!
+//! It releases the slots of processes that have died, charges memory that processes cannot account for
+//! themselves (those whose engine does not run yet, and those that have no slot), asks for pages when the
+//! cap is overdrawn, and keeps the peaks.
+
+use crate::report::{Gathered, Pages};
+use crate::stall::Stall;
+use crate::tree;
+use pagetide::group::{Field, Group, Slot};
+use pagetide_swap::Counter;
+use pagetide_sys::procfs;
+use pagetide_sys::shared::futex_wake;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::Ordering::AcqRel;
+use std::time::{Duration, Instant};
+
+/// Between samples.
+pub const INTERVAL: Duration = Duration::from_millis(20);
+/// Between looks for processes without a slot.
+const SCAN_INTERVAL: Duration = Duration::from_millis(250);
+/// A look takes no more than one part in so many of the time.
+const SCAN_SHARE: u32 = 50;
+/// A fork is done after so many samples, or never will be. Samples, not time: a run may be stopped in a fork.
+const FORK_SAMPLES: u32 = 250;
+/// The same where nobody knows whose fork it is: making room for the child may take a slow disk a while,
+/// and a slot that is released too early is worse than one that is lost.
+const NAMELESS_FORK_SAMPLES: u32 = 3000;
+
+/// The sampler of a run.
+#[derive(Debug)]
+pub struct Sampler {
+    group: Group,
+    launcher: u32,
+    watches: HashMap<usize, Watch>,
+    strangers: Strangers,
+    peak: Pages,
+    stored_most: u64,
+    ratio: Option<f64>,
+    stall: Option<Stall>,
+    now: Gathered,
+}
+
+/// What tells when a slot's process dies.
+#[derive(Debug)]
+struct Watch {
+    pid: u32,
+    start_time: u64,
+    /// Samples that a fork has been under way, and of them those since whoever forked is dead.
+    samples: u32,
+    samples_dead: u32,
+    pidfd: Option<OwnedFd>,
+    gone: bool,
+}
+
+impl Watch {
+    fn new(slot: Slot) -> Self {
+        let (pid, start_time) = identity(slot);
+        let mut this = Self { pid, start_time, samples: 0, samples_dead: 0, pidfd: None, gone: false };
+        if start_time != 0 {
+            match pidfd(pid) {
+                Ok(fd) => this.pidfd = Some(fd),
+                Err(Errno::SRCH) => this.gone = true,
+                // No pidfds here: the start time tells, at every sample.
+                Err(_) => {}
+            }
+            // Of whom is that pidfd? The pid may have been used again before we looked.
+            this.gone |= procfs::start_time(pid) != Some(start_time);
+        }
+        this
+    }
+
+    /// Looks again, where no pidfd tells.
+    fn look(&mut self, nobody_forks: bool) {
+        if self.start_time == 0 {
+            self.samples += 1;
+            let dead = if self.pid == 0 { nobody_forks } else { procfs::start_time(self.pid).is_none() };
+            self.samples_dead = if dead { self.samples_dead + 1 } else { 0 };
+            let nameless = self.pid == 0 && self.samples > NAMELESS_FORK_SAMPLES;
+            self.gone = self.samples_dead > FORK_SAMPLES || nameless;
+        } else if self.pidfd.is_none() {
+            self.gone |= procfs::start_time(self.pid) != Some(self.start_time);
+        }
+    }
+}
+
+fn identity(slot: Slot) -> (u32, u64) {
+    (slot.get(Field::Pid) as u32, slot.get(Field::StartTime))
+}
+
+fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
+    pidfd_open(Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?, PidfdFlags::empty())
+}
+
+impl Sampler {
+    /// A sampler for the run of `group`, of which this process is the launcher.
+    pub fn new(group: Group, max_stall: Option<Duration>) -> Self {
+        Self {
+            group,
+            launcher: std::process::id(),
+            watches: HashMap::new(),
+            strangers: Strangers::new(),
+            peak: Pages::default(),
+            stored_most: 0,
+            ratio: None,
+            stall: max_stall.map(|window| Stall::new(window, Instant::now())),
+            now: Gathered::from(&group),
+        }
+    }
+
+    /// Takes a sample. True if the run has stalled for longer than it may.
+    pub fn sample(&mut self) -> bool {
+        let slots: Vec<Slot> = self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
+        self.watch(&slots);
+        for &slot in &slots {
+            if !self.watches[&slot.index()].gone && slot.get(Field::StartTime) != 0 {
+                self.observe(slot);
+            }
+        }
+        self.strangers.scan(&self.group, self.launcher, &slots);
+        // What the dead held last counts for the peaks.
+        self.gather();
+        self.keep_peaks();
+        for &slot in &slots {
+            if self.watches[&slot.index()].gone {
+                self.group.release(slot);
+                self.watches.remove(&slot.index());
+            }
+        }
+        self.gather();
+        self.ask(&slots);
+        let (nanos, waits) = (self.now.counter(Counter::stalled_ns), self.now.stalled > 0);
+        self.stall.as_mut().is_some_and(|stall| stall.sample(Instant::now(), nanos, waits))
+    }
+
+    /// Takes the last sample: CMD has ended.
+    pub fn sample_last(&mut self) {
+        self.strangers.next_scan = Instant::now();
+        self.sample();
+    }
+
+    fn watch(&mut self, slots: &[Slot]) {
+        let mut old = std::mem::take(&mut self.watches);
+        for &slot in slots {
+            let watch = match old.remove(&slot.index()) {
+                Some(watch) if (watch.pid, watch.start_time) == identity(slot) => watch,
+                _ => Watch::new(slot),
+            };
+            self.watches.insert(slot.index(), watch);
+        }
+        let (mut watched, mut polled) = (Vec::new(), Vec::new());
+        // Who could be forking?
+        let nobody = self.watches.values().all(|watch| watch.gone || watch.pid == 0);
+        for watch in self.watches.values_mut() {
+            watch.look(nobody);
+            if let Some(fd) = &watch.pidfd {
+                polled.push(PollFd::new(fd, PollFlags::IN));
+                watched.push(&mut watch.gone);
+            }
+        }
+        if poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_err() {
+            return;
+        }
+        for (gone, polled) in watched.into_iter().zip(polled) {
+            *gone |= !polled.revents().is_empty();
+        }
+    }
+
+    fn observe(&self, slot: Slot) {
+        let Some(memory) = procfs::memory(&slot.get(Field::Pid).to_string()) else { return };
+        let observed = memory.charged();
+        slot.set(Field::Observed, observed);
+        // An engine that runs accounts for itself.
+        let grant = slot.get(Field::Grant);
+        if slot.get(Field::Armed) == 0 && observed > grant {
+            self.group.take_anyway((observed - grant) as i64);
+            slot.word(Field::Grant).fetch_add(observed - grant, AcqRel);
+        }
+    }
+
+    fn gather(&mut self) {
+        self.now = Gathered::from(&self.group).with_strangers(self.strangers.charged);
+    }
+
+    fn keep_peaks(&mut self) {
+        self.peak = self.peak.max(self.now.pages);
+        if self.now.stored.0 > self.stored_most
+            && let Some(ratio) = self.now.ratio()
+        {
+            (self.stored_most, self.ratio) = (self.now.stored.0, Some(ratio));
+        }
+    }
+
+    /// Asks for what is overdrawn, but not for what was asked for already.
+    fn ask(&self, slots: &[Slot]) {
+        let armed = || slots.iter().copied().filter(|slot| slot.get(Field::Armed) != 0);
+        let asked = || armed().map(|slot| slot.get(Field::Asked) as i64).sum::<i64>();
+        let before = asked();
+        let wanted = -self.group.free() - before;
+        if wanted <= 0 {
+            return;
+        }
+        if let Some(poorest) = slots.iter().copied().min_by_key(|slot| slot.get(Field::Grant)) {
+            self.group.ask(poorest, wanted);
+        }
+        // Nobody holds more than an equal share, or there is one process only: the richest gives anyway.
+        if asked() == before
+            && let Some(richest) = armed().max_by_key(|slot| slot.get(Field::Grant))
+        {
+            let most = slot_spare(richest);
+            richest.word(Field::Asked).fetch_add(wanted.min(most).max(0) as u64, AcqRel);
+            futex_wake(richest.word(Field::Asked));
+        }
+    }
+
+    /// What the run holds, as last sampled.
+    pub fn now(&self) -> Gathered {
+        self.now
+    }
+
+    /// The most that it held.
+    pub fn peak(&self) -> Pages {
+        self.peak
+    }
+
+    /// What the pool's compression gains, or did when it held the most.
+    pub fn ratio(&self) -> Option<f64> {
+        self.now.ratio().or(self.ratio)
+    }
+
+    /// Every process of the run.
+    pub fn processes(&self) -> Vec<u32> {
+        let mut pids = tree::descendants(self.launcher);
+        for slot in self.group.live() {
+            let (pid, start_time) = identity(slot);
+            if start_time != 0 && procfs::start_time(pid) == Some(start_time) && !pids.contains(&pid) {
+                pids.push(pid);
+            }
+        }
+        pids
+    }
+
+    /// Whether a pid is, or was when last seen, a process of the run.
+    pub fn knows(&self, pid: u32) -> bool {
+        self.strangers.seen.contains_key(&pid)
+            || self.watches.values().any(|watch| watch.pid == pid)
+            || tree::descends(pid, self.launcher)
+    }
+}
+
+/// Pages that a process could give back beyond what it was asked for.
+fn slot_spare(slot: Slot) -> i64 {
+    slot.get(Field::Grant) as i64 - slot.get(Field::Asked) as i64
+}
+
+/// Processes of the run that have no slot: static programs, and those that lost LD_PRELOAD.
+#[derive(Debug)]
+struct Strangers {
+    /// Each of them, and the pages that it held when it was last seen.
+    seen: HashMap<u32, u64>,
+    /// Pages that are taken for them.
+    charged: u64,
+    next_scan: Instant,
+}
+
+impl Strangers {
+    fn new() -> Self {
+        // The first look can wait: CMD is about to claim its slot.
+        Self { seen: HashMap::new(), charged: 0, next_scan: Instant::now() + SCAN_INTERVAL }
+    }
+
+    fn scan(&mut self, group: &Group, launcher: u32, slots: &[Slot]) {
+        let start = Instant::now();
+        if start < self.next_scan {
+            return;
+        }
+        let mut seen = HashMap::new();
+        let mut charged = 0;
+        for pid in tree::descendants(launcher) {
+            if slots.iter().any(|slot| slot.get(Field::Pid) == u64::from(pid)) {
+                continue;
+            }
+            let pages = procfs::memory(&pid.to_string()).map_or(0, |memory| memory.charged());
+            // What it held at two looks: a child between fork and exec shows its parent's memory.
+            charged += self.seen.get(&pid).map_or(0, |&before| pages.min(before));
+            seen.insert(pid, pages);
+        }
+        if charged > self.charged {
+            group.take_anyway((charged - self.charged) as i64);
+        } else if charged < self.charged {
+            group.give((self.charged - charged) as i64);
+        }
+        (self.seen, self.charged) = (seen, charged);
+        let end = Instant::now();
+        self.next_scan = end + SCAN_INTERVAL.max((end - start) * SCAN_SHARE);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagetide::group::Setup;
+    use std::process::{Child, Command};
+
+    fn group(cap_pages: u64) -> (OwnedFd, Group) {
+        let setup = Setup {
+            cap_pages,
+            pool_percent: 50,
+            compressor: 1,
+            blocks: 0,
+            launcher_pid: std::process::id().into(),
+            swap_fd: 0,
+            ways: 0,
+        };
+        Group::create(setup).unwrap()
+    }
+
+    fn sleeper() -> Child {
+        Command::new("sleep").arg("100").spawn().unwrap()
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn a_process_is_charged_while_it_lives_and_released_when_it_dies() {
+        let (_fd, group) = group(100_000);
+        let mut sampler = Sampler::new(group, None);
+        let child = sleeper();
+        let slot = group.claim(child.id(), procfs::start_time(child.id()).unwrap()).unwrap();
+        slot.counters().add(Counter::pswpin, 3);
+        sampler.sample();
+        let observed = slot.get(Field::Observed);
+        assert!(observed > 0 && slot.get(Field::Grant) >= observed && group.free() < 100_000);
+        // A zombie is gone already.
+        rustix::process::kill_process(
+            Pid::from_raw(child.id() as i32).unwrap(),
+            rustix::process::Signal::KILL,
+        )
+        .unwrap();
+        while procfs::start_time(child.id()).is_some() {
+            std::thread::yield_now();
+        }
+        sampler.sample();
+        assert_eq!((group.live().count(), group.free()), (0, 100_000));
+        assert_eq!((sampler.now().pages, sampler.now().counter(Counter::pswpin)), (Pages::default(), 3));
+        assert!(sampler.peak().total >= observed);
+        end(child);
+    }
+
+    #[test]
+    fn a_slot_of_an_earlier_owner_of_the_pid_is_released() {
+        let (_fd, group) = group(1000);
+        let slot = group.claim(std::process::id(), 1).unwrap();
+        slot.set(Field::Armed, 1);
+        Sampler::new(group, None).sample();
+        assert_eq!(group.live().count(), 0);
+    }
+
+    #[test]
+    fn a_fork_under_way_is_given_time() {
+        let (_fd, group) = group(1000);
+        let mut sampler = Sampler::new(group, None);
+        let child = sleeper();
+        group.claim(child.id(), procfs::start_time(child.id()).unwrap()).unwrap();
+        group.claim(0, 0).unwrap();
+        sampler.sample();
+        assert_eq!(group.live().count(), 2);
+        end(child);
+        // The first of these finds the child dead.
+        for _ in 0..=FORK_SAMPLES {
+            sampler.sample();
+            assert_eq!(group.live().count(), 1);
+        }
+        sampler.sample();
+        assert_eq!(group.live().count(), 0);
+    }
+
+    #[test]
+    fn a_process_without_a_slot_is_charged_when_it_stays() {
+        let (_fd, group) = group(100_000);
+        let parent = Command::new("sh").args(["-c", "sleep 100 & wait"]).spawn().unwrap();
+        let child = loop {
+            if let [child] = tree::descendants(parent.id())[..] {
+                break child;
+            }
+        };
+        let mut strangers = Strangers::new();
+        let mut scan = || {
+            strangers.next_scan = Instant::now();
+            strangers.scan(&group, parent.id(), &[]);
+            strangers.charged as i64
+        };
+        assert_eq!(scan(), 0);
+        let charged = scan();
+        assert!(charged > 0);
+        assert_eq!(group.free(), 100_000 - charged);
+        rustix::process::kill_process(Pid::from_raw(child as i32).unwrap(), rustix::process::Signal::KILL)
+            .unwrap();
+        while procfs::start_time(child).is_some() {
+            std::thread::yield_now();
+        }
+        assert_eq!(scan(), 0);
+        assert_eq!(group.free(), 100_000);
+        end(parent);
+    }
+
+    #[test]
+    fn an_overdrawn_cap_is_asked_back_once_even_of_a_single_process() {
+        let (_fd, group) = group(1000);
+        let me = std::process::id();
+        let slot = group.claim(me, procfs::start_time(me).unwrap()).unwrap();
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Grant, 900);
+        group.take_anyway(900 + 150);
+        let mut sampler = Sampler::new(group, None);
+        sampler.sample();
+        assert_eq!(slot.get(Field::Asked), 50);
+        sampler.sample();
+        assert_eq!(slot.get(Field::Asked), 50);
+    }
+}

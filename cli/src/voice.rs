@@ -1,0 +1,35 @@
+//! What Pagetide itself says, on standard error.
+
+use pagetide_sys::task::say;
+
+/// How much it says.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Voice {
+    /// Errors only.
+    Quiet,
+    /// Warnings, what it decided by itself, and a summary.
+    Normal,
+    /// The setup too.
+    Verbose,
+}
+
+impl Voice {
+    /// Something that the user should know.
+    pub fn tell(self, line: &str) {
+        if self >= Self::Normal {
+            say(line);
+        }
+    }
+
+    /// Something that the user may not have wanted.
+    pub fn warn(self, line: &str) {
+        self.tell(&format!("warning: {line}"));
+    }
+
+    /// A detail.
+    pub fn detail(self, line: &str) {
+        if self >= Self::Verbose {
+            say(line);
+        }
+    }
+}

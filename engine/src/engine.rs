@@ -1,0 +1,1188 @@
+//! The engine of one process: serves faults, takes pages out, stores them, talks to the device.
+//!
+//! It owns staging, the budget and requests under way; the swap crate owns every decision about a page's
+//! word. No method waits for I/O: a fault whose page is on the device, or for which there is no room, is
+//! left parked, and whoever brings the page or makes the room answers it.
+//!
+//! Lock order: regions → cluster → slot → staging lists, requests, waiting faults (leaves). The cluster
+//! lock is held across a take-out (about 10 µs), never across a codec or I/O.
+
+use crate::budget::Budget;
+use crate::latency::Latency;
+use crate::memory::{MapError, Mapped, Memory, PageSet, Slot, TakeOutWay};
+use crate::regions::{Access, Regions};
+use crate::ways::Ways;
+use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
+use pagetide_swap::config::WRITE_BATCH_PAGES;
+use pagetide_swap::streams::Streams;
+use pagetide_swap::zswap::Scratch;
+use pagetide_swap::{
+    CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, StoreOutcome, Stored,
+    Swap, Swapin, Transfer, WINDOW_MAX,
+};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+/// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
+/// frame and interrupts no other processor.
+const MOVE_RUN_MIN: usize = 8;
+/// Pages whose stores are begun under one hold of the cluster lock.
+const STORE_BATCH: usize = 16;
+/// Batches on their way to the device at most.
+const WRITES_MAX: usize = 8;
+/// Slots kept full of free frames for runs that come in.
+const DONORS_MAX: usize = 4;
+static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
+
+/// A source of time in nanoseconds: the kernel's, or a test's.
+pub type Clock = fn() -> u64;
+
+/// Memory that a thread of the engine works in.
+#[derive(Debug)]
+pub struct Workspace {
+    scratch: Scratch,
+    pages: Buffer,
+    entries: Vec<(u32, PageIndex)>,
+}
+
+impl Default for Workspace {
+    fn default() -> Self {
+        Self { scratch: Scratch::default(), pages: Buffer::new(WINDOW_MAX), entries: Vec::with_capacity(256) }
+    }
+}
+
+/// What a step of reclaim achieved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// This many pages became free, or are being written.
+    Freed(usize),
+    /// Pages moved on, but none is free yet.
+    Moved,
+    /// There is nothing that could leave.
+    Nothing,
+}
+
+/// Parameters of an engine.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Free pages below which reclaim starts.
+    pub low: i64,
+    /// Free pages at which it stops.
+    pub high: i64,
+    /// Slots that pages stay in on probation.
+    pub probation: usize,
+}
+
+impl Limits {
+    /// Limits for a cap of this many pages.
+    pub fn for_cap(pages: u64) -> Self {
+        // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes.
+        let low = (pages as i64 / 128).clamp(256, 4096);
+        // 1/48 of the cap on probation, one slot at least.
+        let probation = (pages as usize / 48 / CLUSTER_PAGES).clamp(1, 64);
+        Self { low, high: 2 * low, probation }
+    }
+}
+
+struct Staged<S> {
+    slot: Mutex<S>,
+    /// Pages that are cached here, and one for whoever processes the slot.
+    refs: AtomicUsize,
+    cluster: AtomicU64,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
+    empty: Vec<u16>,
+    probation: VecDeque<u16>,
+    donors: Vec<u16>,
+}
+
+#[derive(Debug)]
+enum Pending {
+    Read { transfer: Transfer, since: u64 },
+    Store { slot: u16, pages: Vec<PageIndex>, block: u64 },
+    Writeback { entries: Vec<(PageIndex, u32, [u64; 2])>, block: u64 },
+}
+
+#[derive(Debug, Default)]
+struct Requests {
+    slots: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    count: usize,
+    writes: usize,
+}
+
+/// A fault that waits for room.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    page: PageIndex,
+    write: bool,
+    since: u64,
+}
+
+/// Counts of the engine's own, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Usage {
+    /// In the program.
+    pub resident: i64,
+    /// In frames.
+    pub frames: i64,
+    /// In the pool, without what is shared by fork.
+    pub pool: i64,
+    /// In the pool, shared by fork.
+    pub pool_shared: i64,
+    /// Tables and hashes.
+    pub metadata: i64,
+}
+
+/// The engine of one process.
+pub struct Engine<M: Memory> {
+    swap: Swap<M::Spans>,
+    memory: M,
+    device: Option<Box<dyn Device>>,
+    /// The program's managed memory. Writers are the program's own mapping calls.
+    pub regions: RwLock<Regions>,
+    budget: Budget,
+    limits: Limits,
+    staged: Box<[Staged<M::Slot>]>,
+    lists: Mutex<Lists>,
+    requests: Mutex<Requests>,
+    waiting: Mutex<VecDeque<Waiting>>,
+    streams: Streams,
+    latency: Latency,
+    clock: Clock,
+    ways: Ways,
+    frames: AtomicI64,
+    /// Runs that came in since the last donor was made.
+    runs_wanted: AtomicUsize,
+    /// Set when a write failed: no more are tried, what is stored stays readable.
+    device_failed: AtomicBool,
+    /// What was charged for the pool at last look.
+    pool_charged: AtomicI64,
+    /// Faults parked for room or for the device.
+    stalled: AtomicI64,
+    /// Clusters that no take-out may touch just now: they hold the stack of a thread that has a lock.
+    protected: [AtomicU64; 64],
+    /// The cluster of the take-out under way.
+    taking: AtomicU64,
+    /// Pages that turned out unstorable since reclaim last looked.
+    refused: AtomicUsize,
+    /// Whether waiting faults are held back.
+    held: AtomicBool,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic ends the process: no lock outlives one.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<M: Memory> std::fmt::Debug for Engine<M> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Engine({:?}, {} free)", self.usage(), self.budget.free())
+    }
+}
+
+/// Everything that an engine is made of.
+#[derive(Debug)]
+pub struct Parts<M: Memory> {
+    /// The swap subsystem.
+    pub swap: Swap<M::Spans>,
+    /// The program's memory.
+    pub memory: M,
+    /// Staging, empty.
+    pub slots: Vec<M::Slot>,
+    /// The device, if there is one.
+    pub device: Option<Box<dyn Device>>,
+    /// The managed ranges.
+    pub regions: Regions,
+    /// Limits.
+    pub limits: Limits,
+    /// Where latencies are counted.
+    pub latency: Latency,
+    /// The clock.
+    pub clock: Clock,
+    /// Masked ways.
+    pub ways: Ways,
+}
+
+impl<M: Memory> Engine<M> {
+    /// An engine with nothing to spend: give it a budget.
+    pub fn new(parts: Parts<M>) -> Self {
+        let Parts { swap, memory, slots, device, regions, limits, latency, clock, ways } = parts;
+        let empty = (0..slots.len() as u16).rev().collect();
+        let pool_charged = AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
+        Self {
+            swap,
+            memory,
+            device,
+            regions: RwLock::new(regions),
+            budget: Budget::default(),
+            limits,
+            staged: slots
+                .into_iter()
+                .map(|slot| Staged { slot: Mutex::new(slot), refs: AtomicUsize::new(0), cluster: AtomicU64::new(0) })
+                .collect(),
+            lists: Mutex::new(Lists { empty, ..Lists::default() }),
+            requests: Mutex::default(),
+            waiting: Mutex::new(VecDeque::with_capacity(1024)),
+            streams: Streams::default(),
+            latency,
+            clock,
+            ways,
+            frames: AtomicI64::new(0),
+            runs_wanted: AtomicUsize::new(0),
+            device_failed: AtomicBool::new(false),
+            pool_charged,
+            stalled: AtomicI64::new(0),
+            protected: std::array::from_fn(|_| AtomicU64::new(0)),
+            taking: AtomicU64::new(0),
+            refused: AtomicUsize::new(0),
+            held: AtomicBool::new(false),
+        }
+    }
+
+    /// The swap subsystem.
+    pub fn swap(&self) -> &Swap<M::Spans> {
+        &self.swap
+    }
+    /// The program's memory.
+    pub fn memory(&self) -> &M {
+        &self.memory
+    }
+    /// The device.
+    pub fn device(&self) -> Option<&dyn Device> {
+        self.device.as_deref()
+    }
+    /// What may still be used.
+    pub fn budget(&self) -> &Budget {
+        &self.budget
+    }
+    /// The limits.
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+    /// Faults that are parked just now.
+    pub fn stalled(&self) -> i64 {
+        self.stalled.load(Relaxed)
+    }
+    /// Requests on their way to or from the device.
+    pub fn requests(&self) -> usize {
+        lock(&self.requests).count
+    }
+    /// Faults that wait for room.
+    pub fn waiting(&self) -> usize {
+        lock(&self.waiting).len()
+    }
+    /// Whether reclaim should run.
+    pub fn is_short(&self) -> bool {
+        self.budget.free() < self.limits.low || self.waiting() > 0
+    }
+
+    /// What is in use.
+    pub fn usage(&self) -> Usage {
+        let shared = self.swap.zswap().frozen_pages() as i64;
+        Usage {
+            resident: self.swap.present(),
+            frames: self.frames.load(Relaxed),
+            pool: self.swap.zswap().pool_pages() as i64 - shared,
+            pool_shared: shared,
+            metadata: self.swap.metadata_bytes().div_ceil(PAGE_SIZE) as i64,
+        }
+    }
+
+    fn now(&self) -> u64 {
+        (self.clock)()
+    }
+
+    fn c(&self, counter: Counter, count: usize) {
+        self.swap.counters().add(counter, count as u64);
+    }
+
+    /// Charges or releases what the pool has grown or shrunk by.
+    pub fn settle_pool(&self) {
+        let shared = self.swap.zswap().frozen_pages() as i64;
+        let now = self.swap.zswap().pool_pages() as i64 - shared;
+        let before = self.pool_charged.swap(now, Relaxed);
+        self.budget.take(now - before);
+    }
+
+    // ---- faults ---------------------------------------------------------------------------------
+
+    /// Answers a fault, or leaves it parked for whoever can. `since` is when it was read.
+    pub fn fault(&self, page: PageIndex, write: bool, since: u64, work: &mut Workspace) {
+        let region = self.regions.read().unwrap_or_else(PoisonError::into_inner).find(page);
+        let Some(region) = region else {
+            // Not ours (any more): the kernel decides when the thread looks again.
+            self.memory.wake(page, 1);
+            return;
+        };
+        let asked = self.streams.window(page, WINDOW_MAX);
+        match self.swap.swapin(page, region.end, asked) {
+            Swapin::Present => {
+                // Usually mapped since the thread faulted. But a system call that nobody told us of may
+                // have dropped the page: then it is a hole, and the thread faults again.
+                let absent = || !self.memory.presence(page..page.plus(1)).present.contains(page.offset());
+                if self.swap.lost(page, absent) {
+                    self.budget.give(1);
+                }
+                self.memory.wake(page, 1);
+            }
+            Swapin::Pending => {}
+            Swapin::Poisoned => self.poison(page, None),
+            Swapin::Inserted(transfer) => {
+                if transfer.length < asked {
+                    self.streams.brought_in(page, asked, transfer.length);
+                }
+                self.bring_in(transfer, write, since, region.access == Access::Write, work);
+            }
+        }
+    }
+
+    /// Leaves a fault parked until [`Engine::retry_waiting`].
+    pub fn park(&self, page: PageIndex, write: bool, since: u64) {
+        self.c(Counter::allocstall, 1);
+        self.stalled.fetch_add(1, Relaxed);
+        lock(&self.waiting).push_back(Waiting { page, write, since });
+    }
+
+    /// Holds back (or lets go) the faults that wait: while a fork is under way.
+    pub fn hold_waiting(&self, on: bool) {
+        self.held.store(on, SeqCst);
+    }
+
+    /// Answers faults that waited for room. Called when there is some.
+    pub fn retry_waiting(&self, work: &mut Workspace) {
+        // Each is tried once a call: what finds no room waits again, behind the others.
+        for _ in 0..self.waiting() {
+            if self.budget.free() <= 0 || self.held.load(SeqCst) {
+                return;
+            }
+            let Some(Waiting { page, write, since }) = lock(&self.waiting).pop_front() else { return };
+            self.stalled.fetch_sub(1, Relaxed);
+            let waited = self.now().saturating_sub(since);
+            self.swap.counters().add(Counter::stalled_ns, waited);
+            self.fault(page, write, self.now(), work);
+        }
+    }
+
+    fn bring_in(&self, mut transfer: Transfer, write: bool, since: u64, writable: bool, work: &mut Workspace) {
+        if let Source::Frames { slot } = transfer.source {
+            self.bring_from_frames(&transfer, slot, writable);
+            self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+            return;
+        }
+        if transfer.length >= MOVE_RUN_MIN && writable && !matches!(transfer.source, Source::Device { .. }) {
+            self.runs_wanted.fetch_add(1, Relaxed);
+            if self.bring_by_move(&transfer, work) {
+                self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+                return;
+            }
+        }
+        if !self.budget.try_take(transfer.length) {
+            // No room for the window: the page that is waited for, at least.
+            self.release_beyond(&mut transfer, 1);
+            if !self.budget.try_take(1) {
+                self.swap.finish_swapin(&transfer, 0, true);
+                self.park(transfer.first, write, since);
+                return;
+            }
+        }
+        match transfer.source {
+            Source::Hole | Source::Zero => {
+                let mapped = self.memory.copy_in(transfer.first, &ZERO_PAGES[..transfer.length * PAGE_SIZE]);
+                self.conclude(&transfer, mapped, transfer.length);
+            }
+            Source::Memory => {
+                let (loaded, error) = self.load(&transfer, &mut work.pages, &mut work.scratch);
+                self.map_loaded(&transfer, loaded, error, &work.pages);
+            }
+            Source::Device { block } => {
+                self.read(transfer, block, write, since);
+                return;
+            }
+            Source::Frames { .. } => unreachable!("handled above"),
+        }
+        self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+    }
+
+    /// Unlocks the pages of a transfer beyond the first `length`.
+    fn release_beyond(&self, transfer: &mut Transfer, length: usize) {
+        if let Some(tail) = transfer.split_off(length) {
+            let wanted = self.swap.finish_swapin(&tail, 0, true);
+            self.wake_wanted(&tail, wanted);
+        }
+    }
+
+    /// Faults that wait for pages which were not brought in after all look again.
+    fn wake_wanted(&self, transfer: &Transfer, wanted: u64) {
+        for nth in 0..transfer.length {
+            if wanted >> nth & 1 == 1 {
+                self.memory.wake(transfer.first.plus(nth as u64), 1);
+            }
+        }
+    }
+
+    fn load(&self, transfer: &Transfer, into: &mut [u8], scratch: &mut Scratch) -> (usize, Option<LoadError>) {
+        for (nth, page) in into.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
+            if let Err(error) = self.swap.load(transfer, nth, page, scratch) {
+                return (nth, Some(error));
+            }
+        }
+        (transfer.length, None)
+    }
+
+    /// Maps the first `loaded` pages of a transfer for whose whole length was paid.
+    fn map_loaded(&self, transfer: &Transfer, loaded: usize, error: Option<LoadError>, bytes: &[u8]) {
+        if loaded == 0 {
+            self.budget.give(transfer.length as i64);
+            self.fail(transfer, error.expect("a load that stopped has a reason"));
+            return;
+        }
+        let mapped = self.memory.copy_in(transfer.first, &bytes[..loaded * PAGE_SIZE]);
+        self.conclude(transfer, mapped, transfer.length);
+    }
+
+    /// Whether stored copies of pages that come in are kept.
+    fn keeps_copies(&self, transfer: &Transfer) -> bool {
+        match transfer.source {
+            Source::Memory => {
+                let zswap = self.swap.zswap();
+                // The pool has room, or the device takes what it must give up.
+                zswap.pool_pages() < self.swap.pool_pages_max() * 3 / 4
+            }
+            Source::Device { .. } => self.swap.blocks().used() * 2 < self.swap.blocks().total(),
+            _ => false,
+        }
+    }
+
+    /// Ends a transfer for which `paid` pages were taken from the budget.
+    fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
+        let wanted = self.swap.finish_swapin(transfer, mapped.pages, self.keeps_copies(transfer));
+        self.budget.give((paid - mapped.pages) as i64);
+        self.settle_pool();
+        if let Some(error) = mapped.error {
+            let page = transfer.first.plus(mapped.pages as u64);
+            if error == MapError::Exists {
+                self.swap.overtaken(page);
+                self.budget.take(1);
+            } else if error == MapError::NoMemory && mapped.pages == 0 {
+                // The machine is out of memory for a moment: the thread faults again.
+                std::thread::yield_now();
+            }
+            self.memory.wake(page, 1);
+        }
+        self.wake_wanted(transfer, wanted);
+    }
+
+    fn fail(&self, transfer: &Transfer, error: LoadError) {
+        match error {
+            LoadError::Io(_) => self.c(Counter::read_error, 1),
+            LoadError::Decompress | LoadError::Hash => self.c(Counter::decompress_fail, 1),
+        }
+        let wanted = self.swap.fail_swapin(transfer);
+        self.poison(transfer.first, Some(error));
+        self.wake_wanted(transfer, wanted);
+    }
+
+    fn poison(&self, page: PageIndex, error: Option<LoadError>) {
+        if let Some(error) = error {
+            pagetide_sys::task::say(&format!(
+                "the page at {:#x} is lost: {error}; an access to it gets SIGBUS",
+                page.address()
+            ));
+        }
+        if !self.memory.poison(page) {
+            // Before Linux 6.6 one page cannot be made unreadable; zeroes would be worse than an end.
+            pagetide_sys::task::say("this kernel cannot poison a page (6.6): ending the program");
+            pagetide_sys::task::kill_self();
+        }
+        self.memory.wake(page, 1);
+    }
+
+    /// Brings pages back from probation.
+    fn bring_from_frames(&self, transfer: &Transfer, slot_id: u16, writable: bool) {
+        let first = transfer.first.offset();
+        let staged = &self.staged[usize::from(slot_id)];
+        let moves = self.memory.can_move()
+            && writable
+            && (transfer.length >= MOVE_RUN_MIN || self.ways.masks(Ways::NO_COPY));
+        let mut paid = 0;
+        let mapped = {
+            let mut slot = lock(&staged.slot);
+            let mut mapped = Mapped { pages: 0, error: None };
+            if moves {
+                let before = slot.memory_pages();
+                mapped = self.memory.move_from(&mut slot, first, transfer.length, transfer.first);
+                let gone = (before - slot.memory_pages()) as i64;
+                self.frames.fetch_sub(gone, Relaxed);
+                // A zero page takes no frame, but counts once it is in the program.
+                self.budget.take(mapped.pages as i64 - gone);
+                paid = mapped.pages;
+            }
+            let rest = transfer.length - mapped.pages;
+            if rest > 0 && (!moves || mapped.error == Some(MapError::Refused)) {
+                if moves {
+                    self.c(Counter::move_refused, 1);
+                }
+                // The frame is free again soon: overdrawing is bounded by what is on probation.
+                self.budget.take(rest as i64);
+                paid += rest;
+                let done = mapped.pages;
+                let copied = self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
+                mapped = Mapped { pages: done + copied.pages, error: copied.error };
+            }
+            mapped
+        };
+        self.conclude(transfer, mapped, paid.max(mapped.pages));
+        let overtaken = usize::from(mapped.error == Some(MapError::Exists));
+        self.unref(slot_id, mapped.pages + overtaken);
+    }
+
+    /// Brings a run in through free frames: read into them, then moved as one.
+    fn bring_by_move(&self, transfer: &Transfer, work: &mut Workspace) -> bool {
+        if !self.memory.can_move() {
+            return false;
+        }
+        let Some(donor) = lock(&self.lists).donors.pop() else { return false };
+        let mut slot = lock(&self.staged[usize::from(donor)].slot);
+        let Some(frame) = slot.populated().find_run(0, transfer.length) else {
+            self.drop_frames(donor, slot);
+            return false;
+        };
+        let done = match slot.frames_mut(frame, transfer.length) {
+            None => None,
+            Some(bytes) => match transfer.source {
+                Source::Memory => Some(self.load(transfer, bytes, &mut work.scratch)),
+                _ => {
+                    bytes.fill(0);
+                    Some((transfer.length, None))
+                }
+            },
+        };
+        let mut mapped = Mapped { pages: 0, error: None };
+        if let Some((loaded, _)) = done
+            && loaded > 0
+        {
+            mapped = self.memory.move_from(&mut slot, frame, loaded, transfer.first);
+            self.frames.fetch_sub(mapped.pages as i64, Relaxed);
+        }
+        drop(slot);
+        lock(&self.lists).donors.push(donor);
+        if mapped.pages == 0 && mapped.error.is_none_or(|error| error == MapError::Refused) {
+            // Nothing was mapped: the ordinary way says why.
+            return false;
+        }
+        self.conclude(transfer, mapped, mapped.pages);
+        true
+    }
+
+    fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) {
+        let device = self.device.as_ref().expect("a page on the device has a device");
+        let token = self.begin(Pending::Read { transfer, since });
+        self.stalled.fetch_add(1, Relaxed);
+        let buffer = Buffer::new(transfer.length);
+        if device.submit(Request { token, direction: Direction::Read, block, buffer }).is_err() {
+            // The queue is full of requests: each that ends lets a waiting fault try again.
+            self.end(token);
+            self.stalled.fetch_sub(1, Relaxed);
+            self.swap.finish_swapin(&transfer, 0, true);
+            self.budget.give(transfer.length as i64);
+            self.park(transfer.first, write, since);
+        }
+    }
+
+    fn begin(&self, pending: Pending) -> u64 {
+        let mut requests = lock(&self.requests);
+        requests.count += 1;
+        requests.writes += usize::from(!matches!(pending, Pending::Read { .. }));
+        let at = match requests.free.pop() {
+            Some(at) => at,
+            None => {
+                requests.slots.push(None);
+                requests.slots.len() - 1
+            }
+        };
+        requests.slots[at] = Some(pending);
+        at as u64
+    }
+
+    fn end(&self, token: u64) -> Pending {
+        let mut requests = lock(&self.requests);
+        let pending = requests.slots[token as usize].take().expect("a request ends once");
+        requests.free.push(token as usize);
+        requests.count -= 1;
+        requests.writes -= usize::from(!matches!(pending, Pending::Read { .. }));
+        pending
+    }
+
+    /// Handles requests that have ended.
+    pub fn complete(&self, done: &mut Vec<Completion>, work: &mut Workspace) {
+        for completion in done.drain(..) {
+            let Completion { token, buffer, result } = completion;
+            // The request counts as under way until all it led to is done: a fork waits for that.
+            let pending = lock(&self.requests).slots[token as usize].take().expect("a request ends once");
+            let is_write = !matches!(pending, Pending::Read { .. });
+            match pending {
+                Pending::Read { transfer, since } => self.read_ended(&transfer, since, &buffer, result),
+                Pending::Store { slot, pages, block } => self.store_ended(slot, &pages, block, result),
+                Pending::Writeback { entries, block } => self.writeback_ended(&entries, block, result),
+            }
+            let mut requests = lock(&self.requests);
+            requests.free.push(token as usize);
+            requests.count -= 1;
+            requests.writes -= usize::from(is_write);
+        }
+        self.settle_pool();
+        self.retry_waiting(work);
+    }
+
+    fn read_ended(&self, transfer: &Transfer, since: u64, bytes: &[u8], result: std::io::Result<()>) {
+        self.stalled.fetch_sub(1, Relaxed);
+        let waited = self.now().saturating_sub(since);
+        self.swap.counters().add(Counter::stalled_ns, waited);
+        let (loaded, error) = match result {
+            Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),
+            Ok(()) => {
+                let verify = |nth: usize| self.swap.verify(transfer, nth, &bytes[nth * PAGE_SIZE..][..PAGE_SIZE]);
+                let bad = (0..transfer.length).find_map(|nth| verify(nth).err().map(|error| (nth, error)));
+                bad.map_or((transfer.length, None), |(nth, error)| (nth, Some(error)))
+            }
+        };
+        self.map_loaded(transfer, loaded, error, bytes);
+        self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+    }
+
+    // ---- out ------------------------------------------------------------------------------------
+
+    /// Keeps a cluster where it is until [`Engine::unprotect`]: the caller's stack is there, and the
+    /// caller is about to take a lock. Returns a token.
+    pub fn protect(&self, cluster: ClusterNumber) -> Option<usize> {
+        let value = cluster.0 + 1;
+        let at = self
+            .protected
+            .iter()
+            .position(|cell| cell.load(Relaxed) == 0 && cell.compare_exchange(0, value, SeqCst, SeqCst).is_ok())?;
+        // A take-out announces its cluster before it looks at the list: either it sees this entry, or it
+        // is seen here and waited for. It holds no lock that the caller has.
+        while self.taking.load(SeqCst) == value {
+            std::thread::yield_now();
+        }
+        Some(at)
+    }
+
+    /// Ends a protection.
+    pub fn unprotect(&self, token: usize) {
+        self.protected[token].store(0, SeqCst);
+    }
+
+    /// Takes the next cluster out of the program. `None` if nothing can be taken.
+    fn take_out(&self) -> Option<usize> {
+        let slot_id = lock(&self.lists).empty.pop()?;
+        let taken = self.take_out_into(slot_id);
+        if taken.is_none_or(|taken| taken == 0) {
+            lock(&self.lists).empty.push(slot_id);
+        }
+        taken
+    }
+
+    fn take_out_into(&self, slot_id: u16) -> Option<usize> {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut cluster = self.swap.victim()?;
+        let number = cluster.number();
+        self.taking.store(number.0 + 1, SeqCst);
+        let protected = self.protected.iter().any(|cell| cell.load(SeqCst) == number.0 + 1);
+        let pins = self.memory.may_pin();
+        if protected || (pins && !self.memory.can_move()) {
+            self.taking.store(0, SeqCst);
+            self.swap.put_back(cluster);
+            self.c(Counter::pgsteal_fail, 1);
+            return Some(0);
+        }
+        let staged = &self.staged[usize::from(slot_id)];
+        let mut slot = lock(&staged.slot);
+        let before = slot.memory_pages() as i64;
+        debug_assert_eq!(before, 0);
+        let whole = 0..CLUSTER_PAGES;
+        let way = if pins || self.ways.masks(Ways::NO_REMAP) { TakeOutWay::Move } else { TakeOutWay::Remap };
+        for (range, region) in regions.pieces_of(number) {
+            if region.access == Access::None && way == TakeOutWay::Move {
+                continue;
+            }
+            let writable = region.access == Access::Write;
+            if !self.memory.take_out(range.clone(), writable, way, &mut slot)
+                && way == TakeOutWay::Remap
+                && self.memory.can_move()
+            {
+                self.memory.take_out(range, writable, TakeOutWay::Move, &mut slot);
+            }
+        }
+        let populated = slot.populated();
+        // What is neither here nor there was dropped by a call that nobody told us of.
+        let first = number.page(0);
+        let expected = way == TakeOutWay::Remap && populated.len() == cluster.present();
+        let still = match expected {
+            true => PageSet::default(),
+            false => self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).present,
+        };
+        let out = self.swap.taken_out(
+            &mut cluster,
+            slot_id,
+            whole,
+            |offset| populated.contains(offset),
+            |offset| !still.contains(offset),
+        );
+        self.taking.store(0, SeqCst);
+        if out.taken == 0 && cluster.present() > 0 {
+            self.c(Counter::pgsteal_fail, 1);
+        }
+        drop(cluster);
+        let memory = slot.memory_pages() as i64;
+        self.frames.fetch_add(memory, Relaxed);
+        self.budget.take(out.adopted as i64);
+        self.budget.give(out.taken as i64 - memory + out.dropped as i64);
+        if out.taken == 0 {
+            self.drop_bytes(&mut slot);
+            return Some(0);
+        }
+        drop(slot);
+        staged.cluster.store(number.0, Relaxed);
+        staged.refs.store(out.taken + 1, SeqCst);
+        lock(&self.lists).probation.push_back(slot_id);
+        Some(out.taken)
+    }
+
+    fn drop_bytes(&self, slot: &mut M::Slot) -> usize {
+        let pages = slot.memory_pages();
+        slot.clear();
+        self.frames.fetch_sub(pages as i64, Relaxed);
+        self.budget.give(pages as i64);
+        pages
+    }
+
+    /// Gives a slot's frames back to the system.
+    fn drop_frames(&self, slot_id: u16, mut slot: MutexGuard<'_, M::Slot>) -> usize {
+        let pages = self.drop_bytes(&mut slot);
+        drop(slot);
+        lock(&self.lists).empty.push(slot_id);
+        pages
+    }
+
+    /// `count` pages are no longer cached in the slot (or its processing has ended).
+    fn unref(&self, slot_id: u16, count: usize) -> usize {
+        if count == 0 || self.staged[usize::from(slot_id)].refs.fetch_sub(count, SeqCst) != count {
+            return 0;
+        }
+        // Nobody refers to its frames: they are free, and populated.
+        let slot = lock(&self.staged[usize::from(slot_id)].slot);
+        let pages = slot.memory_pages();
+        if pages >= CLUSTER_PAGES / 2 && self.memory.can_move() && self.runs_wanted.swap(0, Relaxed) > 0 {
+            let mut lists = lock(&self.lists);
+            if lists.donors.len() < DONORS_MAX {
+                drop(slot);
+                lists.donors.push(slot_id);
+                return pages;
+            }
+        }
+        self.drop_frames(slot_id, slot)
+    }
+
+    /// One step towards free memory. A bounded piece of work; never waits for I/O.
+    pub fn reclaim(&self, work: &mut Workspace) -> Progress {
+        let mut freed = self.trim_pool(work);
+        let probation = lock(&self.lists).probation.len();
+        let taken = if probation <= self.limits.probation { self.take_out() } else { Some(0) };
+        let oldest = {
+            let mut lists = lock(&self.lists);
+            let ripe = lists.probation.len() > self.limits.probation || taken.is_none();
+            if ripe { lists.probation.pop_front() } else { None }
+        };
+        if let Some(slot) = oldest {
+            freed += self.store_slot(slot, work);
+        }
+        if freed == 0 && self.waiting() > 0 {
+            // Somebody waits: frames that were kept for runs are worth more as room.
+            let donor = lock(&self.lists).donors.pop();
+            if let Some(donor) = donor {
+                freed += self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot));
+            }
+        }
+        match (freed, taken, oldest) {
+            (1.., _, _) => Progress::Freed(freed),
+            (0, None, None) => Progress::Nothing,
+            (0, _, _) => Progress::Moved,
+        }
+    }
+
+    /// Stores every page that is still on probation in a slot. Returns the pages that became free or are
+    /// on their way to the device.
+    fn store_slot(&self, slot_id: u16, work: &mut Workspace) -> usize {
+        let staged = &self.staged[usize::from(slot_id)];
+        let number = ClusterNumber(staged.cluster.load(Relaxed));
+        let offsets: Vec<usize> = lock(&staged.slot).populated().iter().collect();
+        let mut stored = 0;
+        let mut refused = Vec::new();
+        let mut batch = Batch::default();
+        for chunk in offsets.chunks(STORE_BATCH) {
+            let mut begun = [(0usize, None::<Place>); STORE_BATCH];
+            let mut count = 0;
+            if let Some(mut cluster) = self.swap.table().lock(number) {
+                for &offset in chunk {
+                    if let Some(kept) = self.swap.begin_store(&mut cluster, slot_id, offset) {
+                        begun[count] = (offset, kept);
+                        count += 1;
+                    }
+                }
+            }
+            for &(offset, kept) in &begun[..count] {
+                let page = number.page(offset);
+                let outcome = {
+                    let slot = lock(&staged.slot);
+                    let bytes = slot.frame(offset).expect("a cached page has its frame");
+                    let outcome = self.swap.store(page, bytes, kept, &mut work.scratch);
+                    if let Stored::Refused(_, hash) = outcome
+                        && self.device.is_some()
+                    {
+                        batch.push(page, hash, bytes);
+                    }
+                    outcome
+                };
+                match outcome {
+                    Stored::Clean(place) | Stored::New(place) => {
+                        stored += 1;
+                        self.end_store(page, slot_id, Some(place));
+                    }
+                    Stored::Refused(..) if self.device.is_some() => {
+                        if batch.pages.len() == WRITE_BATCH_PAGES {
+                            stored += self.write(slot_id, &mut batch, &mut refused);
+                        }
+                    }
+                    Stored::Refused(..) => refused.push(page),
+                }
+            }
+            self.settle_pool();
+        }
+        stored += self.write(slot_id, &mut batch, &mut refused);
+        self.give_up(slot_id, &refused);
+        self.unref(slot_id, 1);
+        stored
+    }
+
+    /// Pages that found no place go back to the program.
+    fn give_up(&self, slot_id: u16, pages: &[PageIndex]) {
+        self.refused.fetch_add(pages.len(), Relaxed);
+        for &page in pages {
+            match self.swap.abandon_store(page) {
+                StoreOutcome::Wanted => self.map_wanted(page, slot_id),
+                StoreOutcome::Swapped => {
+                    if let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) {
+                        match transfer.source {
+                            Source::Frames { slot } => self.bring_from_frames(&transfer, slot, false),
+                            // A fault was faster, and it went on from there.
+                            _ => {
+                                let wanted = self.swap.finish_swapin(&transfer, 0, true);
+                                self.wake_wanted(&transfer, wanted);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pages that could not leave since the last call.
+    pub fn take_refused(&self) -> usize {
+        self.refused.swap(0, Relaxed)
+    }
+
+    fn end_store(&self, page: PageIndex, slot_id: u16, place: Option<Place>) {
+        let outcome = match place {
+            Some(place) => self.swap.finish_store(page, place),
+            None => self.swap.abandon_store(page),
+        };
+        match outcome {
+            StoreOutcome::Wanted => self.map_wanted(page, slot_id),
+            StoreOutcome::Swapped if place.is_some() => drop(self.unref(slot_id, 1)),
+            StoreOutcome::Swapped => {}
+        }
+    }
+
+    /// Maps a page for which a fault waited until its store had ended.
+    fn map_wanted(&self, page: PageIndex, slot_id: u16) {
+        self.budget.take(1);
+        let mapped = {
+            let slot = lock(&self.staged[usize::from(slot_id)].slot);
+            self.memory.copy_from(&slot, page.offset(), 1, page)
+        };
+        self.swap.finish_hit(page);
+        if mapped.pages == 0 {
+            // The mapping went away, or the page was there: the thread looks again, and what is lost is
+            // noticed by `lost`.
+            self.memory.wake(page, 1);
+        }
+        self.unref(slot_id, 1);
+    }
+
+    /// Sends a batch of refused pages to the device. Returns how many are on their way.
+    fn write(&self, slot_id: u16, batch: &mut Batch, refused: &mut Vec<PageIndex>) -> usize {
+        let mut sent = 0;
+        while !batch.pages.is_empty() {
+            let room = !self.device_failed.load(Relaxed) && lock(&self.requests).writes < WRITES_MAX;
+            let run = if room { self.swap.blocks().allocate(batch.pages.len()) } else { None };
+            let Some(run) = run else {
+                refused.extend(batch.pages.drain(..).map(|(page, _)| page));
+                batch.bytes.clear();
+                break;
+            };
+            let pages: Vec<_> = batch.pages.drain(..run.length).collect();
+            let mut buffer = Buffer::new(run.length);
+            buffer.copy_from_slice(&batch.bytes[..run.length * BLOCK]);
+            batch.bytes.drain(..run.length * BLOCK);
+            for (block, (_, hash)) in (run.start..).zip(&pages) {
+                self.swap.blocks().set_hash(block, *hash);
+            }
+            let pages: Vec<PageIndex> = pages.into_iter().map(|(page, _)| page).collect();
+            let count = pages.len();
+            let token = self.begin(Pending::Store { slot: slot_id, pages, block: run.start });
+            let request = Request { token, direction: Direction::Write, block: run.start, buffer };
+            if self.device.as_ref().expect("checked by the caller").submit(request).is_err() {
+                if let Pending::Store { pages, .. } = self.end(token) {
+                    refused.extend(pages);
+                }
+                (run.start..).take(count).for_each(|block| self.swap.blocks().free(block));
+            } else {
+                sent += count;
+            }
+        }
+        sent
+    }
+
+    fn store_ended(&self, slot_id: u16, pages: &[PageIndex], block: u64, result: std::io::Result<()>) {
+        match result {
+            Ok(()) => {
+                self.c(Counter::pswpout, pages.len());
+                for (&page, block) in pages.iter().zip(block..) {
+                    self.end_store(page, slot_id, Some(Place::Device(block)));
+                }
+            }
+            Err(error) => {
+                self.write_failed(&error);
+                (block..).take(pages.len()).for_each(|block| self.swap.blocks().free(block));
+                self.give_up(slot_id, pages);
+            }
+        }
+    }
+
+    fn write_failed(&self, error: &std::io::Error) {
+        self.c(Counter::write_error, 1);
+        if !self.device_failed.swap(true, Relaxed) {
+            pagetide_sys::task::say(&format!(
+                "cannot write to the swap file: {error}; pages stay in memory from now on (--swap-dir, --swap-size)"
+            ));
+        }
+    }
+
+    /// Makes room in a pool that nears its limit: kept copies go, then the entries under the clock hand
+    /// are written to the device. Returns the pages that were freed at once.
+    fn trim_pool(&self, work: &mut Workspace) -> usize {
+        let zswap = self.swap.zswap();
+        let max = self.swap.pool_pages_max();
+        let before = zswap.pool_pages();
+        if before * 16 < max * 15 {
+            return 0;
+        }
+        work.entries.clear();
+        zswap.clock(4 * WRITE_BATCH_PAGES, &mut work.entries);
+        let mut entries = std::mem::take(&mut work.entries);
+        entries.retain(|&(handle, owner)| !self.swap.drop_copy(owner, handle));
+        let mut sent = 0;
+        for chunk in entries.chunks(WRITE_BATCH_PAGES) {
+            sent += self.write_back(chunk, &mut work.scratch);
+        }
+        work.entries = entries;
+        self.settle_pool();
+        // An entry is a third of a page, more or less: what is on its way counts as that.
+        before.saturating_sub(zswap.pool_pages()) + sent / 4
+    }
+
+    fn write_back(&self, entries: &[(u32, PageIndex)], scratch: &mut Scratch) -> usize {
+        let Some(device) = &self.device else { return 0 };
+        if self.device_failed.load(Relaxed) || lock(&self.requests).writes >= WRITES_MAX {
+            return 0;
+        }
+        let Some(run) = self.swap.blocks().allocate(entries.len()) else { return 0 };
+        let mut buffer = Buffer::new(run.length);
+        let mut begun = Vec::with_capacity(run.length);
+        for &(handle, owner) in entries {
+            if begun.len() == run.length {
+                break;
+            }
+            let bytes = &mut buffer[begun.len() * BLOCK..][..BLOCK];
+            if let Some(hash) = self.swap.begin_writeback(owner, handle, bytes, scratch) {
+                self.swap.blocks().set_hash(run.start + begun.len() as u64, hash);
+                begun.push((owner, handle, hash));
+            }
+        }
+        (run.start..).take(run.length).skip(begun.len()).for_each(|block| self.swap.blocks().free(block));
+        let count = begun.len();
+        if count == 0 {
+            return 0;
+        }
+        let mut whole = Buffer::new(count);
+        whole.copy_from_slice(&buffer[..count * BLOCK]);
+        let token = self.begin(Pending::Writeback { entries: begun, block: run.start });
+        let request = Request { token, direction: Direction::Write, block: run.start, buffer: whole };
+        if device.submit(request).is_err() {
+            if let Pending::Writeback { entries, block } = self.end(token) {
+                self.cancel_writeback(&entries, block);
+            }
+            return 0;
+        }
+        count
+    }
+
+    fn cancel_writeback(&self, entries: &[(PageIndex, u32, [u64; 2])], block: u64) {
+        for (&(owner, handle, hash), block) in entries.iter().zip(block..) {
+            self.swap.finish_writeback(owner, handle, hash, None);
+            self.swap.blocks().free(block);
+        }
+    }
+
+    fn writeback_ended(&self, entries: &[(PageIndex, u32, [u64; 2])], block: u64, result: std::io::Result<()>) {
+        if let Err(error) = result {
+            self.write_failed(&error);
+            self.cancel_writeback(entries, block);
+            return;
+        }
+        self.c(Counter::pswpout, entries.len());
+        for (&(owner, handle, hash), block) in entries.iter().zip(block..) {
+            if !self.swap.finish_writeback(owner, handle, hash, Some(block)) {
+                self.swap.blocks().free(block);
+            }
+        }
+    }
+
+    /// Stores or returns everything that is on probation and gives up free frames: before a fork, when
+    /// no other thread of the engine works. False if requests are under way, or staging is not empty yet:
+    /// call again when they have ended.
+    pub fn drain(&self, work: &mut Workspace) -> bool {
+        loop {
+            let next = {
+                let mut lists = lock(&self.lists);
+                lists.probation.pop_front().map(Ok).or_else(|| lists.donors.pop().map(Err))
+            };
+            match next {
+                Some(Ok(slot)) => drop(self.store_slot(slot, work)),
+                Some(Err(donor)) => {
+                    self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot));
+                }
+                None => break,
+            }
+        }
+        self.requests() == 0 && lock(&self.lists).empty.len() == self.staged.len()
+    }
+
+    // ---- changes by the program -----------------------------------------------------------------
+
+    /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order,
+    /// when no fault can come between: the place for the system call that drops the program's pages.
+    pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
+        let mut done = range.start;
+        for number in self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64)) {
+            let first = number.page(0).max(range.start);
+            let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+            if done < first {
+                also(done..first);
+            }
+            done = last;
+            let offsets = first.offset()..first.offset() + (last.0 - first.0) as usize;
+            let mut freed = Vec::new();
+            let discarded = self.swap.discard(
+                number,
+                offsets,
+                |slot, _| freed.push(slot),
+                || also(first..last),
+            );
+            self.budget.give(discarded.present as i64);
+            for slot in freed {
+                self.unref(slot, 1);
+            }
+        }
+        if done < range.end {
+            also(done..range.end);
+        }
+        self.settle_pool();
+    }
+
+    /// Brings every page of `range` that is on probation back into the program: before its mapping moves.
+    pub fn recall(&self, range: Range<PageIndex>) {
+        for number in self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64)) {
+            let first = number.page(0).max(range.start);
+            let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+            let mut page = first;
+            while page < last {
+                // Waits until nothing moves there, then claims what is cached.
+                let offset = page.offset();
+                let Some(cluster) = self.swap.lock_settled(number, offset..offset + 1) else { break };
+                let cached = cluster.get(offset).state() == pagetide_swap::State::Cached;
+                drop(cluster);
+                if cached && let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) {
+                    match transfer.source {
+                        Source::Frames { slot } => self.bring_from_frames(&transfer, slot, false),
+                        _ => {
+                            let wanted = self.swap.finish_swapin(&transfer, 0, true);
+                            self.wake_wanted(&transfer, wanted);
+                        }
+                    }
+                    continue;
+                }
+                page = page.plus(1);
+            }
+        }
+    }
+
+    /// Moves the words of `length` pages from one place in the address space to another: the mapping
+    /// moved. Both ranges must be quiet: no region, so no fault and no take-out.
+    pub fn rename(&self, from: PageIndex, to: PageIndex, length: u64) {
+        for nth in 0..length {
+            let page = from.plus(nth);
+            if self.swap.table().peek(page) != pagetide_swap::Word::HOLE {
+                self.swap.rename(page, to.plus(nth));
+            }
+        }
+    }
+
+    /// Takes pages that are in the program already into account: a region that becomes managed late.
+    pub fn adopt(&self, range: Range<PageIndex>) -> usize {
+        let mut count = 0;
+        let mut page = range.start;
+        while page < range.end {
+            let number = page.cluster();
+            let end = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+            let present = self.memory.presence(page..end).present;
+            if !present.is_empty() {
+                count += self.swap.adopt_present(number, present.iter());
+            }
+            page = end;
+        }
+        self.budget.take(count as i64);
+        count
+    }
+}
+
+/// Pages gathered for one write.
+#[derive(Default)]
+struct Batch {
+    pages: Vec<(PageIndex, [u64; 2])>,
+    bytes: Vec<u8>,
+}
+
+impl Batch {
+    fn push(&mut self, page: PageIndex, hash: [u64; 2], bytes: &[u8]) {
+        self.pages.push((page, hash));
+        self.bytes.extend_from_slice(bytes);
+    }
+}

@@ -1,0 +1,474 @@
+//! The group page: what the processes of one run share.
+//!
+//! It is a memfd that the launcher creates and owns; processes open it as `/proc/LAUNCHER/fd/N`, the path
+//! in the environment variable [`ENVIRONMENT`]. Everything in it is an atomic word, so that a process
+//! that is killed at any instant leaves it usable.
+//!
+//! ```text
+//! ┌────────┬────────────────┬──────────────────────────┬─────────────────┬──────────────────────────┐
+//! │ header │ totals of dead │ slots, one a process     │ block counts    │ held blocks, a bitmap a  │
+//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot                     │
+//! └────────┴────────────────┴──────────────────────────┴─────────────────┴──────────────────────────┘
+//! ```
+//!
+//! # Memory, as the group sees it
+//! `free` + the grants of all slots = the cap. A process uses no more than its grant, but for what it
+//! cannot know beforehand (its unmanaged memory): the launcher samples that, and takes from `free`, which
+//! may then be negative until somebody gives back.
+
+use crate::latency::{self, Latency};
+use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
+use pagetide_swap::{Counter, Counters};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::Duration;
+
+/// Names the group page to the processes of a run: a path.
+pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
+/// Processes that a run may have at one time.
+pub const SLOTS: usize = 256;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
+const VERSION: u64 = 1;
+const HEADER_WORDS: usize = 64;
+const SLOT_HEADER_WORDS: usize = 32;
+const COUNTER_WORDS: usize = 64;
+const SLOT_WORDS: usize = 256;
+const _: () = assert!(Counters::CELLS <= COUNTER_WORDS);
+const _: () = assert!(SLOT_HEADER_WORDS + COUNTER_WORDS + latency::WORDS <= SLOT_WORDS);
+const _: () = assert!(Header::Last as usize <= HEADER_WORDS && Field::Last as usize <= SLOT_HEADER_WORDS);
+
+/// A word of the header.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+enum Header {
+    Magic,
+    Version,
+    CapPages,
+    PoolPercent,
+    Compressor,
+    Blocks,
+    LauncherPid,
+    SwapFd,
+    Ways,
+    Free,
+    Demand,
+    Last,
+}
+
+/// A word of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Field {
+    /// 0 free, 1 taken.
+    Taken,
+    /// The process.
+    Pid,
+    /// When it started (0: not known yet, a fork is under way).
+    StartTime,
+    /// Pages that it may use.
+    Grant,
+    /// Pages that it is asked to give back.
+    Asked,
+    /// Counts up when there is something for its control thread to do; waited on as a futex.
+    Bell,
+    /// Whether its engine runs.
+    Armed,
+    /// Pages in the program, as the engine counts them (or handed out, before it runs).
+    Resident,
+    /// Pages in frames.
+    Frames,
+    /// Pages of the pool.
+    Pool,
+    /// Pages of the engine's own data.
+    Metadata,
+    /// Pages that are not managed, as last sampled.
+    Unmanaged,
+    /// Pages at a place.
+    Swapped,
+    /// Blocks held on the device.
+    Disk,
+    /// Pages stored in the pool.
+    StoredPages,
+    /// Bytes of their payload.
+    StoredBytes,
+    /// What the launcher last saw in `/proc`: anonymous, shared and page-table pages.
+    Observed,
+    /// Faults that wait for room or for the device just now.
+    Stalled,
+    /// Pages on probation.
+    Cached,
+    /// Pages in use beyond the grant are taken back when this one is reported.
+    Last,
+}
+
+/// What a run is told at its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// The cap, in pages.
+    pub cap_pages: u64,
+    /// The pool's share of the cap, in percent.
+    pub pool_percent: u64,
+    /// The codec, as in [`pagetide_swap::Compressor`].
+    pub compressor: u64,
+    /// Blocks of the swap file; 0 for none.
+    pub blocks: u64,
+    /// The launcher's pid.
+    pub launcher_pid: u64,
+    /// The swap file's descriptor in the launcher.
+    pub swap_fd: u64,
+    /// Ways that are masked, for tests: see [`crate::ways::Ways`].
+    pub ways: u64,
+}
+
+/// A handle on the group page.
+#[derive(Clone, Copy, Debug)]
+pub struct Group {
+    shared: Shared,
+    header: &'static [AtomicU64],
+    slots: usize,
+    setup: Setup,
+}
+
+/// A handle on one process's slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    words: &'static [AtomicU64],
+    index: usize,
+}
+
+/// Why the group page cannot be used.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The system says no.
+    System(std::io::Error),
+    /// It is not a group page, or one of another version of Pagetide.
+    Foreign,
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::System(error) => write!(f, "cannot open the run's group page: {error}"),
+            Self::Foreign => f.write_str("the run's group page is of another version of Pagetide"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+fn bytes_needed(blocks: u64) -> usize {
+    let words = HEADER_WORDS + SLOT_WORDS * (SLOTS + 1);
+    words * 8 + counts_bytes(blocks) + SLOTS * held_words(blocks) * 8
+}
+
+fn counts_bytes(blocks: u64) -> usize {
+    (blocks as usize).next_multiple_of(4096)
+}
+
+/// Words of one slot's bitmap, in whole pages: untouched pages of the file take no memory.
+fn held_words(blocks: u64) -> usize {
+    (blocks as usize).div_ceil(64).next_multiple_of(512)
+}
+
+impl Group {
+    /// Creates the group page.
+    pub fn create(setup: Setup) -> Result<(OwnedFd, Self), std::io::Error> {
+        let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks))?;
+        let header = shared.words(0, HEADER_WORDS);
+        let set = |word: Header, value: u64| header[word as usize].store(value, Relaxed);
+        set(Header::Version, VERSION);
+        set(Header::CapPages, setup.cap_pages);
+        set(Header::PoolPercent, setup.pool_percent);
+        set(Header::Compressor, setup.compressor);
+        set(Header::Blocks, setup.blocks);
+        set(Header::LauncherPid, setup.launcher_pid);
+        set(Header::SwapFd, setup.swap_fd);
+        set(Header::Ways, setup.ways);
+        set(Header::Free, setup.cap_pages);
+        header[Header::Magic as usize].store(MAGIC, Release);
+        Ok((fd, Self { shared, header, slots: SLOTS, setup }))
+    }
+
+    /// Opens a run's group page.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        let shared = Shared::open(path).map_err(|error| OpenError::System(error.into()))?;
+        if shared.len() < HEADER_WORDS * 8 {
+            return Err(OpenError::Foreign);
+        }
+        let header = shared.words(0, HEADER_WORDS);
+        let get = |word: Header| header[word as usize].load(Acquire);
+        if get(Header::Magic) != MAGIC || get(Header::Version) != VERSION {
+            return Err(OpenError::Foreign);
+        }
+        let setup = Setup {
+            cap_pages: get(Header::CapPages),
+            pool_percent: get(Header::PoolPercent),
+            compressor: get(Header::Compressor),
+            blocks: get(Header::Blocks),
+            launcher_pid: get(Header::LauncherPid),
+            swap_fd: get(Header::SwapFd),
+            ways: get(Header::Ways),
+        };
+        if shared.len() != bytes_needed(setup.blocks) {
+            return Err(OpenError::Foreign);
+        }
+        Ok(Self { shared, header, slots: SLOTS, setup })
+    }
+
+    /// What the run was told at its start.
+    pub fn setup(&self) -> Setup {
+        self.setup
+    }
+
+    /// The path under which processes of this run open the swap file.
+    pub fn swap_path(&self) -> std::path::PathBuf {
+        format!("/proc/{}/fd/{}", self.setup.launcher_pid, self.setup.swap_fd).into()
+    }
+
+    fn slot_words(&self, index: usize) -> &'static [AtomicU64] {
+        // Number 0 is the totals of the dead.
+        self.shared.words((HEADER_WORDS + index * SLOT_WORDS) * 8, SLOT_WORDS)
+    }
+
+    /// Counters and latencies of processes that have died.
+    pub fn dead(&self) -> Slot {
+        Slot { words: self.slot_words(0), index: usize::MAX }
+    }
+
+    /// A process's slot.
+    pub fn slot(&self, index: usize) -> Slot {
+        assert!(index < self.slots);
+        Slot { words: self.slot_words(index + 1), index }
+    }
+
+    /// The slots that are taken.
+    pub fn live(&self) -> impl Iterator<Item = Slot> + '_ {
+        (0..self.slots).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
+    }
+
+    /// Takes a slot for a process. `None` if the run has [`SLOTS`] processes.
+    pub fn claim(&self, pid: u32, start_time: u64) -> Option<Slot> {
+        let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {
+            slot.word(Field::Taken).load(Relaxed) == 0
+                && slot.word(Field::Taken).compare_exchange(0, 2, AcqRel, Relaxed).is_ok()
+        })?;
+        for word in &slot.words[Field::Pid as usize..] {
+            word.store(0, Relaxed);
+        }
+        slot.set(Field::Pid, pid.into());
+        slot.set(Field::StartTime, start_time);
+        slot.word(Field::Taken).store(1, Release);
+        Some(slot)
+    }
+
+    /// Gives a slot back: its counters go to the dead, its grant to the free, its blocks to the device.
+    pub fn release(&self, slot: Slot) {
+        if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        let dead = self.dead();
+        for &counter in Counter::ALL {
+            dead.counters().add(counter, slot.counters().get(counter));
+        }
+        let mut sum = [0; latency::WORDS];
+        slot.latency().add_to(&mut sum);
+        let to = &dead.words[SLOT_HEADER_WORDS + COUNTER_WORDS..];
+        for (word, count) in to[..latency::BUCKETS].iter().zip(sum) {
+            word.fetch_add(count, Relaxed);
+        }
+        to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
+        pagetide_swap::blocks::sweep(self.block_counts(), self.held(slot));
+        self.give(slot.word(Field::Grant).swap(0, AcqRel) as i64);
+        slot.word(Field::Taken).store(0, Release);
+    }
+
+    /// Pages of the cap that nobody was granted. Negative if unmanaged memory grew past it.
+    pub fn free(&self) -> i64 {
+        self.header[Header::Free as usize].load(Relaxed) as i64
+    }
+
+    /// Takes `pages` if at least `reserve` remain.
+    pub fn take(&self, pages: i64, reserve: i64) -> bool {
+        self.header[Header::Free as usize]
+            .fetch_update(AcqRel, Relaxed, |free| {
+                let left = free as i64 - pages;
+                (left >= reserve).then_some(left as u64)
+            })
+            .is_ok()
+    }
+
+    /// Takes as many of `pages` as there are.
+    pub fn take_up_to(&self, pages: i64) -> i64 {
+        let mut taken = 0;
+        let _ = self.header[Header::Free as usize].fetch_update(AcqRel, Relaxed, |free| {
+            taken = (free as i64).clamp(0, pages);
+            (taken > 0).then_some((free as i64 - taken) as u64)
+        });
+        taken
+    }
+
+    /// Takes `pages` whatever is left: memory that is in use already.
+    pub fn take_anyway(&self, pages: i64) {
+        self.header[Header::Free as usize].fetch_sub(pages as u64, AcqRel);
+    }
+
+    /// Gives pages back.
+    pub fn give(&self, pages: i64) {
+        self.header[Header::Free as usize].fetch_add(pages as u64, AcqRel);
+        if pages > 0 {
+            self.header[Header::Demand as usize].fetch_add(1, AcqRel);
+            futex_wake(&self.header[Header::Demand as usize]);
+        }
+    }
+
+    /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
+    /// `for_whom` is not asked.
+    pub fn ask(&self, for_whom: Slot, pages: i64) {
+        let holders: Vec<_> = self.live().collect();
+        let share = self.setup.cap_pages / holders.len().max(1) as u64;
+        let richest = holders
+            .into_iter()
+            .filter(|slot| slot.index != for_whom.index && slot.get(Field::Grant) > share)
+            // Who was asked for much already is passed over: it may be stopped.
+            .max_by_key(|slot| slot.get(Field::Grant) as i64 - 2 * slot.get(Field::Asked) as i64);
+        if let Some(slot) = richest {
+            let spare = slot.get(Field::Grant) as i64 - share as i64;
+            let asked = slot.get(Field::Asked) as i64;
+            if asked < spare {
+                slot.word(Field::Asked).fetch_add(pages.min(spare - asked) as u64, AcqRel);
+                slot.ring();
+            }
+        }
+    }
+
+    /// A number that changes whenever pages are given back.
+    pub fn demand(&self) -> u32 {
+        self.header[Header::Demand as usize].load(Acquire) as u32
+    }
+
+    /// Waits until pages were given back since `seen`, or `timeout` passed.
+    pub fn wait_free(&self, seen: u32, timeout: Duration) {
+        futex_wait(&self.header[Header::Demand as usize], seen, timeout);
+    }
+
+    /// How many processes use each block of the swap file.
+    pub fn block_counts(&self) -> &'static [AtomicU8] {
+        let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8;
+        self.shared.bytes(offset, self.setup.blocks as usize)
+    }
+
+    /// Which blocks a process holds.
+    pub fn held(&self, slot: Slot) -> &'static [AtomicU64] {
+        let words = held_words(self.setup.blocks);
+        let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8 + counts_bytes(self.setup.blocks);
+        self.shared.words(offset + slot.index * words * 8, words)
+    }
+}
+
+impl Slot {
+    /// The slot's number.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// A word of it.
+    pub fn word(&self, field: Field) -> &'static AtomicU64 {
+        &self.words[field as usize]
+    }
+
+    /// A word's value.
+    pub fn get(&self, field: Field) -> u64 {
+        self.word(field).load(Acquire)
+    }
+
+    /// Sets a word.
+    pub fn set(&self, field: Field, value: u64) {
+        self.word(field).store(value, Release);
+    }
+
+    /// The process's counters.
+    pub fn counters(&self) -> Counters {
+        Counters::new(&self.words[SLOT_HEADER_WORDS..SLOT_HEADER_WORDS + COUNTER_WORDS])
+    }
+
+    /// The process's fault latencies.
+    pub fn latency(&self) -> Latency {
+        Latency::new(&self.words[SLOT_HEADER_WORDS + COUNTER_WORDS..])
+    }
+
+    /// Tells the process's control thread that there is something to do.
+    pub fn ring(&self) {
+        self.word(Field::Bell).fetch_add(1, AcqRel);
+        futex_wake(self.word(Field::Bell));
+    }
+
+    /// Waits until the bell rang since it read `seen`, or `timeout` passed.
+    pub fn wait_bell(&self, seen: u64, timeout: Duration) {
+        futex_wait(self.word(Field::Bell), seen as u32, timeout);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    fn setup(blocks: u64) -> Setup {
+        Setup {
+            cap_pages: 1000,
+            pool_percent: 50,
+            compressor: 1,
+            blocks,
+            launcher_pid: 1,
+            swap_fd: 2,
+            ways: 0,
+        }
+    }
+
+    #[test]
+    fn a_second_process_sees_what_the_first_set_up() {
+        let (fd, group) = Group::create(setup(10_000)).unwrap();
+        let other = Group::open(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))).unwrap();
+        assert_eq!(other.setup(), group.setup());
+        assert!(other.take(900, 50) && !other.take(60, 50));
+        assert_eq!(group.free(), 100);
+        assert_eq!(group.take_up_to(200), 100);
+        group.give(1000);
+        assert_eq!(other.free(), 1000);
+    }
+
+    #[test]
+    fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
+        let (_fd, group) = Group::create(setup(128)).unwrap();
+        let slot = group.claim(7, 8).unwrap();
+        assert!(group.take(300, 0));
+        slot.set(Field::Grant, 300);
+        slot.counters().add(Counter::pswpin, 5);
+        slot.latency().record(Duration::from_micros(3));
+        let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(slot));
+        blocks.allocate(100).unwrap();
+        assert_eq!(group.live().count(), 1);
+        group.release(slot);
+        group.release(slot);
+        assert_eq!((group.live().count(), group.free()), (0, 1000));
+        assert_eq!(group.dead().counters().get(Counter::pswpin), 5);
+        let next = group.claim(9, 9).unwrap();
+        assert_eq!(next.counters().get(Counter::pswpin), 0);
+        let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(next));
+        assert_eq!(blocks.allocate(200).unwrap().length, 128);
+    }
+
+    #[test]
+    fn the_richest_is_asked_for_what_exceeds_its_share() {
+        let (_fd, group) = Group::create(setup(0)).unwrap();
+        let [rich, poor] = [1, 2].map(|pid| group.claim(pid, 0).unwrap());
+        rich.set(Field::Grant, 900);
+        poor.set(Field::Grant, 100);
+        group.ask(poor, 1000);
+        assert_eq!((rich.get(Field::Asked), poor.get(Field::Asked)), (400, 0));
+        group.ask(poor, 1000);
+        assert_eq!(rich.get(Field::Asked), 400, "not asked twice for the same");
+    }
+}

@@ -1,0 +1,141 @@
+//! A program's memory, as the kernel has it: userfaultfd, `mremap`, page tables.
+
+use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, Slot, TakeOutWay};
+use crate::ways::Ways;
+use pagetide_swap::config::SPAN_BYTES;
+use pagetide_swap::zswap::pool::SpanSource;
+use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::kernel::Kernel;
+use pagetide_sys::spans::{Span, Spans};
+use pagetide_sys::staging;
+use std::io::ErrorKind;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
+
+/// The memory of this process.
+#[derive(Debug)]
+pub struct ProgramMemory {
+    kernel: Kernel,
+    ways: Ways,
+    may_pin: AtomicBool,
+}
+
+/// The pool's memory.
+#[derive(Clone, Debug)]
+pub struct PoolMemory(pub Spans<SPAN_BYTES>);
+
+impl SpanSource for PoolMemory {
+    type Span = Span<SPAN_BYTES>;
+    fn take(&self) -> Option<Self::Span> {
+        self.0.take()
+    }
+}
+
+impl ProgramMemory {
+    /// The memory behind `kernel`, by the ways that are not masked.
+    pub fn new(kernel: Kernel, ways: Ways) -> Self {
+        if ways.masks(Ways::NO_SCAN) {
+            kernel.pagemap().mask_scan();
+        }
+        Self { kernel, ways, may_pin: AtomicBool::new(false) }
+    }
+
+    /// The kernel's side.
+    pub fn kernel(&self) -> &Kernel {
+        &self.kernel
+    }
+
+    /// The program has opened something through which the kernel may pin its pages.
+    pub fn note_pins(&self) {
+        self.may_pin.store(true, Relaxed);
+    }
+
+    /// Registers a range.
+    ///
+    /// # Errors
+    /// What the kernel says; a range with another kind of mapping in it is EINVAL.
+    pub fn register(&self, range: Range<PageIndex>) -> Result<(), std::io::Error> {
+        let (start, length) = bytes(&range);
+        Ok(self.kernel.register(start, length)?)
+    }
+}
+
+fn bytes(range: &Range<PageIndex>) -> (usize, usize) {
+    (range.start.address(), range.end.address() - range.start.address())
+}
+
+fn mapped((done, error): pagetide_sys::uffd::Partial) -> Mapped {
+    let error = error.map(|error| match std::io::Error::from(error).kind() {
+        ErrorKind::AlreadyExists => MapError::Exists,
+        ErrorKind::OutOfMemory => MapError::NoMemory,
+        // EBUSY: pinned or shared. EINVAL: a mapping that MOVE does not take (read-only, locked).
+        ErrorKind::ResourceBusy | ErrorKind::InvalidInput => MapError::Refused,
+        _ => MapError::Gone,
+    });
+    Mapped { pages: done / PAGE_SIZE, error }
+}
+
+impl Memory for ProgramMemory {
+    type Slot = staging::Slot;
+    type Spans = PoolMemory;
+
+    fn can_move(&self) -> bool {
+        self.kernel.can_move() && !self.ways.masks(Ways::NO_MOVE)
+    }
+
+    fn may_pin(&self) -> bool {
+        self.may_pin.load(Relaxed)
+    }
+
+    fn wake(&self, page: PageIndex, count: usize) {
+        self.kernel.wake(page.address(), count * PAGE_SIZE);
+    }
+
+    fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
+        mapped(self.kernel.copy_in(page.address(), bytes))
+    }
+
+    fn poison(&self, page: PageIndex) -> bool {
+        self.kernel.poison(page.address(), PAGE_SIZE)
+    }
+
+    fn take_out(&self, range: Range<PageIndex>, writable: bool, way: TakeOutWay, slot: &mut Self::Slot) -> bool {
+        let (start, length) = bytes(&range);
+        self.kernel.take_out(start, length, writable, way, slot).is_ok()
+    }
+
+    fn presence(&self, range: Range<PageIndex>) -> Presence {
+        let (start, length) = bytes(&range);
+        // Without a view of the page tables nothing can be judged: taking a page for present is safe,
+        // the kernel says Exists or the thread faults again.
+        self.kernel.pagemap().presence(start, length).unwrap_or_default()
+    }
+
+    fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
+        mapped(self.kernel.copy_from(slot, frame, count, to.address()))
+    }
+
+    fn move_from(&self, slot: &mut Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
+        mapped(self.kernel.move_from(slot, frame, count, to.address()))
+    }
+}
+
+impl Slot for staging::Slot {
+    fn populated(&self) -> PageSet {
+        staging::Slot::populated(self)
+    }
+    fn memory_pages(&self) -> usize {
+        staging::Slot::memory_pages(self)
+    }
+    fn frame(&self, page: usize) -> Option<&[u8]> {
+        staging::Slot::frame(self, page)
+    }
+    fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]> {
+        staging::Slot::frames_mut(self, first, count)
+    }
+    fn clear(&mut self) {
+        staging::Slot::clear(self);
+    }
+}

@@ -1,0 +1,569 @@
+//! One process of a run, from its first mapping to its last.
+//!
+//! At first nothing happens but book-keeping: memory is charged to the process's grant as it is handed
+//! out. When the group has no more to grant, the engine starts, registers what is mapped, and from then
+//! on charges what is really there.
+//!
+//! The calls below come from the program's own threads. Whoever is about to take a lock of the engine
+//! blocks signals and keeps its stack where it is ([`Process::enter`]): a fault with the lock held would
+//! wait for itself.
+
+use crate::engine::{Progress, Workspace};
+use crate::group::{Field, Group, Slot};
+use crate::pause::Pause;
+use crate::regions::{Access, Charging, Region, Regions};
+use crate::runtime::{Heritage, OpenKernel, Runtime};
+use pagetide_swap::{Counter, PageIndex, State};
+use pagetide_sys::task::{self, SignalsBlocked};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
+
+/// Pages that a process takes at a time while its memory is only counted: 1 MiB.
+const GRANT_STEP: i64 = 256;
+
+/// Forks of forks, each without an exec in between, that one chain of processes may have.
+const GENERATIONS: usize = 256;
+
+/// The process.
+///
+/// A forked child may find any lock held by a thread that it does not have. So everything that changes
+/// lives in a *generation*, and a child begins a new one.
+#[derive(Debug)]
+pub struct Process {
+    group: Group,
+    open: OpenKernel,
+    generations: Box<[OnceLock<Generation>]>,
+    current: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Generation {
+    slot: Slot,
+    /// Set once the engine runs.
+    runtime: OnceLock<&'static Runtime>,
+    /// The managed ranges, until the engine runs and has them.
+    early: Mutex<Regions>,
+    /// Mapping calls, until the engine runs and counts them: it does not start while one is under way.
+    phase: Pause,
+    /// Granted and not yet handed out; may be negative for a moment.
+    unspent: AtomicI64,
+    arming: Mutex<()>,
+    /// Whether starting the engine failed: not tried again.
+    failed: AtomicBool,
+    /// One more than the number of the slot that a fork under way has taken for the child.
+    forking: AtomicUsize,
+    /// Signals that the forking thread has blocked until the fork is over.
+    signals: Mutex<Option<SignalsBlocked>>,
+}
+
+impl Generation {
+    fn new(slot: Slot, regions: Regions, unspent: i64) -> Self {
+        Self {
+            slot,
+            runtime: OnceLock::new(),
+            early: Mutex::new(regions),
+            phase: Pause::default(),
+            unspent: AtomicI64::new(unspent),
+            arming: Mutex::new(()),
+            failed: AtomicBool::new(false),
+            forking: AtomicUsize::new(0),
+            signals: Mutex::new(None),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What a mapping call of the program works with: signals blocked, its stack in place.
+#[derive(Debug)]
+pub struct Entered<'a> {
+    generation: &'a Generation,
+    runtime: Option<&'static Runtime>,
+    protected: [Option<usize>; 2],
+    _signals: SignalsBlocked,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        match self.runtime {
+            None => self.generation.phase.end_call(),
+            Some(runtime) => {
+                for token in self.protected.into_iter().flatten() {
+                    runtime.engine().unprotect(token);
+                }
+                runtime.pause.end_call();
+            }
+        }
+    }
+}
+
+/// The managed ranges, locked for change.
+enum RegionsGuard<'a> {
+    Early(MutexGuard<'a, Regions>),
+    Armed(RwLockWriteGuard<'a, Regions>),
+}
+
+impl std::ops::Deref for RegionsGuard<'_> {
+    type Target = Regions;
+    fn deref(&self) -> &Regions {
+        match self {
+            Self::Early(regions) => regions,
+            Self::Armed(regions) => regions,
+        }
+    }
+}
+
+impl std::ops::DerefMut for RegionsGuard<'_> {
+    fn deref_mut(&mut self) -> &mut Regions {
+        match self {
+            Self::Early(regions) => regions,
+            Self::Armed(regions) => regions,
+        }
+    }
+}
+
+/// Pages that a region counts for before the engine runs.
+fn charge(range: &Range<PageIndex>, region: &Region) -> i64 {
+    match (region.charging, region.access) {
+        (Charging::ByMapping, Access::Read | Access::Write) => (range.end.0 - range.start.0) as i64,
+        _ => 0,
+    }
+}
+
+impl Process {
+    /// Joins a run: takes a slot, and a grant for what the process has already.
+    ///
+    /// `None` if the run has as many processes as it may have.
+    pub fn join(group: Group, open: OpenKernel) -> Option<Self> {
+        let pid = std::process::id();
+        let start = pagetide_sys::procfs::start_time(pid).unwrap_or(0);
+        // A program that replaced itself by exec: its slot is here still.
+        for slot in group.live() {
+            if slot.get(Field::Pid) == pid.into() {
+                group.release(slot);
+            }
+        }
+        let slot = group.claim(pid, start)?;
+        let observed = pagetide_sys::procfs::memory("self").map_or(256, |memory| memory.charged()) as i64;
+        group.take_anyway(observed);
+        slot.set(Field::Grant, observed as u64);
+        slot.set(Field::Observed, observed as u64);
+        let this = Self {
+            group,
+            open,
+            generations: (0..GENERATIONS).map(|_| OnceLock::new()).collect(),
+            current: AtomicUsize::new(0),
+        };
+        let _ = this.generations[0].set(Generation::new(slot, Regions::default(), 0));
+        Some(this)
+    }
+
+    fn generation(&self) -> &Generation {
+        self.generations[self.current.load(Relaxed)].get().expect("set before it becomes current")
+    }
+
+    /// The engine, if it runs.
+    pub fn runtime(&self) -> Option<&'static Runtime> {
+        self.generation().runtime.get().copied()
+    }
+
+    /// Prepares for taking locks of the engine.
+    pub fn enter(&self) -> Entered<'_> {
+        let signals = SignalsBlocked::new();
+        let generation = self.generation();
+        generation.phase.begin_call();
+        let runtime = generation.runtime.get().copied();
+        let mut protected = [None, None];
+        if let Some(runtime) = runtime {
+            generation.phase.end_call();
+            runtime.pause.begin_call();
+            let here = PageIndex::of_address((&raw const protected).addr());
+            let deeper = PageIndex(here.0.saturating_sub(16));
+            let engine = runtime.engine();
+            let protect = |page: PageIndex| loop {
+                match engine.protect(page.cluster()) {
+                    Some(token) => break token,
+                    // More threads than places: each holds one for microseconds.
+                    None => std::thread::yield_now(),
+                }
+            };
+            protected[0] = Some(protect(here));
+            if deeper.cluster() != here.cluster() {
+                protected[1] = Some(protect(deeper));
+            }
+            // A stack in managed memory: bring in the part that the call is going to use.
+            if engine.swap().table().peek(here).state() == State::Present {
+                task::populate(deeper.address(), here.address() - deeper.address());
+            }
+        }
+        Entered { generation, runtime, protected, _signals: signals }
+    }
+
+    // ---- before the engine runs -----------------------------------------------------------------
+
+    /// Charges pages that are handed out to the program. Starts the engine when the group has no more.
+    ///
+    /// Call it before [`Process::enter`], never within.
+    pub fn charge(&self, pages: i64) {
+        let Generation { slot, unspent, runtime, .. } = self.generation();
+        if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
+            return;
+        }
+        let wanted = (-unspent.load(Relaxed)).max(0) + GRANT_STEP;
+        // A sixteenth of the cap is left for others, and for what is not managed.
+        let reserve = self.group.setup().cap_pages as i64 / 16;
+        if self.group.take(wanted, reserve) {
+            slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
+            unspent.fetch_add(wanted, Relaxed);
+        } else {
+            self.arm();
+        }
+    }
+
+    /// Takes back a charge.
+    pub fn uncharge(&self, pages: i64) {
+        let Generation { slot, unspent, runtime, .. } = self.generation();
+        if runtime.get().is_some() || pages <= 0 {
+            return;
+        }
+        let now = unspent.fetch_add(pages, Relaxed) + pages;
+        let surplus = now - 4 * GRANT_STEP;
+        if surplus > GRANT_STEP && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok() {
+            slot.word(Field::Grant).fetch_sub(surplus as u64, Relaxed);
+            self.group.give(surplus);
+        }
+    }
+
+    /// Starts the engine.
+    pub fn arm(&self) {
+        self.arm_with(Heritage::None);
+    }
+
+    fn arm_with(&self, heritage: Heritage) {
+        let _signals = SignalsBlocked::new();
+        let generation = self.generation();
+        let _arming = lock(&generation.arming);
+        if generation.runtime.get().is_some() || generation.failed.load(Relaxed) {
+            return;
+        }
+        // Mapping calls under way end first; new ones wait until the engine has the regions.
+        generation.phase.freeze(task::tid());
+        let regions = std::mem::take(&mut *lock(&generation.early));
+        match Runtime::start(self.group, generation.slot, regions, heritage, self.open) {
+            Ok(runtime) => {
+                let _ = generation.runtime.set(runtime);
+            }
+            Err(error) => {
+                generation.failed.store(true, Relaxed);
+                task::say(&format!("{error}: the program goes on without swap"));
+            }
+        }
+        generation.phase.thaw();
+    }
+
+    /// What the pages of `range` would be charged more, before the engine runs, if they were accessible.
+    pub fn charge_to_open(&self, range: Range<PageIndex>) -> i64 {
+        if self.runtime().is_some() {
+            return 0;
+        }
+        let entered = self.enter();
+        let closed = |region: &Region| region.access == Access::None;
+        let regions = entered.regions();
+        let pieces = regions.pieces(range).filter(|(_, region)| closed(region));
+        pieces.map(|(part, region)| charge(&part, &Region { access: Access::Write, ..region })).sum()
+    }
+}
+
+impl Entered<'_> {
+    fn regions(&self) -> RegionsGuard<'_> {
+        match self.runtime {
+            None => RegionsGuard::Early(lock(&self.generation.early)),
+            Some(runtime) => {
+                RegionsGuard::Armed(runtime.engine().regions.write().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
+    }
+
+    /// Whether any part of `range` is managed.
+    pub fn manages(&self, range: Range<PageIndex>) -> bool {
+        match self.runtime {
+            Some(runtime) => {
+                let regions = runtime.engine().regions.read().unwrap_or_else(PoisonError::into_inner);
+                regions.pieces(range).next().is_some()
+            }
+            None => lock(&self.generation.early).pieces(range).next().is_some(),
+        }
+    }
+
+    /// A new private anonymous mapping is managed from now on. `range` was not managed before.
+    pub fn mapped(&self, range: Range<PageIndex>, access: Access, charging: Charging) {
+        match self.runtime {
+            None => self.regions().insert(range, access, charging),
+            Some(runtime) => {
+                // What the kernel does not register (a mapping of another kind) is not managed.
+                if runtime.register(range.clone()).is_ok() {
+                    self.regions().insert(range.clone(), access, charging);
+                    // Populated already, by MAP_POPULATE or a lock: it counts.
+                    runtime.engine().adopt(range);
+                }
+            }
+        }
+    }
+
+    /// `range` is about to be unmapped, or replaced: `call` does it. Returns its result, and the pages
+    /// that were charged.
+    pub fn unmapping<T>(
+        &self,
+        range: Range<PageIndex>,
+        call: impl FnOnce() -> Result<T, i32>,
+    ) -> (Result<T, i32>, i64) {
+        let removed = self.regions().remove(range);
+        if let Some(runtime) = self.runtime {
+            for (part, _) in &removed {
+                // No region, so no fault brings anything in any more, and nothing is taken out.
+                runtime.engine().discard(part.clone(), |_| {});
+            }
+        }
+        let result = call();
+        if result.is_ok() {
+            let charged = removed.iter().map(|(part, region)| charge(part, region)).sum();
+            return (result, charged);
+        }
+        // The kernel refused (too many mappings): the mapping is still there.
+        for (part, region) in removed {
+            self.regions().insert(part, region.access, region.charging);
+        }
+        (result, 0)
+    }
+
+    /// Runs `call`, which changes what the program may do with `range`, and notes it. Returns its result,
+    /// and the pages that need no charge any more.
+    pub fn protecting<T>(
+        &self,
+        range: Range<PageIndex>,
+        access: Access,
+        call: impl FnOnce() -> Result<T, i32>,
+    ) -> (Result<T, i32>, i64) {
+        let mut regions = self.regions();
+        // Under the lock: a take-out must not see one access and meet another.
+        let result = call();
+        if result.is_err() {
+            return (result, 0);
+        }
+        let pieces: Vec<_> = regions.pieces(range).collect();
+        let mut released = 0;
+        for (part, region) in pieces {
+            let after = Region { access, ..region };
+            released += (charge(&part, &region) - charge(&part, &after)).max(0);
+            regions.insert(part, access, region.charging);
+        }
+        (result, released)
+    }
+
+    /// Drops the contents of `range`, which reads as zeroes afterwards. `call` does it in the kernel, for
+    /// each part of the range, in order.
+    pub fn dropping(&self, range: Range<PageIndex>, mut call: impl FnMut(Range<PageIndex>)) {
+        match self.runtime {
+            None => call(range),
+            Some(runtime) => runtime.engine().discard(range, call),
+        }
+    }
+
+    /// A mapping moves or changes size: `call` is the system call and returns the new address.
+    pub fn remapping(
+        &self,
+        old: Range<PageIndex>,
+        new_pages: u64,
+        keeps_old: bool,
+        call: impl FnOnce() -> Result<PageIndex, i32>,
+    ) -> Result<PageIndex, i32> {
+        let old_pages = old.end.0 - old.start.0;
+        if let Some(runtime) = self.runtime
+            && new_pages < old_pages
+        {
+            // The tail goes in any case.
+            let tail = old.start.plus(new_pages)..old.end;
+            self.regions().remove(tail.clone());
+            runtime.engine().discard(tail, |_| {});
+        }
+        let moved_pages = old_pages.min(new_pages);
+        let from = old.start..old.start.plus(moved_pages);
+        let removed = self.regions().remove(old.clone());
+        if let Some(runtime) = self.runtime {
+            // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
+            // sits at its offset in a cluster, which the move may change: it goes back first.
+            runtime.engine().recall(from.clone());
+        }
+        let result = call();
+        let restore = |regions: &[(Range<PageIndex>, Region)]| {
+            for (part, region) in regions {
+                self.regions().insert(part.clone(), region.access, region.charging);
+            }
+        };
+        let to = match result {
+            Ok(to) => to,
+            Err(error) => {
+                restore(&removed);
+                return Err(error);
+            }
+        };
+        let Some((_, attributes)) = removed.first().cloned() else { return Ok(to) };
+        let target = to..to.plus(new_pages);
+        match self.runtime {
+            None => {
+                if keeps_old {
+                    restore(&removed);
+                }
+                self.mapped(target, attributes.access, attributes.charging);
+            }
+            Some(runtime) => {
+                if to != old.start {
+                    runtime.engine().discard(target.clone(), |_| {});
+                    runtime.engine().rename(old.start, to, moved_pages);
+                }
+                if let Err(error) = runtime.register(target.clone()) {
+                    // What is out of the program could not be brought back any more.
+                    task::say(&format!("cannot register a mapping that moved: {error}"));
+                    task::kill_self();
+                }
+                if keeps_old {
+                    restore(&removed);
+                }
+                self.regions().insert(target, attributes.access, attributes.charging);
+            }
+        }
+        Ok(to)
+    }
+}
+
+impl Process {
+    // ---- forks ----------------------------------------------------------------------------------
+
+    /// Before a fork, in the parent: makes room for a second process, takes a slot for it, and stops the
+    /// engine. What the forking thread touches from here to the fork is served all the same.
+    pub fn before_fork(&self) {
+        let slot = self.group.claim(0, 0);
+        let grant = self.generation().slot.get(Field::Grant) as i64;
+        if self.runtime().is_none() && let Some(slot) = slot {
+            // The child may come to write all that the parent has. A small one is let pass: it execs, or
+            // its own engine starts as soon as it grows.
+            let small = grant <= 8 * GRANT_STEP;
+            if small {
+                self.group.take_anyway(grant);
+            }
+            if small || self.group.take(grant, 0) {
+                slot.set(Field::Grant, grant as u64);
+            } else {
+                self.arm();
+            }
+        }
+        let generation = self.generation();
+        let signals = SignalsBlocked::new();
+        generation.phase.freeze(task::tid());
+        if let Some(runtime) = self.runtime() {
+            runtime.pause.freeze(task::tid());
+            let engine = runtime.engine();
+            engine.hold_waiting(true);
+            let mut work = Workspace::default();
+            if let Some(slot) = slot {
+                self.make_room(runtime, slot, &mut work);
+            }
+            while !engine.drain(&mut work) {
+                std::thread::yield_now();
+            }
+            if let Some(slot) = slot {
+                runtime.share_pool(slot);
+                engine.swap().blocks().share_with(self.group.held(slot));
+            }
+            runtime.pause.wait_completions();
+            engine.swap().counters().add(Counter::forks, 1);
+        }
+        generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
+        *lock(&generation.signals) = Some(signals);
+    }
+
+    /// Evicts until what is in the program fits twice.
+    fn make_room(&self, runtime: &Runtime, child: Slot, work: &mut Workspace) {
+        let engine = runtime.engine();
+        let mut stuck = 0;
+        loop {
+            let usage = engine.usage();
+            let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
+            let missing = needed - self.group.free() - engine.budget().free().max(0);
+            if missing <= 0 || stuck > 64 {
+                // Taken from our own first: what we freed above is in our budget.
+                let own = engine.budget().free().clamp(0, needed);
+                engine.budget().take(own);
+                runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
+                self.group.take_anyway(needed - own);
+                child.set(Field::Grant, needed as u64);
+                return;
+            }
+            self.group.ask(runtime.slot(), missing);
+            match engine.reclaim(work) {
+                Progress::Freed(_) => stuck = 0,
+                _ => {
+                    stuck += 1;
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+
+    /// After a fork, in the parent.
+    pub fn after_fork_in_parent(&self) {
+        let generation = self.generation();
+        generation.forking.store(0, Relaxed);
+        if let Some(runtime) = self.runtime() {
+            runtime.engine().hold_waiting(false);
+            runtime.pause.thaw();
+            runtime.kick();
+        }
+        generation.phase.thaw();
+        drop(lock(&generation.signals).take());
+    }
+
+    /// After a fork, in the child: takes its slot and starts an engine of its own, if the parent had one.
+    pub fn after_fork_in_child(&self) {
+        pagetide_sys::guest::forget_all();
+        let parent = self.generation();
+        let _signals = lock(&parent.signals).take();
+        let engine = parent.runtime.get().copied();
+        let pid = std::process::id();
+        let next = self.current.load(Relaxed) + 1;
+        let slot = parent.forking.load(Relaxed).checked_sub(1).map(|index| self.group.slot(index));
+        let (Some(slot), true) = (slot, next < GENERATIONS) else {
+            // Without a slot nobody counts this process. One that has nothing out may go on.
+            if engine.is_some() {
+                task::say("too many processes in this run: a forked child cannot go on");
+                task::kill_self();
+            }
+            return;
+        };
+        slot.set(Field::Pid, pid.into());
+        slot.set(Field::StartTime, pagetide_sys::procfs::start_time(pid).unwrap_or(0));
+        // Nobody held these locks: the fork froze whoever takes them.
+        let regions = match engine {
+            Some(engine) => {
+                let mut regions = engine.engine().regions.write().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut *regions)
+            }
+            None => std::mem::take(&mut *lock(&parent.early)),
+        };
+        let unspent = parent.unspent.load(Relaxed);
+        let _ = self.generations[next].set(Generation::new(slot, regions, unspent));
+        self.current.store(next, Relaxed);
+        if let Some(engine) = engine {
+            self.arm_with(Heritage::Forked(engine));
+            if self.runtime().is_none() {
+                // Pages that are out of the program could not come back.
+                task::kill_self();
+            }
+        }
+    }
+}
+
+const _: () = assert!(pagetide_sys::PAGE == pagetide_swap::PAGE_SIZE);

@@ -1,0 +1,165 @@
+//! The program's managed memory: ranges of private anonymous mappings.
+
+use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, PageIndex};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// What the program may do with a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Access {
+    /// Nothing: reserved.
+    None,
+    /// Read (or execute) only.
+    Read,
+    /// Read and write.
+    Write,
+}
+
+/// How the memory of a range was charged before the engine ran.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Charging {
+    /// All of it when it becomes accessible.
+    ByMapping,
+    /// Piece by piece, by an allocator that says what it commits.
+    ByCommit,
+}
+
+/// A range with one set of attributes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Region {
+    /// The first page beyond it.
+    pub end: PageIndex,
+    /// What the program may do there.
+    pub access: Access,
+    /// How it is charged.
+    pub charging: Charging,
+}
+
+/// All managed ranges, by their first page. Ranges never overlap; neighbours with the same attributes
+/// are one.
+#[derive(Debug, Default)]
+pub struct Regions(BTreeMap<PageIndex, Region>);
+
+impl Regions {
+    /// The range that holds `page`.
+    pub fn find(&self, page: PageIndex) -> Option<Region> {
+        let (_, region) = self.0.range(..=page).next_back()?;
+        (page < region.end).then_some(*region)
+    }
+
+    /// The parts of `range` that are managed, ascending.
+    pub fn pieces(&self, range: Range<PageIndex>) -> impl Iterator<Item = (Range<PageIndex>, Region)> + '_ {
+        let before = self.0.range(..range.start).next_back();
+        let inside = self.0.range(range.clone());
+        before.into_iter().chain(inside).filter_map(move |(&start, &region)| {
+            let part = start.max(range.start)..region.end.min(range.end);
+            (part.start < part.end).then_some((part, region))
+        })
+    }
+
+    /// The parts of a cluster that are managed.
+    pub fn pieces_of(&self, cluster: ClusterNumber) -> impl Iterator<Item = (Range<PageIndex>, Region)> + '_ {
+        let start = cluster.page(0);
+        self.pieces(start..start.plus(CLUSTER_PAGES as u64))
+    }
+
+    /// Every range.
+    pub fn iter(&self) -> impl Iterator<Item = (PageIndex, Region)> + '_ {
+        self.0.iter().map(|(&start, &region)| (start, region))
+    }
+
+    /// Forgets `range`. Returns what was managed there.
+    pub fn remove(&mut self, range: Range<PageIndex>) -> Vec<(Range<PageIndex>, Region)> {
+        let removed: Vec<_> = self.pieces(range.clone()).collect();
+        if removed.is_empty() {
+            return removed;
+        }
+        if let Some((&start, region)) = self.0.range_mut(..range.start).next_back()
+            && region.end > range.start
+        {
+            let tail = *region;
+            region.end = range.start;
+            debug_assert!(start < range.start);
+            if tail.end > range.end {
+                self.0.insert(range.end, tail);
+            }
+        }
+        let inside: Vec<_> = self.0.range(range.clone()).map(|(&start, _)| start).collect();
+        for start in inside {
+            let region = self.0.remove(&start).expect("listed above");
+            if region.end > range.end {
+                self.0.insert(range.end, region);
+            }
+        }
+        removed
+    }
+
+    /// Manages `range`, in place of whatever was managed there.
+    pub fn insert(&mut self, range: Range<PageIndex>, access: Access, charging: Charging) {
+        if range.is_empty() {
+            return;
+        }
+        self.remove(range.clone());
+        let mut region = Region { end: range.end, access, charging };
+        let mut start = range.start;
+        let like = |other: &Region| other.access == access && other.charging == charging;
+        if let Some((&before, other)) = self.0.range(..start).next_back()
+            && other.end == start
+            && like(other)
+        {
+            start = before;
+        }
+        if let Some(other) = self.0.get(&region.end).copied()
+            && like(&other)
+        {
+            self.0.remove(&region.end);
+            region.end = other.end;
+        }
+        self.0.insert(start, region);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn p(n: u64) -> PageIndex {
+        PageIndex(n)
+    }
+
+    #[test]
+    fn ranges_are_split_joined_and_found_as_a_naive_model_says() {
+        let mut state = 0x1234_5678_9abc_def1u64;
+        let mut random = |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state % below
+        };
+        let mut regions = Regions::default();
+        let mut model: Vec<Option<Access>> = vec![None; 64];
+        for _ in 0..5000 {
+            let start = random(60);
+            let end = start + 1 + random(63 - start);
+            let access = match random(4) {
+                0 => None,
+                1 => Some(Access::None),
+                2 => Some(Access::Read),
+                _ => Some(Access::Write),
+            };
+            match access {
+                None => drop(regions.remove(p(start)..p(end))),
+                Some(access) => regions.insert(p(start)..p(end), access, Charging::ByMapping),
+            }
+            model[start as usize..end as usize].fill(access);
+            for (page, expected) in model.iter().enumerate() {
+                assert_eq!(regions.find(p(page as u64)).map(|r| r.access), *expected);
+            }
+            let ranges: Vec<_> = regions.iter().collect();
+            for pair in ranges.windows(2) {
+                let ((_, a), (start, b)) = (pair[0], pair[1]);
+                assert!(a.end < start || (a.end == start && a.access != b.access), "{ranges:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,608 @@
+//! The engine's threads.
+//!
+//! | thread | waits for | does |
+//! |---|---|---|
+//! | control | requests of the program's threads, other processes, 10 ms | registers ranges, samples memory, publishes |
+//! | fault (one a processor, at most four) | userfaultfd | answers faults |
+//! | reclaim | the budget running low | takes pages out, stores them, answers faults that waited for room |
+//! | io | the device | ends requests |
+//!
+//! They are guests in the program: all signals blocked, a descriptor table of their own, and no memory
+//! from the program's `malloc`.
+
+use crate::engine::{Engine, Limits, Parts, Progress, Workspace};
+use crate::group::{Field, Group, Slot};
+use crate::kernel::{PoolMemory, ProgramMemory};
+use crate::memory::Memory;
+use crate::pause::Pause;
+use crate::regions::Regions;
+use crate::ways::Ways;
+use pagetide_device::{Device, File, FileKind};
+use pagetide_swap::blocks::Blocks;
+use pagetide_swap::hash::HashKey;
+use pagetide_swap::{Compressor, Config, PAGE_SIZE, PageIndex, Swap};
+use pagetide_sys::kernel::Kernel;
+use pagetide_sys::spans::Spans;
+use pagetide_sys::{guest, task};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+type ProgramEngine = Engine<ProgramMemory>;
+
+const TICK: Duration = Duration::from_millis(10);
+/// Rounds of reclaim without any progress, of 20 ms each, after which the run is out of memory.
+const HOPELESS_ROUNDS: usize = 100;
+/// Pages that are asked of the group at a time: 1 MiB.
+const GRANT_STEP: i64 = 256;
+const FAULT_THREADS_MAX: usize = 4;
+
+/// Why the engine did not start.
+#[derive(Debug)]
+pub enum StartError {
+    /// No userfaultfd.
+    Userfault(std::io::Error),
+    /// No swap file.
+    SwapFile(pagetide_device::OpenError),
+    /// No memory or no threads.
+    Resources(std::io::Error),
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Userfault(error) => write!(f, "cannot open a userfaultfd: {error}"),
+            Self::SwapFile(error) => write!(f, "cannot open the swap file: {error}"),
+            Self::Resources(error) => write!(f, "cannot start the engine: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// A running engine.
+#[derive(Debug)]
+pub struct Runtime {
+    engine: ProgramEngine,
+    /// Stops the threads for a fork.
+    pub pause: Pause,
+    group: Group,
+    slot: Slot,
+    kick: Kick,
+    requests: Mutex<Vec<Arc<Registration>>>,
+    unmanaged: AtomicI64,
+    sharing: Mutex<Sharing>,
+}
+
+/// Pool pages shared by fork. They are charged once: to the process that had them first, for as long as
+/// it or a child may hold them.
+#[derive(Debug, Default)]
+struct Sharing {
+    /// Children that were forked off: slot and pid.
+    heirs: Vec<(usize, u64)>,
+    /// Shared pages that are charged here.
+    charged: i64,
+    /// Shared pages that are charged to the parent: slot, pid, pages.
+    inherited: Option<(usize, u64, i64)>,
+}
+
+#[derive(Debug, Default)]
+struct Kick {
+    due: Mutex<bool>,
+    arrived: Condvar,
+    sleeping: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Registration {
+    range: Range<PageIndex>,
+    result: Mutex<Option<std::io::Result<()>>>,
+    done: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Kick {
+    fn now(&self) {
+        *lock(&self.due) = true;
+        self.arrived.notify_all();
+    }
+    fn wait(&self, timeout: Duration) {
+        let due = lock(&self.due);
+        self.sleeping.store(true, SeqCst);
+        let (mut due, _) =
+            self.arrived.wait_timeout_while(due, timeout, |due| !*due).unwrap_or_else(PoisonError::into_inner);
+        *due = false;
+        self.sleeping.store(false, SeqCst);
+    }
+    /// A kick that costs nothing while reclaim is at work.
+    fn if_sleeping(&self) {
+        if self.sleeping.load(SeqCst) {
+            self.now();
+        }
+    }
+}
+
+/// Nanoseconds of a clock that never goes back.
+pub fn clock() -> u64 {
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
+}
+
+/// Makes the calling thread a guest (a descriptor table of its own) and opens the kernel's side of the
+/// program's memory. Whoever preloads us vouches for what that takes.
+pub type OpenKernel = fn() -> std::io::Result<Kernel>;
+
+/// What a new engine takes over.
+pub enum Heritage {
+    /// Nothing: the first engine of a process.
+    None,
+    /// What a forked child found: the parent's subsystem, and the pages that are in the program.
+    Forked(&'static Runtime),
+}
+
+impl Runtime {
+    /// Starts an engine on a thread of its own, which becomes its control thread, and waits until it
+    /// answers faults. `regions` are registered, and what is in them is taken into account.
+    pub fn start(
+        group: Group,
+        slot: Slot,
+        regions: Regions,
+        heritage: Heritage,
+        open: OpenKernel,
+    ) -> Result<&'static Self, StartError> {
+        let outcome: Arc<(Mutex<Option<Result<&'static Self, StartError>>>, Condvar)> = Arc::default();
+        let report = Arc::clone(&outcome);
+        let control = move || {
+            let runtime = Self::build(group, slot, regions, heritage, open);
+            let started = runtime.as_ref().ok().copied();
+            *lock(&report.0) = Some(runtime);
+            report.1.notify_all();
+            drop(report);
+            if let Some(runtime) = started {
+                runtime.control();
+            }
+        };
+        guest::spawn("pagetide", Box::new(control))
+            .map_err(StartError::Resources)?;
+        let mut result = lock(&outcome.0);
+        loop {
+            match result.take() {
+                Some(result) => return result,
+                None => result = outcome.1.wait(result).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    fn build(
+        group: Group,
+        slot: Slot,
+        regions: Regions,
+        heritage: Heritage,
+        open: OpenKernel,
+    ) -> Result<&'static Self, StartError> {
+        let setup = group.setup();
+        let ways = Ways::from_bits(setup.ways);
+        let kernel = open().map_err(StartError::Userfault)?;
+        let memory = ProgramMemory::new(kernel, ways);
+        let blocks = match setup.blocks {
+            0 => Blocks::none(),
+            _ => Blocks::new(group.block_counts(), group.held(slot)),
+        };
+        let device: Option<Box<dyn Device>> = match setup.blocks {
+            0 => None,
+            count => {
+                let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
+                Some(Box::new(File::open(&group.swap_path(), count, kind).map_err(StartError::SwapFile)?))
+            }
+        };
+        let limits = Limits::for_cap(setup.cap_pages);
+        let (swap, inherited) = match &heritage {
+            Heritage::Forked(parent) => {
+                let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
+                let pages = swap.zswap().frozen_pages() as i64;
+                (swap, Some((parent.slot.index(), parent.slot.get(Field::Pid), pages)))
+            }
+            Heritage::None => {
+                let config = Config {
+                    compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
+                    has_device: device.is_some(),
+                };
+                let spans = Spans::new(setup.cap_pages as usize * PAGE_SIZE).map_err(|error| StartError::Resources(error.into()))?;
+                let key = HashKey::new(pagetide_sys::random::words());
+                (Swap::new(PoolMemory(spans), blocks, key, config, 0, slot.counters()), None)
+            }
+        };
+        let slots = Kernel::slots((limits.probation + 24) as u16).map_err(|error| StartError::Resources(error.into()))?;
+        let engine = Engine::new(Parts {
+            swap,
+            memory,
+            slots,
+            device,
+            regions: Regions::default(),
+            limits,
+            latency: slot.latency(),
+            clock,
+            ways,
+        });
+        let runtime: &'static Self = Box::leak(Box::new(Self {
+            engine,
+            pause: Pause::default(),
+            group,
+            slot,
+            kick: Kick::default(),
+            requests: Mutex::default(),
+            unmanaged: AtomicI64::new(0),
+            sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
+        }));
+        runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
+        runtime.spawn_threads()?;
+        slot.set(Field::Armed, 1);
+        Ok(runtime)
+    }
+
+    /// Registers the regions and charges what is in them.
+    fn take_over(&self, regions: Regions, forked: bool) {
+        let mut managed = Regions::default();
+        for (start, region) in regions.iter() {
+            let range = start..region.end;
+            match self.engine.memory().register(range.clone()) {
+                Ok(()) => managed.insert(range, region.access, region.charging),
+                // Unmapped or replaced by a call that nobody told us of: not managed any more.
+                Err(_) => {}
+            }
+        }
+        let ranges: Vec<_> = managed.iter().map(|(start, region)| start..region.end).collect();
+        *self.engine.regions.write().unwrap_or_else(PoisonError::into_inner) = managed;
+        if forked {
+            // The table knows them already.
+            self.engine.budget().take(self.engine.usage().resident);
+        } else {
+            for range in ranges {
+                self.engine.adopt(range);
+            }
+        }
+        let usage = self.engine.usage();
+        self.engine.budget().take(usage.pool + usage.metadata);
+        self.engine.budget().give(self.slot.get(Field::Grant) as i64);
+        self.sample();
+        self.set_pool_max();
+    }
+
+    fn spawn_threads(&'static self) -> Result<(), StartError> {
+        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+            guest::spawn(name, run).map_err(StartError::Resources)
+        };
+        let processors = task::processors();
+        for number in 0..processors.len().min(FAULT_THREADS_MAX) {
+            let processor = processors[number % processors.len()];
+            spawn("pagetide-fault", Box::new(move || self.serve_faults(processor)))?;
+        }
+        spawn("pagetide-reclaim", Box::new(|| self.reclaim()))?;
+        if self.engine.device().is_some() {
+            spawn("pagetide-io", Box::new(|| self.complete_io()))?;
+        }
+        Ok(())
+    }
+
+    /// The engine.
+    pub fn engine(&self) -> &ProgramEngine {
+        &self.engine
+    }
+
+    /// This process's slot.
+    pub fn slot(&self) -> Slot {
+        self.slot
+    }
+
+    // ---- threads --------------------------------------------------------------------------------
+
+    fn serve_faults(&self, processor: usize) {
+        // A reader on each processor: a fault is answered where it happened, whichever that is. A wake-up
+        // across processors costs several times the work itself.
+        task::run_on(processor);
+        let mut work = Workspace::default();
+        loop {
+            match self.engine.memory().kernel().wait() {
+                Ok(Some(fault)) => {
+                    let page = PageIndex::of_address(fault.address);
+                    if self.pause.try_work(fault.tid) {
+                        self.engine.fault(page, fault.write, clock(), &mut work);
+                        self.pause.end_work();
+                    } else {
+                        self.engine.park(page, fault.write, clock());
+                    }
+                    if self.engine.is_short() {
+                        self.kick.if_sleeping();
+                    }
+                }
+                Ok(None) => {}
+                Err(error) if error.raw_os_error() == 4 || error.raw_os_error() == 11 => {}
+                // The descriptor is gone: nothing can be answered any more, which no code of ours does.
+                Err(error) => {
+                    task::say(&format!("reading faults failed: {}", std::io::Error::from(error)));
+                    task::kill_self();
+                }
+            }
+        }
+    }
+
+    fn complete_io(&self) {
+        let mut work = Workspace::default();
+        let mut done = Vec::new();
+        let device = self.engine.device().expect("the thread is started for a device");
+        loop {
+            device.wait(&mut done);
+            self.pause.begin_completion();
+            self.engine.complete(&mut done, &mut work);
+            self.pause.end_completion();
+            self.kick.if_sleeping();
+        }
+    }
+
+    fn reclaim(&self) {
+        let mut work = Workspace::default();
+        let mut idle = 0;
+        let mut moved = 0;
+        loop {
+            if !self.engine.is_short() && self.slot.get(Field::Asked) == 0 {
+                self.kick.wait(Duration::from_millis(100));
+                (idle, moved) = (0, 0);
+                if self.engine.is_short() {
+                    self.pause.begin_work();
+                    self.look_for_pins();
+                    self.pause.end_work();
+                }
+                continue;
+            }
+            self.pause.begin_work();
+            self.borrow();
+            let progress = if self.target() > self.engine.budget().free() {
+                self.engine.reclaim(&mut work)
+            } else {
+                Progress::Freed(0)
+            };
+            self.give_back();
+            self.engine.retry_waiting(&mut work);
+            self.pause.end_work();
+            match progress {
+                Progress::Freed(_) => (idle, moved) = (0, 0),
+                Progress::Moved => moved += 1,
+                Progress::Nothing => idle += 1,
+            }
+            // Pages that will not leave come round again and again: a full round of those is no progress.
+            let round = self.engine.swap().queue().len() + 64;
+            if moved > round {
+                (moved, idle) = (0, idle + 1);
+                self.kick.wait(Duration::from_millis(20));
+            } else if progress == Progress::Nothing {
+                self.starved(&mut idle);
+            }
+        }
+    }
+
+    /// How much should be free.
+    fn target(&self) -> i64 {
+        self.engine.limits().high + self.slot.get(Field::Asked) as i64
+    }
+
+    /// Takes what the group has to spare.
+    fn borrow(&self) {
+        let wanted = self.engine.limits().high - self.engine.budget().free();
+        if wanted > 0 {
+            let taken = self.group.take_up_to(wanted.max(GRANT_STEP));
+            if taken > 0 {
+                self.slot.word(Field::Grant).fetch_add(taken as u64, SeqCst);
+                self.engine.budget().give(taken);
+            }
+        }
+    }
+
+    /// Gives what others asked for.
+    fn give_back(&self) {
+        let asked = self.slot.get(Field::Asked) as i64;
+        let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
+        if asked > 0 && spare > 0 {
+            self.engine.budget().take(spare);
+            self.slot.word(Field::Grant).fetch_sub(spare as u64, SeqCst);
+            self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
+            self.group.give(spare);
+        }
+    }
+
+    /// Nothing can leave: others may have room, or requests under way will make some; else this is the end.
+    fn starved(&self, idle: &mut usize) {
+        if self.engine.waiting() == 0 {
+            // Nobody waits: what was asked for cannot be had, forget it.
+            self.slot.set(Field::Asked, 0);
+            self.kick.wait(Duration::from_millis(20));
+            *idle = 0;
+            return;
+        }
+        let seen = self.group.demand();
+        self.group.ask(self.slot, self.engine.limits().high);
+        if self.engine.requests() > 0 {
+            self.kick.wait(Duration::from_millis(20));
+        } else if self.group.free() <= 0 {
+            self.group.wait_free(seen, Duration::from_millis(20));
+        }
+        if *idle >= HOPELESS_ROUNDS && self.engine.waiting() > 0 {
+            let usage = self.engine.usage();
+            let mib = |pages: i64| pages / 256;
+            task::say(&format!(
+                "out of memory: the pool ({} MiB) and the swap file ({}) have no room, and {} MiB cannot leave \
+                 memory; allow more with --memory, --swap-size or --max-pool-percent",
+                mib(usage.pool),
+                if self.engine.device().is_some() { "full or failing" } else { "none" },
+                mib(usage.resident + self.unmanaged.load(Relaxed)),
+            ));
+            task::kill_self();
+        }
+    }
+
+    fn control(&'static self) {
+        let mut last_faults = 0;
+        let mut quiet = 0;
+        let mut round = 0u64;
+        loop {
+            let seen = self.slot.get(Field::Bell);
+            if lock(&self.requests).is_empty() && self.slot.get(Field::Asked) == 0 {
+                self.slot.wait_bell(seen, if quiet > 50 { 5 * TICK } else { TICK });
+            } else if self.slot.get(Field::Asked) > 0 {
+                self.slot.wait_bell(seen, TICK);
+            }
+            for request in std::mem::take(&mut *lock(&self.requests)) {
+                let result = self.engine.memory().register(request.range.clone());
+                *lock(&request.result) = Some(result);
+                request.done.notify_all();
+            }
+            self.pause.begin_work();
+            self.sample();
+            self.set_pool_max();
+            self.settle_sharing();
+            self.publish();
+            self.pause.end_work();
+            if self.slot.get(Field::Asked) > 0 || self.engine.is_short() {
+                self.kick.if_sleeping();
+            }
+            let counters = self.engine.swap().counters();
+            let faults = counters.get(pagetide_swap::Counter::pgmajfault)
+                + counters.get(pagetide_swap::Counter::pgminfault);
+            quiet = if faults == last_faults { quiet + 1 } else { 0 };
+            last_faults = faults;
+            round += 1;
+            if round % 10 == 0 {
+                self.look_for_pins();
+            }
+        }
+    }
+
+    /// Looks at what the process uses beside managed memory, and charges the difference.
+    fn sample(&self) {
+        let Some(memory) = pagetide_sys::procfs::memory("self") else { return };
+        let usage = self.engine.usage();
+        let accounted = usage.resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
+        let unmanaged = (memory.charged() as i64 - accounted).max(memory.tables as i64);
+        let before = self.unmanaged.swap(unmanaged, Relaxed);
+        self.engine.budget().take(unmanaged - before);
+    }
+
+    fn look_for_pins(&self) {
+        if !self.engine.memory().may_pin() && pagetide_sys::procfs::may_pin(std::process::id()) {
+            self.engine.memory().note_pins();
+        }
+    }
+
+    fn set_pool_max(&self) {
+        let setup = self.group.setup();
+        if Ways::from_bits(setup.ways).masks(Ways::NO_POOL) {
+            self.engine.swap().set_pool_pages_max(0);
+            return;
+        }
+        let processes = self.group.live().count().max(1) as u64;
+        let grant = self.slot.get(Field::Grant).max(setup.cap_pages / processes) as i64;
+        let share = grant * setup.pool_percent as i64 / 100;
+        // The program keeps an eighth to run in, whatever the pool may take.
+        let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
+        self.engine.swap().set_pool_pages_max(share.min(room).max(0) as usize);
+    }
+
+    fn publish(&self) {
+        let usage = self.engine.usage();
+        let (entries, bytes) = self.engine.swap().zswap().stored();
+        let fields = [
+            (Field::Resident, usage.resident),
+            (Field::Frames, usage.frames),
+            (Field::Pool, usage.pool),
+            (Field::Metadata, usage.metadata),
+            (Field::Unmanaged, self.unmanaged.load(Relaxed)),
+            (Field::Swapped, self.engine.swap().swapped()),
+            (Field::Cached, self.engine.swap().cached()),
+            (Field::Disk, self.engine.swap().blocks().used() as i64),
+            (Field::StoredPages, entries as i64),
+            (Field::StoredBytes, bytes as i64),
+            (Field::Stalled, self.engine.stalled()),
+        ];
+        for (field, value) in fields {
+            self.slot.set(field, value.max(0) as u64);
+        }
+    }
+
+    // ---- forks ----------------------------------------------------------------------------------
+
+    /// Freezes the pool and charges for it what parent and child share from now on.
+    pub fn share_pool(&self, child: Slot) {
+        let before = self.engine.swap().zswap().frozen_pages() as i64;
+        self.engine.swap().zswap().freeze();
+        self.engine.settle_pool();
+        let more = self.engine.swap().zswap().frozen_pages() as i64 - before;
+        self.engine.budget().take(more);
+        let mut sharing = lock(&self.sharing);
+        sharing.charged += more;
+        sharing.heirs.push((child.index(), child.get(Field::Pid)));
+    }
+
+    /// Charges shared pool pages to whoever is left with them.
+    fn settle_sharing(&self) {
+        let mut sharing = lock(&self.sharing);
+        let lives = |index: usize, pid: &mut u64| {
+            let slot = self.group.slot(index);
+            if *pid == 0 {
+                // A child names itself when it runs.
+                *pid = slot.get(Field::Pid);
+            }
+            slot.get(Field::Taken) != 0 && slot.get(Field::Pid) == *pid
+        };
+        sharing.heirs.retain_mut(|(index, pid)| lives(*index, pid));
+        let frozen = self.engine.swap().zswap().frozen_pages() as i64;
+        if let Some((index, mut pid, _)) = sharing.inherited
+            && !lives(index, &mut pid)
+        {
+            sharing.inherited = None;
+            self.engine.budget().take(frozen - sharing.charged);
+            sharing.charged = frozen;
+        }
+        if sharing.heirs.is_empty() {
+            let inherited = sharing.inherited.map_or(0, |(_, _, pages)| pages.min(frozen));
+            self.engine.budget().give(sharing.charged - (frozen - inherited));
+            sharing.charged = frozen - inherited;
+        }
+    }
+
+    /// Waits until a range is registered. Called by threads of the program.
+    pub fn register(&self, range: Range<PageIndex>) -> std::io::Result<()> {
+        let request = Arc::new(Registration { range, result: Mutex::new(None), done: Condvar::new() });
+        lock(&self.requests).push(Arc::clone(&request));
+        self.slot.ring();
+        let mut result = lock(&request.result);
+        loop {
+            match result.take() {
+                Some(result) => return result,
+                None => result = request.done.wait(result).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+
+    /// The program opened something through which its pages may be pinned.
+    pub fn note_pins(&self) {
+        self.engine.memory().note_pins();
+    }
+
+    /// Wakes reclaim.
+    pub fn kick(&self) {
+        self.kick.now();
+    }
+
+    /// Pages that are not managed, as last sampled.
+    pub fn unmanaged(&self) -> i64 {
+        self.unmanaged.load(Relaxed)
+    }
+
+    /// The group's memory.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+}

@@ -1,0 +1,61 @@
+//! The ways in which pages leave and come back, and which of them are masked.
+//!
+//! Every way has a complete fallback. Tests mask ways to run each of them alone; so does a kernel that
+//! lacks one.
+
+/// A set of masked ways.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Ways(u64);
+
+impl Ways {
+    /// No cluster take-out by `mremap`: runs leave by UFFDIO_MOVE.
+    pub const NO_REMAP: Self = Self(1);
+    /// No UFFDIO_MOVE at all, as before Linux 6.8: in by COPY, out by `mremap`.
+    pub const NO_MOVE: Self = Self(2);
+    /// No COPY of single pages where MOVE can do it.
+    pub const NO_COPY: Self = Self(4);
+    /// No io_uring: positioned reads and writes.
+    pub const NO_RING: Self = Self(8);
+    /// No PAGEMAP_SCAN, as before Linux 6.7.
+    pub const NO_SCAN: Self = Self(16);
+    /// No pool: every page goes to the device.
+    pub const NO_POOL: Self = Self(32);
+
+    /// The names, as in the environment variable `PAGETIDE_MASK`.
+    pub const NAMES: [(&'static str, Self); 6] = [
+        ("remap", Self::NO_REMAP),
+        ("move", Self::NO_MOVE),
+        ("copy", Self::NO_COPY),
+        ("ring", Self::NO_RING),
+        ("scan", Self::NO_SCAN),
+        ("pool", Self::NO_POOL),
+    ];
+
+    /// The set that a comma-separated list of names masks.
+    ///
+    /// # Errors
+    /// The name that is none.
+    pub fn parse(list: &str) -> Result<Self, &str> {
+        let mut ways = Self::default();
+        for name in list.split(',').filter(|name| !name.is_empty()) {
+            let (_, way) = Self::NAMES.iter().find(|(known, _)| *known == name).ok_or(name)?;
+            ways.0 |= way.0;
+        }
+        Ok(ways)
+    }
+
+    /// The set as a number, for the group page.
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// The set from its number.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(bits)
+    }
+
+    /// Whether all of `ways` are masked.
+    pub const fn masks(self, ways: Self) -> bool {
+        self.0 & ways.0 == ways.0
+    }
+}

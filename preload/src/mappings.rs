@@ -1,0 +1,377 @@
+//! The calls that change mappings: large private anonymous ones are managed.
+//!
+//! Each does what the kernel documents; managed memory only takes a detour, so that no page is lost that
+//! is out of the program. Calls for other memory go straight to the kernel.
+
+use crate::process::process;
+use pagetide::process::Process;
+use pagetide::regions::{Access, Charging};
+use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::guest;
+use std::ffi::{c_char, c_int, c_void};
+use std::ops::Range;
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+/// Smaller mappings are not worth managing: 64 KiB.
+const MANAGED_MIN: usize = 16 * PAGE_SIZE;
+const MREMAP_DONTUNMAP: c_int = 4;
+const MADV_DONTNEED_LOCKED: c_int = 24;
+
+// Straight to the kernel: the C library's names are ours.
+unsafe fn kernel(call: i64, arguments: [usize; 6]) -> Result<usize, c_int> {
+    let result: isize;
+    // SAFETY: the caller vouches for the call and its arguments.
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") call as isize => result,
+            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2],
+            in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if (-4095..0).contains(&result) { Err(-result as c_int) } else { Ok(result as usize) }
+}
+
+fn answer(result: Result<usize, c_int>) -> Result<usize, ()> {
+    result.map_err(|error| {
+        // SAFETY: the location is the calling thread's own.
+        unsafe { *libc::__errno_location() = error };
+    })
+}
+
+fn pointer(result: Result<usize, c_int>) -> *mut c_void {
+    answer(result).map_or(libc::MAP_FAILED, |address| address as *mut c_void)
+}
+
+fn status(result: Result<usize, c_int>) -> c_int {
+    answer(result).map_or(-1, |_| 0)
+}
+
+fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
+    let end = address.checked_add(length)?.checked_next_multiple_of(PAGE_SIZE)?;
+    Some(PageIndex::of_address(address)..PageIndex::of_address(end))
+}
+
+fn access(protection: c_int) -> Access {
+    if protection & libc::PROT_WRITE != 0 {
+        Access::Write
+    } else if protection & (libc::PROT_READ | libc::PROT_EXEC) != 0 {
+        Access::Read
+    } else {
+        Access::None
+    }
+}
+
+/// The process, unless an engine thread asks: its own mappings are nobody's business.
+fn managed() -> Option<&'static Process> {
+    process().filter(|_| !guest::is_guest())
+}
+
+/// Drops pages in the kernel.
+///
+/// # Safety
+/// Nothing may rely on the contents of the pages.
+pub(crate) unsafe fn drop_pages(range: Range<PageIndex>) {
+    let length = range.end.address() - range.start.address();
+    // SAFETY: the caller's contract.
+    let _ = unsafe {
+        kernel(libc::SYS_madvise, [range.start.address(), length, libc::MADV_DONTNEED as usize, 0, 0, 0])
+    };
+}
+
+/// `mmap(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    let call = |flags: c_int| {
+        // SAFETY: the caller's contract.
+        unsafe {
+            kernel(
+                libc::SYS_mmap,
+                [address as usize, length, protection as usize, flags as usize, fd as usize, offset as usize],
+            )
+        }
+    };
+    let Some(process) = managed() else { return pointer(call(flags)) };
+    let fixed = flags & libc::MAP_FIXED != 0;
+    let unfit = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+    let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
+    let wanted = private && length >= MANAGED_MIN;
+    if !wanted && !fixed {
+        return pointer(call(flags));
+    }
+    let access = access(protection);
+    if wanted && access != Access::None {
+        process.charge((length / PAGE_SIZE) as i64);
+    }
+    let entered = process.enter();
+    // Populated before it is registered, it would not be counted: afterwards will do.
+    let populate = wanted && flags & libc::MAP_POPULATE != 0;
+    let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
+    let (result, released) = match pages(address as usize, length).filter(|_| fixed) {
+        Some(range) if entered.manages(range.clone()) => entered.unmapping(range, || call(flags)),
+        _ => (call(flags), 0),
+    };
+    let mut mapped = None;
+    // A small piece placed inside a managed range (a runtime that commits) belongs to it.
+    let manage = wanted || (private && released > 0);
+    if let Ok(start) = result
+        && manage
+        && let Some(range) = pages(start, length)
+    {
+        entered.mapped(range.clone(), access, Charging::ByMapping);
+        mapped = Some(range);
+    }
+    drop(entered);
+    if result.is_err() && wanted && access != Access::None {
+        process.uncharge((length / PAGE_SIZE) as i64);
+    }
+    process.uncharge(released);
+    if populate && let Some(range) = mapped {
+        pagetide_sys::task::populate(range.start.address(), range.end.address() - range.start.address());
+    }
+    pointer(result)
+}
+
+/// `mmap64`: the same where offsets have 64 bits.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { mmap(address, length, protection, flags, fd, offset) }
+}
+
+/// `munmap(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
+    // SAFETY: the caller's contract.
+    let call = || unsafe { kernel(libc::SYS_munmap, [address as usize, length, 0, 0, 0, 0]) };
+    let aligned = (address as usize).is_multiple_of(PAGE_SIZE) && length > 0;
+    if let Some(process) = managed()
+        && aligned
+        && let Some(range) = pages(address as usize, length)
+    {
+        let entered = process.enter();
+        if entered.manages(range.clone()) {
+            let (result, released) = entered.unmapping(range, call);
+            drop(entered);
+            process.uncharge(released);
+            return status(result);
+        }
+    }
+    status(call())
+}
+
+/// `mprotect(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    let call =
+        || unsafe { kernel(libc::SYS_mprotect, [address as usize, length, protection as usize, 0, 0, 0]) };
+    if let Some(process) = managed()
+        && (address as usize).is_multiple_of(PAGE_SIZE)
+        && let Some(range) = pages(address as usize, length)
+    {
+        let access = access(protection);
+        if access != Access::None {
+            process.charge(process.charge_to_open(range.clone()));
+        }
+        let entered = process.enter();
+        if entered.manages(range.clone()) {
+            let (result, released) = entered.protecting(range, access, call);
+            drop(entered);
+            process.uncharge(released);
+            return status(result);
+        }
+    }
+    status(call())
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+    let call = |start: usize, length: usize, advice: c_int| {
+        // SAFETY: the caller's contract.
+        unsafe { kernel(libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0]) }
+    };
+    let drops = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED);
+    if let Some(process) = managed()
+        && (address as usize).is_multiple_of(PAGE_SIZE)
+        && (drops || advice == libc::MADV_HUGEPAGE)
+        && let Some(range) = pages(address as usize, length)
+    {
+        let entered = process.enter();
+        if entered.manages(range.clone()) && process.runtime().is_some() {
+            if advice == libc::MADV_HUGEPAGE {
+                // Advice that is not taken: what leaves page by page must not be huge.
+                return 0;
+            }
+            // The kernel may drop the pages of MADV_FREE at any time, so also now.
+            let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
+            let mut result = Ok(0);
+            entered.dropping(range, |part| {
+                let length = part.end.address() - part.start.address();
+                result = result.and(call(part.start.address(), length, advice));
+            });
+            return status(result);
+        }
+    }
+    status(call(address as usize, length, advice))
+}
+
+/// `mremap(2)`. The fifth argument is there only with MREMAP_FIXED or MREMAP_DONTUNMAP; on x86-64 it is
+/// passed alike either way.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_length: usize,
+    new_length: usize,
+    flags: c_int,
+    new: *mut c_void,
+) -> *mut c_void {
+    let call = || {
+        // SAFETY: the caller's contract.
+        unsafe {
+            kernel(
+                libc::SYS_mremap,
+                [old as usize, old_length, new_length, flags as usize, new as usize, 0],
+            )
+        }
+    };
+    let Some(process) = managed() else { return pointer(call()) };
+    let sane = (old as usize).is_multiple_of(PAGE_SIZE) && old_length > 0 && new_length > 0;
+    let (Some(from), Some(to), true) = (pages(old as usize, old_length), pages(new as usize, new_length), sane)
+    else {
+        return pointer(call());
+    };
+    let new_pages = to.end.0 - to.start.0;
+    let grows = new_pages as i64 - (from.end.0 - from.start.0) as i64;
+    // What it grows by is handed out; the rest was charged before.
+    process.charge(grows);
+    let entered = process.enter();
+    if !entered.manages(from.clone()) {
+        let fixed = flags & libc::MREMAP_FIXED != 0;
+        let (result, released) = if fixed && entered.manages(to.clone()) {
+            entered.unmapping(to, call)
+        } else {
+            (call(), 0)
+        };
+        drop(entered);
+        process.uncharge(grows.max(0) + released);
+        return pointer(result);
+    }
+    if flags & libc::MREMAP_FIXED != 0 && entered.manages(to.clone()) {
+        // Whatever lies at the target is unmapped first, as the kernel has it.
+        let length = to.end.address() - to.start.address();
+        // SAFETY: the caller gives the target up.
+        let unmap = || unsafe { kernel(libc::SYS_munmap, [to.start.address(), length, 0, 0, 0, 0]) };
+        let _ = entered.unmapping(to.clone(), unmap);
+    }
+    let keeps_old = flags & MREMAP_DONTUNMAP != 0;
+    let result = entered
+        .remapping(from, new_pages, keeps_old, || call().map(PageIndex::of_address))
+        .map(PageIndex::address);
+    drop(entered);
+    match result {
+        Err(_) => process.uncharge(grows),
+        Ok(_) => process.uncharge(-grows),
+    }
+    pointer(result)
+}
+
+// ---- files through which the kernel may pin pages ---------------------------------------------------
+
+type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
+
+/// The C library's own `openat`: a cancellation point, as it was.
+fn next_openat() -> OpenAt {
+    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let mut next = NEXT.load(Relaxed);
+    if next.is_null() {
+        // SAFETY: the name is a C string.
+        next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"openat64".as_ptr()) };
+        assert!(!next.is_null(), "the C library has openat64");
+        NEXT.store(next, Relaxed);
+    }
+    // SAFETY: the function of that name has this type: what it reads of the variable arguments is one mode.
+    unsafe { std::mem::transmute::<*mut c_void, OpenAt>(next) }
+}
+
+/// Notes that pages may be pinned from now on: before the descriptor exists.
+fn opening(flags: c_int) {
+    if flags & libc::O_DIRECT != 0
+        && let Some(runtime) = managed().and_then(Process::runtime)
+    {
+        runtime.note_pins();
+    }
+}
+
+macro_rules! open_functions {
+    ($($(#[$doc:meta])* $name:ident, $name_at:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+            opening(flags);
+            // SAFETY: the caller's contract.
+            unsafe { next_openat()(libc::AT_FDCWD, path, flags, mode) }
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name_at(
+            directory: c_int,
+            path: *const c_char,
+            flags: c_int,
+            mode: libc::mode_t,
+        ) -> c_int {
+            opening(flags);
+            // SAFETY: the caller's contract.
+            unsafe { next_openat()(directory, path, flags, mode) }
+        }
+    )+};
+}
+
+open_functions! {
+    /// `open(2)`: notices O_DIRECT.
+    open, openat;
+    /// `open64`: the same where offsets have 64 bits.
+    open64, openat64;
+}

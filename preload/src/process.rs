@@ -1,0 +1,117 @@
+//! The process's side of a run: joins it at load time, and keeps it through forks.
+
+use pagetide::group::{ENVIRONMENT, Group};
+use pagetide::process::Process;
+use pagetide_sys::kernel::Kernel;
+use pagetide_sys::task;
+use std::ffi::{CStr, c_int, c_void};
+use std::path::Path;
+use std::sync::OnceLock;
+
+static PROCESS: OnceLock<Process> = OnceLock::new();
+
+/// This process, if it belongs to a run and has joined it.
+pub(crate) fn process() -> Option<&'static Process> {
+    PROCESS.get()
+}
+
+/// Runs before `main`, and before the constructors of other libraries (`-z initfirst`).
+#[unsafe(link_section = ".init_array")]
+#[used]
+static CONSTRUCTOR: extern "C" fn() = construct;
+
+extern "C" fn construct() {
+    // SAFETY: nothing else runs yet that could change the environment.
+    let group = unsafe { libc::getenv(c"PAGETIDE_GROUP".as_ptr()) };
+    debug_assert_eq!(ENVIRONMENT, "PAGETIDE_GROUP");
+    if group.is_null() {
+        return;
+    }
+    // SAFETY: the C library's strings end with a zero byte.
+    let Ok(path) = unsafe { CStr::from_ptr(group) }.to_str() else { return };
+    let group = match Group::open(Path::new(path)) {
+        Ok(group) => group,
+        Err(error) => {
+            // The launcher is gone (a process that outlived the run), or not ours to see.
+            if std::env::var_os("PAGETIDE_VERBOSE").is_some() {
+                task::say(&format!("{error}: this program runs without Pagetide"));
+            }
+            return;
+        }
+    };
+    let Some(process) = Process::join(group, open_kernel) else {
+        task::say("too many processes in this run: this one runs without Pagetide");
+        return;
+    };
+    let _ = PROCESS.set(process);
+    crate::allocator::join();
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+}
+
+/// Runs on the engine's control thread, before it opens anything.
+fn open_kernel() -> std::io::Result<Kernel> {
+    // SAFETY: the thread is new and has used no descriptor. Where the system forbids it, the thread shares
+    // the program's table: that works until the program closes descriptors it does not know.
+    let _ = unsafe { task::leave_descriptor_table() };
+    // SAFETY: the engine passes ranges that `mappings` and `allocator` have told it of, which are the
+    // program's private memory, and its fault threads answer every fault there.
+    Ok(unsafe { Kernel::open() }?)
+}
+
+// The C library's list of open streams. In a child of a program with threads it walks the list and resets
+// each stream's lock before any handler of ours runs; those pages must be in the program by then.
+unsafe extern "C" {
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
+    fn _IO_iter_begin() -> *mut c_void;
+    fn _IO_iter_end() -> *mut c_void;
+    fn _IO_iter_next(iter: *mut c_void) -> *mut c_void;
+    fn _IO_iter_file(iter: *mut c_void) -> *mut c_void;
+}
+
+/// Offset of `_lock` in glibc's `struct _IO_FILE` on x86-64: part of its ABI.
+const FILE_LOCK_OFFSET: usize = 136;
+
+extern "C" fn before_fork() {
+    let Some(process) = process() else { return };
+    // Taken first: a thread that holds it must not be stopped while it waits for a page. The C library
+    // takes it again (it is recursive) when our handler has run.
+    // SAFETY: these functions have no conditions.
+    unsafe { _IO_list_lock() };
+    process.before_fork();
+    // SAFETY: the list is locked; its elements are live streams, whose layout is the C library's ABI.
+    unsafe {
+        let mut iter = _IO_iter_begin();
+        while iter != _IO_iter_end() {
+            let file = _IO_iter_file(iter).cast::<u8>();
+            for at in [0, 512] {
+                std::ptr::read_volatile(file.add(at));
+            }
+            let lock = file.add(FILE_LOCK_OFFSET).cast::<*mut c_int>().read();
+            if !lock.is_null() {
+                // A write, so that the page is the child's own to change.
+                let value = lock.read_volatile();
+                let _ = value;
+            }
+            iter = _IO_iter_next(iter);
+        }
+    }
+    crate::HEAP.lock();
+}
+
+extern "C" fn after_fork_in_parent() {
+    let Some(process) = process() else { return };
+    // SAFETY: taken in `before_fork`.
+    unsafe { crate::HEAP.unlock() };
+    process.after_fork_in_parent();
+    // SAFETY: taken in `before_fork`.
+    unsafe { _IO_list_unlock() };
+}
+
+extern "C" fn after_fork_in_child() {
+    let Some(process) = process() else { return };
+    // SAFETY: the parent took it in `before_fork`. (The list's lock was reset by the C library.)
+    unsafe { crate::HEAP.unlock() };
+    process.after_fork_in_child();
+}

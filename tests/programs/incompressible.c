@@ -1,0 +1,117 @@
+/* incompressible: writes random data at memory speed from several threads, then verifies all of it.
+ *
+ * The hardest case for a cap: the pool cannot shrink anything and the program writes faster than a disk.
+ *
+ *   incompressible --mib 1024 --threads 4 --passes 1
+ *
+ * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. Prints nothing that differs between runs on stdout;
+ * times go to stderr. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+struct slice {
+    pthread_t thread;
+    uint64_t *words, count, seed;
+};
+
+static struct {
+    uint64_t mib, threads, passes, seed;
+} options = {.mib = 1024, .threads = 4, .passes = 1, .seed = 1};
+
+static uint64_t next(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+static void fail(const char *what) {
+    fprintf(stderr, "incompressible: %s: %s\n", what, strerror(errno));
+    exit(2);
+}
+
+static void *write_slice(void *argument) {
+    struct slice *s = argument;
+    uint64_t state = s->seed;
+    for (uint64_t i = 0; i < s->count; i++) s->words[i] = next(&state);
+    return NULL;
+}
+
+static void *verify_slice(void *argument) {
+    struct slice *s = argument;
+    uint64_t state = s->seed;
+    for (uint64_t i = 0; i < s->count; i++) {
+        uint64_t want = next(&state);
+        if (s->words[i] == want) continue;
+        printf("WRONG WORD at %p (word %" PRIu64 " of its thread): expected %016" PRIx64 ", found %016" PRIx64 "\n",
+               (void *)&s->words[i], i, want, s->words[i]);
+        fflush(stdout);
+        _exit(1);
+    }
+    return NULL;
+}
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+static double run(struct slice *slices, void *(*job)(void *)) {
+    double start = now();
+    for (uint64_t i = 0; i < options.threads; i++)
+        if ((errno = pthread_create(&slices[i].thread, NULL, job, &slices[i]))) fail("pthread_create");
+    for (uint64_t i = 0; i < options.threads; i++) pthread_join(slices[i].thread, NULL);
+    return now() - start;
+}
+
+static void usage(int status) {
+    fprintf(status ? stderr : stdout,
+            "usage: incompressible [--mib N] [--threads T] [--passes P] [--seed X]\n"
+            "Writes random data at memory speed and verifies it.\n");
+    exit(status);
+}
+
+static void parse(int argc, char **argv) {
+    for (int i = 1; i < argc; i += 2) {
+        if (!strcmp(argv[i], "--help")) usage(0);
+        if (!argv[i + 1]) usage(2);
+        char *end;
+        uint64_t value = strtoull(argv[i + 1], &end, 0);
+        if (*end) usage(2);
+        if (!strcmp(argv[i], "--mib")) options.mib = value;
+        else if (!strcmp(argv[i], "--threads")) options.threads = value;
+        else if (!strcmp(argv[i], "--passes")) options.passes = value;
+        else if (!strcmp(argv[i], "--seed")) options.seed = value;
+        else usage(2);
+    }
+    if (!options.mib || !options.threads) usage(2);
+}
+
+int main(int argc, char **argv) {
+    parse(argc, argv);
+    uint64_t bytes = options.mib << 20, each = bytes / 8 / options.threads;
+    uint64_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) fail("mmap");
+    struct slice *slices = calloc(options.threads, sizeof *slices);
+    if (!slices) fail("calloc");
+    for (uint64_t pass = 0; pass < options.passes; pass++) {
+        for (uint64_t i = 0; i < options.threads; i++) {
+            slices[i].words = memory + i * each, slices[i].count = each;
+            slices[i].seed = (options.seed + pass * options.threads + i) * 0x9e3779b97f4a7c15u | 1;
+        }
+        double write_seconds = run(slices, write_slice), verify_seconds = run(slices, verify_slice);
+        fprintf(stderr, "incompressible: pass %" PRIu64 ": wrote in %.2f s, verified in %.2f s\n", pass, write_seconds,
+                verify_seconds);
+    }
+    printf("incompressible: %" PRIu64 " MiB, %" PRIu64 " threads, %" PRIu64 " passes, 0 errors\n", options.mib,
+           options.threads, options.passes);
+    return 0;
+}

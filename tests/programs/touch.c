@@ -1,0 +1,234 @@
+/* touch: what does it cost to reach a page? Fills a buffer larger than the cap and reads one word of each page.
+ *
+ *   touch --mib 1024 --fill zero|heap:FILE|random|text --order seq|random --threads T --passes P [--ops N]
+ *
+ * In order: each thread reads its share of the buffer, page by page; a pass is the whole buffer. At random: each
+ * thread reads --ops single pages anywhere in the buffer; a pass is threads × ops pages. Prints one line of JSON; a
+ * pass's time is wall time from the start signal to the last thread's end, divided by all pages that were read.
+ * The word that is read is checked each time: zero, or the page's number (mixed).
+ *
+ * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8, PASSES_MAX = 64 };
+enum fill { ZERO, HEAP, INCOMPRESSIBLE, TEXT };
+
+static struct {
+    uint64_t mib, threads, passes, ops, seed;
+    enum fill fill;
+    const char *fill_name, *heap_file;
+    bool random;
+} options = {.mib = 1024, .threads = 1, .passes = 3, .ops = 100000, .seed = 1, .fill = ZERO, .fill_name = "zero"};
+
+static char *buffer;
+static uint64_t page_count;
+static pthread_barrier_t start_signal, end_signal;
+static struct span { uint64_t start_ns, end_ns; } *spans; /* of each thread, in the present pass */
+
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27, x *= 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static uint64_t next(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+static uint64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+static void fail(const char *what) {
+    fprintf(stderr, "touch: %s: %s\n", what, strerror(errno));
+    exit(2);
+}
+
+static uint64_t first_word(uint64_t page) { return options.fill == ZERO ? 0 : mix(page + 1); }
+
+static const char *map_heap_file(uint64_t *heap_pages) {
+    int fd = open(options.heap_file, O_RDONLY | O_CLOEXEC);
+    struct stat status;
+    if (fd < 0 || fstat(fd, &status)) fail(options.heap_file);
+    *heap_pages = (uint64_t)status.st_size / PAGE_BYTES;
+    if (!*heap_pages) errno = ENODATA, fail(options.heap_file);
+    const char *heap = mmap(NULL, *heap_pages * PAGE_BYTES, PROT_READ, MAP_PRIVATE, fd, 0);
+    if (heap == MAP_FAILED) fail(options.heap_file);
+    close(fd);
+    return heap;
+}
+
+static void fill_text(char *page, uint64_t *state) {
+    static const char *words[16] = {"the ", "page ", "of ", "memory ", "returns ", "and ", "\"name\": \"", "\",\n",
+                                    "2024-", "order ", "0x", "customer ", "= ", "total ", "is ", "; "};
+    for (size_t at = 0; at < PAGE_BYTES;) {
+        char number[24];
+        uint64_t dice = next(state);
+        const char *word = words[dice >> 60];
+        if (dice % 8 == 0) snprintf(number, sizeof number, "%u ", (unsigned)(dice >> 20) % 100000), word = number;
+        size_t length = strlen(word);
+        if (length > PAGE_BYTES - at) length = PAGE_BYTES - at;
+        memcpy(page + at, word, length);
+        at += length;
+    }
+}
+
+static void fill_buffer(void) {
+    uint64_t heap_pages = 0, state = mix(options.seed) | 1;
+    const char *heap = options.fill == HEAP ? map_heap_file(&heap_pages) : NULL;
+    for (uint64_t page = 0; page < page_count; page++) {
+        char *at = buffer + page * PAGE_BYTES;
+        if (options.fill == ZERO) memset(at, 0, PAGE_BYTES);
+        if (options.fill == HEAP) memcpy(at, heap + page % heap_pages * PAGE_BYTES, PAGE_BYTES);
+        if (options.fill == INCOMPRESSIBLE)
+            for (int i = 0; i < PAGE_WORDS; i++) ((uint64_t *)at)[i] = next(&state);
+        if (options.fill == TEXT) fill_text(at, &state);
+        *(uint64_t *)at = first_word(page);
+    }
+    if (heap) munmap((void *)heap, heap_pages * PAGE_BYTES);
+}
+
+static void check_page(uint64_t page) {
+    uint64_t found = *(volatile uint64_t *)(buffer + page * PAGE_BYTES);
+    if (found == first_word(page)) return;
+    printf("WRONG WORD: page %" PRIu64 " at %p: expected %016" PRIx64 ", found %016" PRIx64 "\n", page,
+           (void *)(buffer + page * PAGE_BYTES), first_word(page), found);
+    fflush(stdout);
+    _exit(1);
+}
+
+static void *work(void *argument) {
+    uint64_t index = (uintptr_t)argument, state = mix(options.seed + 99 * (index + 1)) | 1;
+    uint64_t from = page_count * index / options.threads, to = page_count * (index + 1) / options.threads;
+    for (uint64_t pass = 0; pass < options.passes; pass++) {
+        pthread_barrier_wait(&start_signal);
+        spans[index].start_ns = now_ns();
+        if (options.random)
+            for (uint64_t op = 0; op < options.ops; op++) check_page(next(&state) % page_count);
+        else
+            for (uint64_t page = from; page < to; page++) check_page(page);
+        spans[index].end_ns = now_ns();
+        pthread_barrier_wait(&end_signal);
+    }
+    return NULL;
+}
+
+/* From the first thread's start to the last thread's end: the main thread's own wake-ups do not count. */
+static uint64_t pass_span_ns(void) {
+    struct span all = spans[0];
+    for (uint64_t i = 1; i < options.threads; i++) {
+        if (spans[i].start_ns < all.start_ns) all.start_ns = spans[i].start_ns;
+        if (spans[i].end_ns > all.end_ns) all.end_ns = spans[i].end_ns;
+    }
+    return all.end_ns - all.start_ns;
+}
+
+static uint64_t major_faults(void) {
+    struct rusage usage;
+    getrusage(RUSAGE_SELF, &usage);
+    return (uint64_t)usage.ru_majflt;
+}
+
+static double cpu_seconds(void) {
+    struct rusage u;
+    getrusage(RUSAGE_SELF, &u);
+    return (double)(u.ru_utime.tv_sec + u.ru_stime.tv_sec) +
+           (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
+}
+
+static void usage(int status) {
+    fprintf(status ? stderr : stdout,
+            "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random] [--threads T]\n"
+            "             [--passes P] [--ops N_PER_THREAD] [--seed X]\n"
+            "Prints as JSON what it costs to fill a buffer and to reach its pages.\n");
+    exit(status);
+}
+
+static void parse_fill(const char *value) {
+    options.fill_name = value;
+    if (!strcmp(value, "zero")) options.fill = ZERO;
+    else if (!strcmp(value, "random")) options.fill = INCOMPRESSIBLE;
+    else if (!strcmp(value, "text")) options.fill = TEXT;
+    else if (!strncmp(value, "heap:", 5)) options.fill = HEAP, options.heap_file = value + 5, options.fill_name = "heap";
+    else usage(2);
+}
+
+static uint64_t number(const char *text) {
+    char *end;
+    uint64_t value = strtoull(text, &end, 0);
+    if (!*text || *end) usage(2);
+    return value;
+}
+
+static void parse(int argc, char **argv) {
+    for (int i = 1; i < argc; i += 2) {
+        const char *name = argv[i], *value = argv[i + 1];
+        if (!strcmp(name, "--help")) usage(0);
+        if (!value) usage(2);
+        if (!strcmp(name, "--mib")) options.mib = number(value);
+        else if (!strcmp(name, "--threads")) options.threads = number(value);
+        else if (!strcmp(name, "--passes")) options.passes = number(value);
+        else if (!strcmp(name, "--ops")) options.ops = number(value);
+        else if (!strcmp(name, "--seed")) options.seed = number(value);
+        else if (!strcmp(name, "--fill")) parse_fill(value);
+        else if (!strcmp(name, "--order") && !strcmp(value, "seq")) options.random = false;
+        else if (!strcmp(name, "--order") && !strcmp(value, "random")) options.random = true;
+        else usage(2);
+    }
+    if (!options.mib || !options.threads || options.passes > PASSES_MAX) usage(2);
+}
+
+int main(int argc, char **argv) {
+    parse(argc, argv);
+    page_count = options.mib * (1024 * 1024 / PAGE_BYTES);
+    buffer = mmap(NULL, page_count * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (buffer == MAP_FAILED) fail("mmap");
+    uint64_t fill_start = now_ns();
+    fill_buffer();
+    double fill_ns = (double)(now_ns() - fill_start) / (double)page_count;
+
+    pthread_barrier_init(&start_signal, NULL, (unsigned)options.threads + 1);
+    pthread_barrier_init(&end_signal, NULL, (unsigned)options.threads + 1);
+    pthread_t *threads = calloc(options.threads, sizeof *threads);
+    spans = calloc(options.threads, sizeof *spans);
+    if (!threads || !spans) fail("calloc");
+    for (uintptr_t i = 0; i < options.threads; i++)
+        if ((errno = pthread_create(&threads[i], NULL, work, (void *)i))) fail("pthread_create");
+    uint64_t pages_a_pass = options.random ? options.threads * options.ops : page_count;
+    uint64_t faults_before = major_faults();
+    double cpu_before = cpu_seconds(), pass_ns[PASSES_MAX];
+    for (uint64_t pass = 0; pass < options.passes; pass++) {
+        pthread_barrier_wait(&start_signal);
+        pthread_barrier_wait(&end_signal);
+        pass_ns[pass] = (double)pass_span_ns() / (double)pages_a_pass;
+    }
+    double cpu = cpu_seconds() - cpu_before;
+    uint64_t faults = major_faults() - faults_before;
+    for (uint64_t i = 0; i < options.threads; i++) pthread_join(threads[i], NULL);
+
+    printf("{\"mib\": %" PRIu64 ", \"fill\": \"%s\", \"order\": \"%s\", \"threads\": %" PRIu64
+           ", \"pages_per_pass\": %" PRIu64 ", \"major_faults\": %" PRIu64
+           ", \"passes_cpu_seconds\": %.3f, \"fill_ns_per_page\": %.1f, \"pass_ns_per_page\": [",
+           options.mib, options.fill_name, options.random ? "random" : "seq", options.threads, pages_a_pass, faults,
+           cpu, fill_ns);
+    for (uint64_t pass = 0; pass < options.passes; pass++) printf("%s%.1f", pass ? ", " : "", pass_ns[pass]);
+    printf("]}\n");
+    return 0;
+}
