@@ -55,13 +55,14 @@ class BenchError(Exception):
 # --- Start, end and cleaning up -------------------------------------------------------------------------------------
 
 
-def main_guard(main):
-    """Runs a script's main: signals unwind it, errors are one line, only one benchmark runs at a time."""
+def main_guard(parse, main):
+    """Runs a script: signals unwind it, errors are one line, only one benchmark runs at a time."""
+    options = parse()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     try:
         with only_one_benchmark():
-            sys.exit(main())
+            sys.exit(main(options))
     except BenchError as error:
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
@@ -248,13 +249,15 @@ def whole_mib(size_bytes):
     return size_bytes // MIB
 
 
-def pagetide_command(cap_bytes, command, pagetide=PAGETIDE):
-    return [str(pagetide), "run", "-q", "--memory", f"{whole_mib(cap_bytes)}M", "--", *map(str, command)]
+def pagetide_command(cap_bytes, command, pagetide=PAGETIDE, run_options=()):
+    memory = f"{whole_mib(cap_bytes)}M"
+    return [str(Path(pagetide).resolve()), "run", "-q", "--memory", memory, *run_options, "--", *map(str, command)]
 
 
 def add_arm_options(parser):
     parser.add_argument("--pagetide", type=Path, default=PAGETIDE, help="the program under test (default target/release)")
     parser.add_argument("--preload", type=Path, default=PRELOAD, help="its preload library, for runs with our allocator only")
+    parser.add_argument("--run-options", type=shlex.split, default=[], metavar="OPTIONS", help="more options for `pagetide run`, in one word")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
 
 
@@ -596,10 +599,10 @@ def run_kernel(config, limit_bytes, command, sampling=Sampling.NONE, **options):
         return run
 
 
-def run_pagetide(cap_bytes, command, pagetide=PAGETIDE, **options):
+def run_pagetide(cap_bytes, command, pagetide=PAGETIDE, run_options=(), **options):
     """In a cgroup without swap, of the cap and the slack of measuring.md."""
     with Cgroup(int(cap_bytes * SLACK_FACTOR) + SLACK_BYTES, Swap.NONE) as cgroup:
-        return run_in(cgroup, pagetide_command(cap_bytes, command, pagetide), **options)
+        return run_in(cgroup, pagetide_command(cap_bytes, command, pagetide, run_options), **options)
 
 
 def preload_environment(preload=PRELOAD):

@@ -88,7 +88,7 @@ def kernel_run(case, opponent, options):
 
 def our_run(case, opponent, cap_bytes, options):
     with opponent.config.memory_settings():
-        return lib.run_pagetide(cap_bytes, case.command(options), options.pagetide).require_success()
+        return lib.run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options).require_success()
 
 
 def native_runs(case, options):
@@ -225,8 +225,7 @@ def parse():
     return options
 
 
-def main():
-    options = parse()
+def main(options):
     facts = lib.print_machine()
     print(f"L {options.limit // MIB} MiB, buffer {options.mib} MiB, {options.pairs} pairs: median (quartiles)\n", flush=True)
     cases = [case for case in CASES if not options.case or case.name in options.case]
@@ -242,4 +241,4 @@ def main():
 
 
 if __name__ == "__main__":
-    lib.main_guard(main)
+    lib.main_guard(parse, main)

@@ -739,7 +739,6 @@ impl<M: Memory> Engine<M> {
         if out.taken == 0 && cluster.present() > 0 {
             self.c(Counter::pgsteal_fail, 1);
         }
-        drop(cluster);
         let memory = slot.memory_pages() as i64;
         self.frames.fetch_add(memory, Relaxed);
         self.budget.take(out.adopted as i64);
@@ -748,9 +747,11 @@ impl<M: Memory> Engine<M> {
             self.drop_bytes(&mut slot);
             return Some(0);
         }
-        drop(slot);
+        // Before the cluster is unlocked: a fault may bring the first page back at once.
         staged.cluster.store(number.0, Relaxed);
         staged.refs.store(out.taken + 1, SeqCst);
+        drop(cluster);
+        drop(slot);
         lock(&self.lists).probation.push_back(slot_id);
         Some(out.taken)
     }

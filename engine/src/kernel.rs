@@ -94,6 +94,7 @@ impl Memory for ProgramMemory {
     }
 
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
+        debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
         mapped(self.kernel.copy_in(page.address(), bytes))
     }
 
@@ -102,15 +103,20 @@ impl Memory for ProgramMemory {
     }
 
     fn take_out(&self, range: Range<PageIndex>, writable: bool, way: TakeOutWay, slot: &mut Self::Slot) -> bool {
+        debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
         let (start, length) = bytes(&range);
         self.kernel.take_out(start, length, writable, way, slot).is_ok()
     }
 
     fn presence(&self, range: Range<PageIndex>) -> Presence {
+        debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
         let (start, length) = bytes(&range);
-        // Without a view of the page tables nothing can be judged: taking a page for present is safe,
-        // the kernel says Exists or the thread faults again.
-        self.kernel.pagemap().presence(start, length).unwrap_or_default()
+        self.kernel.pagemap().presence(start, length).unwrap_or_else(|error| {
+            // What is there cannot be told from what is not: one wrong guess would be a wrong byte.
+            let error = std::io::Error::from(error);
+            pagetide_sys::task::say(&format!("cannot see which pages are in memory: {error}"));
+            pagetide_sys::task::kill_self();
+        })
     }
 
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {

@@ -307,7 +307,7 @@ impl Entered<'_> {
                 if runtime.register(range.clone()).is_ok() {
                     self.regions().insert(range.clone(), access, charging);
                     // Populated already, by MAP_POPULATE or a lock: it counts.
-                    runtime.engine().adopt(range);
+                    runtime.adopt(range);
                 }
             }
         }
@@ -395,7 +395,7 @@ impl Entered<'_> {
         if let Some(runtime) = self.runtime {
             // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
             // sits at its offset in a cluster, which the move may change: it goes back first.
-            runtime.engine().recall(from.clone());
+            runtime.recall(from.clone());
         }
         let result = call();
         let restore = |regions: &[(Range<PageIndex>, Region)]| {
@@ -467,13 +467,15 @@ impl Process {
             runtime.pause.freeze(task::tid());
             let engine = runtime.engine();
             engine.hold_waiting(true);
-            let mut work = Workspace::default();
-            if let Some(slot) = slot {
-                self.make_room(runtime, slot, &mut work);
-            }
-            while !engine.drain(&mut work) {
-                std::thread::yield_now();
-            }
+            runtime.errand(move |runtime| {
+                let mut work = Workspace::default();
+                if let Some(slot) = slot {
+                    make_room(runtime, slot, &mut work);
+                }
+                while !runtime.engine().drain(&mut work) {
+                    std::thread::yield_now();
+                }
+            });
             if let Some(slot) = slot {
                 runtime.share_pool(slot);
                 engine.swap().blocks().share_with(self.group.held(slot));
@@ -483,34 +485,6 @@ impl Process {
         }
         generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
         *lock(&generation.signals) = Some(signals);
-    }
-
-    /// Evicts until what is in the program fits twice.
-    fn make_room(&self, runtime: &Runtime, child: Slot, work: &mut Workspace) {
-        let engine = runtime.engine();
-        let mut stuck = 0;
-        loop {
-            let usage = engine.usage();
-            let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
-            let missing = needed - self.group.free() - engine.budget().free().max(0);
-            if missing <= 0 || stuck > 64 {
-                // Taken from our own first: what we freed above is in our budget.
-                let own = engine.budget().free().clamp(0, needed);
-                engine.budget().take(own);
-                runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
-                self.group.take_anyway(needed - own);
-                child.set(Field::Grant, needed as u64);
-                return;
-            }
-            self.group.ask(runtime.slot(), missing);
-            match engine.reclaim(work) {
-                Progress::Freed(_) => stuck = 0,
-                _ => {
-                    stuck += 1;
-                    std::thread::yield_now();
-                }
-            }
-        }
     }
 
     /// After a fork, in the parent.
@@ -561,6 +535,34 @@ impl Process {
             if self.runtime().is_none() {
                 // Pages that are out of the program could not come back.
                 task::kill_self();
+            }
+        }
+    }
+}
+
+/// Evicts until what is in the program fits twice.
+fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
+    let (engine, group) = (runtime.engine(), runtime.group());
+    let mut stuck = 0;
+    loop {
+        let usage = engine.usage();
+        let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
+        let missing = needed - group.free() - engine.budget().free().max(0);
+        if missing <= 0 || stuck > 64 {
+            // Taken from our own first: what we freed above is in our budget.
+            let own = engine.budget().free().clamp(0, needed);
+            engine.budget().take(own);
+            runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
+            group.take_anyway(needed - own);
+            child.set(Field::Grant, needed as u64);
+            return;
+        }
+        group.ask(runtime.slot(), missing);
+        match engine.reclaim(work) {
+            Progress::Freed(_) => stuck = 0,
+            _ => {
+                stuck += 1;
+                std::thread::yield_now();
             }
         }
     }

@@ -70,7 +70,7 @@ pub struct Runtime {
     group: Group,
     slot: Slot,
     kick: Kick,
-    requests: Mutex<Vec<Arc<Registration>>>,
+    errands: Mutex<Vec<Arc<Errand>>>,
     unmanaged: AtomicI64,
     sharing: Mutex<Sharing>,
 }
@@ -94,11 +94,20 @@ struct Kick {
     sleeping: AtomicBool,
 }
 
-#[derive(Debug)]
-struct Registration {
-    range: Range<PageIndex>,
-    result: Mutex<Option<std::io::Result<()>>>,
-    done: Condvar,
+/// Work that a thread of the program hands to the control thread, and waits for. Descriptors of the engine
+/// are in the guests' table only: whatever asks the kernel about the program's memory runs on a guest.
+struct Errand {
+    job: Mutex<Option<Job>>,
+    done: Mutex<bool>,
+    ended: Condvar,
+}
+
+type Job = Box<dyn FnOnce(&'static Runtime) + Send>;
+
+impl std::fmt::Debug for Errand {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Errand")
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -234,7 +243,7 @@ impl Runtime {
             group,
             slot,
             kick: Kick::default(),
-            requests: Mutex::default(),
+            errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
         }));
@@ -449,15 +458,17 @@ impl Runtime {
         let mut round = 0u64;
         loop {
             let seen = self.slot.get(Field::Bell);
-            if lock(&self.requests).is_empty() && self.slot.get(Field::Asked) == 0 {
+            if lock(&self.errands).is_empty() && self.slot.get(Field::Asked) == 0 {
                 self.slot.wait_bell(seen, if quiet > 50 { 5 * TICK } else { TICK });
             } else if self.slot.get(Field::Asked) > 0 {
                 self.slot.wait_bell(seen, TICK);
             }
-            for request in std::mem::take(&mut *lock(&self.requests)) {
-                let result = self.engine.memory().register(request.range.clone());
-                *lock(&request.result) = Some(result);
-                request.done.notify_all();
+            for errand in std::mem::take(&mut *lock(&self.errands)) {
+                if let Some(job) = lock(&errand.job).take() {
+                    job(self);
+                }
+                *lock(&errand.done) = true;
+                errand.ended.notify_all();
             }
             self.pause.begin_work();
             self.sample();
@@ -572,18 +583,35 @@ impl Runtime {
         }
     }
 
-    /// Waits until a range is registered. Called by threads of the program.
-    pub fn register(&self, range: Range<PageIndex>) -> std::io::Result<()> {
-        let request = Arc::new(Registration { range, result: Mutex::new(None), done: Condvar::new() });
-        lock(&self.requests).push(Arc::clone(&request));
+    /// Runs `job` on the control thread and waits for its result. Called by threads of the program.
+    pub fn errand<T: Send + 'static>(&self, job: impl FnOnce(&'static Self) -> T + Send + 'static) -> T {
+        let result = Arc::new(Mutex::new(None));
+        let to = Arc::clone(&result);
+        let job: Job = Box::new(move |runtime| *lock(&to) = Some(job(runtime)));
+        let errand =
+            Arc::new(Errand { job: Mutex::new(Some(job)), done: Mutex::new(false), ended: Condvar::new() });
+        lock(&self.errands).push(Arc::clone(&errand));
         self.slot.ring();
-        let mut result = lock(&request.result);
-        loop {
-            match result.take() {
-                Some(result) => return result,
-                None => result = request.done.wait(result).unwrap_or_else(PoisonError::into_inner),
-            }
+        let mut done = lock(&errand.done);
+        while !*done {
+            done = errand.ended.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
+        lock(&result).take().expect("the job has run")
+    }
+
+    /// Registers a range that is mapped anew, and takes what is in it into account.
+    pub fn register(&self, range: Range<PageIndex>) -> std::io::Result<()> {
+        self.errand(|runtime| runtime.engine.memory().register(range))
+    }
+
+    /// Takes into account what is in a range that has just been registered.
+    pub fn adopt(&self, range: Range<PageIndex>) {
+        self.errand(|runtime| _ = runtime.engine.adopt(range));
+    }
+
+    /// Brings back into the program what is on probation in a range.
+    pub fn recall(&self, range: Range<PageIndex>) {
+        self.errand(|runtime| runtime.engine.recall(range));
     }
 
     /// The program opened something through which its pages may be pinned.

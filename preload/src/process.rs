@@ -4,7 +4,7 @@ use pagetide::group::{ENVIRONMENT, Group};
 use pagetide::process::Process;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::task;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -18,22 +18,36 @@ pub(crate) fn process() -> Option<&'static Process> {
 /// Runs before `main`, and before the constructors of other libraries (`-z initfirst`).
 #[unsafe(link_section = ".init_array")]
 #[used]
-static CONSTRUCTOR: extern "C" fn() = construct;
+static CONSTRUCTOR: extern "C" fn(c_int, *const *const c_char, *const *const c_char) = construct;
 
-extern "C" fn construct() {
-    // SAFETY: nothing else runs yet that could change the environment.
-    let group = unsafe { libc::getenv(c"PAGETIDE_GROUP".as_ptr()) };
-    debug_assert_eq!(ENVIRONMENT, "PAGETIDE_GROUP");
-    if group.is_null() {
-        return;
+/// The value of a variable, from the environment that glibc passes to constructors: so early in the life
+/// of a process its `getenv` finds nothing yet.
+///
+/// # Safety
+/// `environment` must be a null-terminated array of C strings.
+unsafe fn variable(mut environment: *const *const c_char, name: &str) -> Option<String> {
+    // SAFETY: as the caller says; the walk ends at the null pointer.
+    unsafe {
+        while !(*environment).is_null() {
+            let entry = CStr::from_ptr(*environment).to_bytes();
+            if let Some(value) = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+                return String::from_utf8(value.to_vec()).ok();
+            }
+            environment = environment.add(1);
+        }
     }
-    // SAFETY: the C library's strings end with a zero byte.
-    let Ok(path) = unsafe { CStr::from_ptr(group) }.to_str() else { return };
-    let group = match Group::open(Path::new(path)) {
+    None
+}
+
+extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    // SAFETY: the dynamic loader passes the environment of the process.
+    let Some(path) = (unsafe { variable(environment, ENVIRONMENT) }) else { return };
+    let group = match Group::open(Path::new(&path)) {
         Ok(group) => group,
         Err(error) => {
             // The launcher is gone (a process that outlived the run), or not ours to see.
-            if std::env::var_os("PAGETIDE_VERBOSE").is_some() {
+            // SAFETY: as above.
+            if unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some() {
                 task::say(&format!("{error}: this program runs without Pagetide"));
             }
             return;

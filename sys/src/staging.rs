@@ -122,9 +122,16 @@ impl Slot {
                 self.registered = false;
                 if !writable {
                     // SAFETY: our own range.
-                    unsafe { mapping::make_writable(to, length)? };
+                    if let Err(error) = unsafe { mapping::make_writable(to, length) } {
+                        crate::task::say(&format!("cannot make staging writable: {error}"));
+                        crate::task::kill_self();
+                    }
                 }
-                let found = pagemap.presence(to, length)?;
+                // The pages are here now: not to know which would lose them.
+                let found = pagemap.presence(to, length).unwrap_or_else(|error| {
+                    crate::task::say(&format!("cannot see which pages are in memory: {error}"));
+                    crate::task::kill_self();
+                });
                 found.present.iter().for_each(|page| self.populated.insert(page));
                 found.zero.iter().for_each(|page| self.zero.insert(page));
                 Ok(())

@@ -1,0 +1,229 @@
+#!/usr/bin/env python3
+"""Does the cap hold, and is the result right? Real programs in a fraction of the memory that they need.
+
+Each program runs natively first, which gives its output, its time and its need (the peak of anonymous and shared
+memory of all its processes). Then it runs under `pagetide run --memory CAP` with CAP = factor × need, inside a cgroup
+without swap of CAP × 1.03 + 32 MiB. It passes when it exits with 0, prints the same, no process was killed for want
+of memory, and resident memory with page tables, sampled every 10 ms, never exceeded CAP × 1.03.
+
+Beside it the kernel's swap to zram (lz4), with CAP as the cgroup's limit: here zram's memory comes on top (column Z),
+so this arm has more RAM than ours; speed.py compares at equal RAM.
+"""
+
+import argparse
+import os
+import random
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+
+import lib
+from lib import MIB
+
+SORT_FILE_MIB = 700
+PEAK_FACTOR_MAX = 1.03
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    command: object  # a function that makes what the command needs and returns the command
+    requires: tuple = ()
+    env: dict = field(default_factory=dict)
+
+
+def analytics_command():
+    return lib.python(lib.REPO / "examples" / "analytics.py")
+
+
+def dict_command():
+    return lib.python_program("dictjob.py")
+
+
+def sort_command():
+    path = lib.DATA / f"sort-{SORT_FILE_MIB}.txt"
+    if not path.exists():
+        write_sort_file(path, SORT_FILE_MIB * MIB)
+    return ["sh", "-c", f"sort -S 1G --parallel=2 -T {shlex.quote(str(lib.DATA))} {shlex.quote(str(path))} | sha256sum"]
+
+
+def write_sort_file(path, size_bytes):
+    """Lines of varied length with random keys, the same each time."""
+    lib.DATA.mkdir(parents=True, exist_ok=True)
+    rng = random.Random(1)
+    tails = [" ".join(rng.choices(("error", "info", "page", "user", "2024", "ok", "/index.html", "GET"), k=rng.randrange(2, 12))) for _ in range(997)]
+    temporary, written = path.with_suffix(".partial"), 0
+    with open(temporary, "w") as output:
+        while written < size_bytes:
+            lines = "".join(f"{rng.getrandbits(48):012x} {tails[i % 997]}\n" for i in range(20_000))
+            output.write(lines)
+            written += len(lines)
+    temporary.replace(path)
+
+
+def gcc_command():
+    source = lib.DATA / "large.c"
+    if not source.exists():
+        lib.DATA.mkdir(parents=True, exist_ok=True)
+        subprocess.run(lib.python_program("gcc_source.py", "--output", source), check=True)
+    # The object file's contents are the output that must not change.
+    return ["sh", "-c", f"gcc -O2 -c {shlex.quote(str(source))} -o large.o && sha256sum < large.o && rm large.o"]
+
+
+def incompressible_command():
+    (program,) = lib.build_programs("incompressible")
+    return [program, "--mib", 1024, "--threads", 4]
+
+
+def fork_fan_command():
+    return lib.python_program("fork_fan.py")
+
+
+PROGRAMS = (
+    Program("analytics", analytics_command),
+    Program("dict", dict_command),
+    Program("sort", sort_command, ("sort",), {"LC_ALL": "C"}),
+    Program("gcc", gcc_command, ("gcc",)),
+    Program("incompressible", incompressible_command, ("gcc",)),
+    Program("fork-fan", fork_fan_command),
+    Program("redis", lambda: lib.python_program("redis_bgsave.py"), ("redis-server",)),
+    Program("mariadb", lambda: lib.python_program("mariadb_sysbench.py"), ("mariadbd", "mariadb-install-db", "mariadb", "sysbench")),
+)
+
+
+def measure_native(program, command):
+    run = lib.run_native(command, env=program.env, sampling=lib.Sampling.MEMORY, cwd=lib.DATA)
+    run.require_success()
+    lib.progress(f"{program.name}: native {run.wall_seconds:.1f} s, needs {run.resident_peak_bytes / MIB:.0f} MiB")
+    return run
+
+
+def measure_kernel(program, command, cap_bytes, options):
+    config = lib.KERNEL_CONFIGS["zram-lz4"]
+    run = lib.run_kernel(config, cap_bytes, command, env=program.env, cwd=lib.DATA, timeout_seconds=options.timeout)
+    lib.progress(f"{program.name}: kernel at {cap_bytes // MIB} MiB {describe(run)}, Z {run.swap_used_peak_bytes // MIB} MiB")
+    return run
+
+
+def measure_ours(program, command, cap_bytes, options):
+    run = lib.run_pagetide(
+        cap_bytes, command, options.pagetide, options.run_options,
+        env=program.env, sampling=lib.Sampling.MEMORY, cwd=lib.DATA, timeout_seconds=options.timeout,
+    )  # fmt: skip
+    lib.progress(f"{program.name}: ours at {cap_bytes // MIB} MiB {describe(run)}, peak {run.counted_peak_bytes / MIB:.0f} MiB")
+    if run.status or run.timed_out:
+        lib.progress(run.stderr.decode(errors="replace")[-600:])
+    return run
+
+
+def describe(run):
+    ending = f", {run.timed_out or f'status {run.status}'}" if run.status or run.timed_out else ""
+    return f"{run.wall_seconds:.1f} s{ending}"
+
+
+def failures(run, native, cap_bytes):
+    """What is wrong with our run; empty if it passes."""
+    found = []
+    if run.timed_out:
+        found.append("time-out")
+    elif run.status:
+        found.append(f"status {run.status}")
+    if run.oom_kills:
+        found.append(f"{run.oom_kills} killed for want of memory")
+    if run.stdout != native.stdout:
+        found.append("other output")
+    if run.counted_peak_bytes > whole_cap(cap_bytes) * PEAK_FACTOR_MAX:
+        found.append("above the cap")
+    return found
+
+
+def whole_cap(cap_bytes):
+    """The cap as it is asked for."""
+    return lib.whole_mib(cap_bytes) * MIB
+
+
+def measure(program, options):
+    """One result for each factor."""
+    command = list(program.command())
+    native = measure_native(program, command)
+    results = []
+    for factor in options.factor:
+        cap_bytes = whole_cap(int(native.resident_peak_bytes * factor))
+        kernel = None if options.skip_kernel else measure_kernel(program, command, cap_bytes, options)
+        ours = None if options.skip_ours else measure_ours(program, command, cap_bytes, options)
+        results.append({
+            "program": program.name,
+            "factor": factor,
+            "need_bytes": native.resident_peak_bytes,
+            "cap_bytes": cap_bytes,
+            "native": native.figures(),
+            "kernel": kernel and kernel.figures(),
+            "kernel_failed": kernel and bool(kernel.status or kernel.stdout != native.stdout),
+            "ours": ours and ours.figures(),
+            "failures": ours and failures(ours, native, cap_bytes),
+        })  # fmt: skip
+    return results
+
+
+HEADER = ("program", "need MiB", "factor", "cap MiB", "native s", "kernel s", "Z MiB", "ours s", "peak MiB", "of cap", "CPU native/kernel/ours", "verdict")
+
+
+def table_row(result):
+    native, kernel, ours = result["native"], result["kernel"], result["ours"]
+    cpu = "/".join(f"{run['cpu_seconds']:.0f}" if run else "–" for run in (native, kernel, ours))
+    peak = ours["counted_peak_bytes"] if ours else 0
+    return (
+        result["program"],
+        f"{result['need_bytes'] / MIB:.0f}",
+        result["factor"],
+        result["cap_bytes"] // MIB,
+        f"{native['wall_seconds']:.1f}",
+        f"{kernel['wall_seconds']:.1f}{' FAILED' if result['kernel_failed'] else ''}" if kernel else "–",
+        kernel["swap_used_peak_bytes"] // MIB if kernel else "–",
+        f"{ours['wall_seconds']:.1f}" if ours else "–",
+        f"{peak / MIB:.0f}" if ours else "–",
+        f"{peak / result['cap_bytes']:.3f}" if ours else "–",
+        cpu,
+        "–" if ours is None else "; ".join(result["failures"]) or "pass",
+    )
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [program.name for program in PROGRAMS]
+    parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)} (may be repeated)")
+    parser.add_argument("--factor", action="append", type=float, help="cap as a part of the need (default 0.6; may be repeated)")
+    parser.add_argument("--skip-kernel", action="store_true", help="leave the kernel's arm out")
+    parser.add_argument("--skip-ours", action="store_true", help="leave our arm out")
+    parser.add_argument("--timeout", type=float, default=600, help="seconds until a run is given up (default %(default)s)")
+    lib.add_arm_options(parser)
+    options = parser.parse_args()
+    options.factor = options.factor or [0.6]
+    if not options.skip_ours and not options.pagetide.exists():
+        print(f"NOTE: {options.pagetide} is not built: leaving our arm out", file=sys.stderr)
+        options.skip_ours = True
+    return options
+
+
+def main(options):
+    os.makedirs(lib.DATA, exist_ok=True)
+    facts = lib.print_machine()
+    results, skipped = [], []
+    for program in PROGRAMS:
+        if options.only and program.name not in options.only:
+            continue
+        if missing := [name for name in program.requires if not lib.have(name)]:
+            skipped.append(f"SKIPPED {program.name}: not installed: {', '.join(missing)}")
+            lib.progress(skipped[-1])
+            continue
+        results += measure(program, options)
+        lib.write_json(options.json, {"machine": facts, "results": results, "skipped": skipped})
+    print()
+    lib.print_table(HEADER, [table_row(result) for result in results])
+    print("\n".join(skipped))
+    return 1 if any(result["failures"] for result in results) else 0
+
+
+if __name__ == "__main__":
+    lib.main_guard(parse, main)
