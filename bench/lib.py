@@ -310,7 +310,10 @@ class Cgroup(Resource):
         (self.path / name).write_text(str(value))
 
     def processes(self):
-        return [int(line) for line in (self.path / "cgroup.procs").read_text().split()]
+        try:
+            return [int(line) for line in (self.path / "cgroup.procs").read_text().split()]
+        except OSError:  # the cgroup has gone: another thread of ours has closed it
+            return []
 
     def kill_all(self):
         """Ends what still runs inside, and waits until it is gone."""
@@ -535,7 +538,8 @@ def sampled(sampling, cgroup, run):
 
     def loop():
         while not done.wait(SAMPLE_SECONDS):
-            SAMPLERS[sampling](cgroup, run)
+            with contextlib.suppress(OSError):  # the cgroup has gone
+                SAMPLERS[sampling](cgroup, run)
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
