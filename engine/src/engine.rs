@@ -451,8 +451,8 @@ impl<M: Memory> Engine<M> {
         match transfer.source {
             Source::Memory => {
                 let zswap = self.swap.zswap();
-                // The pool has room, or the device takes what it must give up.
-                zswap.pool_pages() < self.swap.pool_pages_max() * 3 / 4
+                // As long as the pool has room: copies are the first to go when it has not.
+                !self.is_nearly_full(zswap.pool_pages())
             }
             Source::Device { .. } => self.swap.blocks().used() * 2 < self.swap.blocks().total(),
             _ => false,
@@ -986,13 +986,17 @@ impl<M: Memory> Engine<M> {
         }
     }
 
+    /// Whether the pool is so near its limit that it should give something up.
+    fn is_nearly_full(&self, pool_pages: usize) -> bool {
+        pool_pages * 16 >= self.swap.pool_pages_max() * 15
+    }
+
     /// Makes room in a pool that nears its limit: kept copies go, then the entries under the clock hand
     /// are written to the device. Returns the pages that were freed at once.
     fn trim_pool(&self, work: &mut Workspace) -> usize {
         let zswap = self.swap.zswap();
-        let max = self.swap.pool_pages_max();
         let before = zswap.pool_pages();
-        if before * 16 < max * 15 {
+        if !self.is_nearly_full(before) {
             return 0;
         }
         work.entries.clear();

@@ -6,6 +6,7 @@
 
 pub mod budget;
 pub mod engine;
+pub mod fake;
 pub mod group;
 pub mod kernel;
 pub mod latency;

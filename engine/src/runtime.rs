@@ -25,7 +25,7 @@ use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -37,6 +37,8 @@ const HOPELESS_ROUNDS: usize = 100;
 /// Pages that are asked of the group at a time: 1 MiB.
 const GRANT_STEP: i64 = 256;
 const FAULT_THREADS_MAX: usize = 4;
+/// Reclaim sleeps when no fault has come for this long.
+const SPIN_IDLE: Duration = Duration::from_millis(1);
 
 /// Why the engine did not start.
 #[derive(Debug)]
@@ -70,6 +72,9 @@ pub struct Runtime {
     group: Group,
     slot: Slot,
     kick: Kick,
+    readers: Readers,
+    /// Faults read so far.
+    faults: AtomicU64,
     errands: Mutex<Vec<Arc<Errand>>>,
     unmanaged: AtomicI64,
     sharing: Mutex<Sharing>,
@@ -85,6 +90,56 @@ struct Sharing {
     charged: i64,
     /// Shared pages that are charged to the parent: slot, pid, pages.
     inherited: Option<(usize, u64, i64)>,
+}
+
+/// Whether several threads of the program fault just now.
+#[derive(Debug, Default)]
+struct Readers {
+    crowd: AtomicBool,
+    changed: Condvar,
+    lock: Mutex<()>,
+}
+
+impl Readers {
+    fn is_crowd(&self) -> bool {
+        self.crowd.load(Relaxed)
+    }
+    fn set_crowd(&self, crowd: bool) {
+        if self.crowd.load(Relaxed) != crowd {
+            let _guard = lock(&self.lock);
+            self.crowd.store(crowd, Relaxed);
+            self.changed.notify_all();
+        }
+    }
+    fn wait_crowd(&self) {
+        let mut guard = lock(&self.lock);
+        while !self.is_crowd() {
+            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+/// The threads behind the last faults that one reader saw.
+#[derive(Debug, Default)]
+struct Faulters {
+    last: u32,
+    changes: u32,
+    seen: u32,
+}
+
+impl Faulters {
+    /// Every 64 faults: whether they came from several threads (which take turns).
+    fn note(&mut self, tid: u32) -> Option<bool> {
+        self.changes += u32::from(tid != self.last);
+        self.last = tid;
+        self.seen += 1;
+        if self.seen < 64 {
+            return None;
+        }
+        let crowd = self.changes >= 8;
+        (self.seen, self.changes) = (0, 0);
+        Some(crowd)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -243,6 +298,8 @@ impl Runtime {
             group,
             slot,
             kick: Kick::default(),
+            readers: Readers::default(),
+            faults: AtomicU64::new(0),
             errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
@@ -287,8 +344,8 @@ impl Runtime {
         };
         let processors = task::processors();
         for number in 0..processors.len().min(FAULT_THREADS_MAX) {
-            let processor = processors[number % processors.len()];
-            spawn("pagetide-fault", Box::new(move || self.serve_faults(processor)))?;
+            let processors = processors.clone();
+            spawn("pagetide-fault", Box::new(move || self.serve_faults(number, &processors)))?;
         }
         spawn("pagetide-reclaim", Box::new(|| self.reclaim()))?;
         if self.engine.device().is_some() {
@@ -309,12 +366,24 @@ impl Runtime {
 
     // ---- threads --------------------------------------------------------------------------------
 
-    fn serve_faults(&self, processor: usize) {
-        // A reader on each processor: a fault is answered where it happened, whichever that is. A wake-up
-        // across processors costs several times the work itself.
-        task::run_on(processor);
+    /// Reader number `number` of `count`. The first always reads. The others read only while several
+    /// threads of the program fault: every fault wakes every blocked reader, and a wake-up across
+    /// processors costs many times the work itself.
+    fn serve_faults(&self, number: usize, processors: &[usize]) {
         let mut work = Workspace::default();
+        let mut faulters = Faulters::default();
+        let mut bound = false;
         loop {
+            let crowd = self.readers.is_crowd();
+            if number > 0 && !crowd {
+                self.readers.wait_crowd();
+            }
+            if bound != crowd {
+                // Among several readers, each answers the faults of its own processor.
+                bound = crowd;
+                let all = if crowd { &processors[number..=number] } else { processors };
+                task::run_on(all);
+            }
             match self.engine.memory().kernel().wait() {
                 Ok(Some(fault)) => {
                     let page = PageIndex::of_address(fault.address);
@@ -324,8 +393,14 @@ impl Runtime {
                     } else {
                         self.engine.park(page, fault.write, clock());
                     }
+                    self.faults.fetch_add(1, Relaxed);
                     if self.engine.is_short() {
                         self.kick.if_sleeping();
+                    }
+                    if number == 0
+                        && let Some(crowd) = faulters.note(fault.tid)
+                    {
+                        self.readers.set_crowd(crowd);
                     }
                 }
                 Ok(None) => {}
@@ -358,7 +433,9 @@ impl Runtime {
         let mut moved = 0;
         loop {
             if !self.engine.is_short() && self.slot.get(Field::Asked) == 0 {
-                self.kick.wait(Duration::from_millis(100));
+                if !self.spin() {
+                    self.kick.wait(Duration::from_millis(100));
+                }
                 (idle, moved) = (0, 0);
                 if self.engine.is_short() {
                     self.pause.begin_work();
@@ -389,6 +466,32 @@ impl Runtime {
                 self.kick.wait(Duration::from_millis(20));
             } else if progress == Progress::Nothing {
                 self.starved(&mut idle);
+            }
+        }
+    }
+
+    /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
+    /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
+    fn spin(&self) -> bool {
+        if self.readers.is_crowd() {
+            return false;
+        }
+        let start = Instant::now();
+        let mut seen = self.faults.load(Relaxed);
+        let mut since = start;
+        loop {
+            for _ in 0..64 {
+                std::hint::spin_loop();
+            }
+            if self.engine.is_short() || self.slot.get(Field::Asked) > 0 {
+                return true;
+            }
+            let now = Instant::now();
+            let faults = self.faults.load(Relaxed);
+            if faults != seen {
+                (seen, since) = (faults, now);
+            } else if now - since > SPIN_IDLE {
+                return false;
             }
         }
     }

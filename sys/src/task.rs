@@ -58,13 +58,13 @@ pub unsafe fn leave_descriptor_table() -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Ties the calling thread to one processor. Best effort.
-pub fn run_on(processor: usize) {
+/// Ties the calling thread to these processors. Best effort.
+pub fn run_on(processors: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();
-    if processor < rustix::thread::CpuSet::MAX_CPU {
+    for &processor in processors.iter().filter(|&&number| number < rustix::thread::CpuSet::MAX_CPU) {
         set.set(processor);
-        let _ = rustix::thread::sched_setaffinity(None, &set);
     }
+    let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
 /// The processors that the calling thread may run on.

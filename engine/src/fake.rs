@@ -1,0 +1,607 @@
+//! A program's memory in a map: the whole engine runs on it, under a model, without a kernel.
+//!
+//! It does what the kernel does as far as the engine can tell: a page that is missing parks whoever
+//! touches it until somebody wakes that page, and it parks in the same step in which it looks; mapping
+//! stops at the first page that is there; only MOVE refuses. What a kernel may do behind the engine's
+//! back, a test does by hand: [`FakeMemory::drop_pages`], [`FakeMemory::put`].
+//!
+//! It owns the program's pages and counts its frames. It does *not* know regions: a test keeps
+//! [`crate::regions`] and this memory in step.
+
+use crate::engine::{Engine, Limits, Parts};
+use crate::latency::{self, Latency};
+use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, Slot, TakeOutWay};
+use crate::regions::Regions;
+use crate::ways::Ways;
+use pagetide_device::Device;
+use pagetide_swap::blocks::Blocks;
+use pagetide_swap::config::{SPAN_BYTES, SPAN_PAGES};
+use pagetide_swap::hash::HashKey;
+use pagetide_swap::zswap::pool::SpanSource;
+use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, Swap};
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// A page's contents.
+pub type Bytes = [u8; PAGE_SIZE];
+
+/// A page of the program.
+#[derive(Clone, Debug)]
+enum Page {
+    /// The kernel's shared zero page: read, never written, no memory of its own.
+    Zero,
+    /// Memory of its own.
+    Own(Box<Bytes>),
+}
+
+/// Why a page was not reached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Miss {
+    /// It is missing: the thread is parked until [`FakeMemory::is_woken`], and touches it again then.
+    Fault(Ticket),
+    /// It was poisoned: SIGBUS.
+    Poisoned,
+}
+
+/// A parked thread.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Ticket(u64);
+
+#[derive(Debug, Default)]
+struct State {
+    pages: BTreeMap<u64, Page>,
+    poisoned: BTreeSet<u64>,
+    /// No mapping there.
+    gone: BTreeSet<u64>,
+    read_only: BTreeSet<u64>,
+    pinned: BTreeSet<u64>,
+    parked: BTreeMap<Ticket, u64>,
+    next_ticket: u64,
+}
+
+/// The program's memory.
+#[derive(Debug, Default)]
+pub struct FakeMemory {
+    state: Mutex<State>,
+    woken: Condvar,
+    wakes: AtomicU64,
+    no_move: AtomicBool,
+    no_remap: AtomicBool,
+    pins: AtomicBool,
+    /// Every so many mappings the machine is out of memory for a moment.
+    no_memory_every: AtomicU64,
+    mappings: AtomicU64,
+    frames: Arc<AtomicI64>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn numbers(range: &Range<PageIndex>) -> Range<u64> {
+    range.start.0..range.end.0
+}
+
+impl State {
+    fn reach(&mut self, page: PageIndex) -> Result<&mut Page, Miss> {
+        if self.poisoned.contains(&page.0) {
+            return Err(Miss::Poisoned);
+        }
+        if !self.pages.contains_key(&page.0) {
+            let ticket = Ticket(self.next_ticket);
+            self.next_ticket += 1;
+            self.parked.insert(ticket, page.0);
+            return Err(Miss::Fault(ticket));
+        }
+        Ok(self.pages.get_mut(&page.0).expect("looked at above"))
+    }
+
+    /// What stops a mapping at `page`.
+    fn obstacle(&self, page: u64) -> Option<MapError> {
+        if self.gone.contains(&page) {
+            Some(MapError::Gone)
+        } else if self.pages.contains_key(&page) || self.poisoned.contains(&page) {
+            Some(MapError::Exists)
+        } else {
+            None
+        }
+    }
+}
+
+impl FakeMemory {
+    /// Slots of staging whose frames this memory counts.
+    pub fn slots(&self, count: usize) -> Vec<FakeSlot> {
+        (0..count).map(|_| FakeSlot { frames: Arc::clone(&self.frames), ..FakeSlot::default() }).collect()
+    }
+
+    /// Frames that take memory, of all slots.
+    pub fn frames(&self) -> i64 {
+        self.frames.load(Relaxed)
+    }
+
+    // ---- the program ----------------------------------------------------------------------------
+
+    /// The page's contents.
+    pub fn read(&self, page: PageIndex) -> Result<Box<Bytes>, Miss> {
+        Ok(match lock(&self.state).reach(page)? {
+            Page::Zero => Box::new([0; PAGE_SIZE]),
+            Page::Own(bytes) => bytes.clone(),
+        })
+    }
+
+    /// Overwrites the page.
+    pub fn write(&self, page: PageIndex, bytes: &Bytes) -> Result<(), Miss> {
+        self.update(page, |old| old.copy_from_slice(bytes))
+    }
+
+    /// Changes the page in one step.
+    pub fn update<T>(&self, page: PageIndex, change: impl FnOnce(&mut Bytes) -> T) -> Result<T, Miss> {
+        let mut state = lock(&self.state);
+        assert!(!state.read_only.contains(&page.0), "a write to {page:?}, which is read-only");
+        let page = state.reach(page)?;
+        if let Page::Zero = page {
+            *page = Page::Own(Box::new([0; PAGE_SIZE]));
+        }
+        let Page::Own(bytes) = page else { unreachable!("made above") };
+        Ok(change(bytes))
+    }
+
+    /// Looks at the page if it is there; parks nobody.
+    pub fn peek(&self, page: PageIndex) -> Option<Box<Bytes>> {
+        match lock(&self.state).pages.get(&page.0)? {
+            Page::Zero => Some(Box::new([0; PAGE_SIZE])),
+            Page::Own(bytes) => Some(bytes.clone()),
+        }
+    }
+
+    /// Whether the parked thread was woken: it may touch its page again.
+    pub fn is_woken(&self, ticket: Ticket) -> bool {
+        !lock(&self.state).parked.contains_key(&ticket)
+    }
+
+    /// Waits until the parked thread is woken. False if that took longer than `guard`.
+    pub fn wait_woken(&self, ticket: Ticket, guard: Duration) -> bool {
+        let state = lock(&self.state);
+        let parked = |state: &mut State| state.parked.contains_key(&ticket);
+        let (_state, outcome) =
+            self.woken.wait_timeout_while(state, guard, parked).unwrap_or_else(PoisonError::into_inner);
+        !outcome.timed_out()
+    }
+
+    /// Threads that are parked.
+    pub fn parked(&self) -> usize {
+        lock(&self.state).parked.len()
+    }
+
+    /// Wake-ups so far.
+    pub fn wakes(&self) -> u64 {
+        self.wakes.load(Relaxed)
+    }
+
+    /// Pages in the program.
+    pub fn present(&self) -> Vec<PageIndex> {
+        lock(&self.state).pages.keys().map(|&page| PageIndex(page)).collect()
+    }
+
+    /// Poisoned pages.
+    pub fn poisoned(&self) -> Vec<PageIndex> {
+        lock(&self.state).poisoned.iter().map(|&page| PageIndex(page)).collect()
+    }
+
+    // ---- system calls ---------------------------------------------------------------------------
+
+    /// MADV_DONTNEED.
+    pub fn drop_pages(&self, range: Range<PageIndex>) {
+        let mut state = lock(&self.state);
+        for page in numbers(&range) {
+            state.pages.remove(&page);
+            state.poisoned.remove(&page);
+        }
+    }
+
+    /// munmap.
+    pub fn unmap(&self, range: Range<PageIndex>) {
+        self.drop_pages(range.clone());
+        let mut state = lock(&self.state);
+        for page in numbers(&range) {
+            state.gone.insert(page);
+            state.read_only.remove(&page);
+            state.pinned.remove(&page);
+        }
+    }
+
+    /// mmap, over whatever is there.
+    pub fn map(&self, range: Range<PageIndex>) {
+        self.unmap(range.clone());
+        let mut state = lock(&self.state);
+        numbers(&range).for_each(|page| _ = state.gone.remove(&page));
+    }
+
+    /// mprotect.
+    pub fn protect(&self, range: Range<PageIndex>, writable: bool) {
+        let mut state = lock(&self.state);
+        for page in numbers(&range) {
+            if writable {
+                state.read_only.remove(&page);
+            } else {
+                state.read_only.insert(page);
+            }
+        }
+    }
+
+    /// mremap: moves `length` pages, with the old mapping left in place.
+    pub fn remap(&self, from: PageIndex, to: PageIndex, length: u64) {
+        let mut state = lock(&self.state);
+        for nth in 0..length {
+            let (from, to) = (from.0 + nth, to.0 + nth);
+            state.gone.remove(&to);
+            state.poisoned.remove(&to);
+            match state.pages.remove(&from) {
+                Some(page) => drop(state.pages.insert(to, page)),
+                None => drop(state.pages.remove(&to)),
+            }
+            if state.poisoned.remove(&from) {
+                state.poisoned.insert(to);
+            }
+            if state.read_only.contains(&from) {
+                state.read_only.insert(to);
+            } else {
+                state.read_only.remove(&to);
+            }
+        }
+    }
+
+    /// Puts a page in, as what ran before the engine did. `None` is the kernel's zero page.
+    pub fn put(&self, page: PageIndex, bytes: Option<&Bytes>) {
+        let page_contents = bytes.map_or(Page::Zero, |bytes| Page::Own(Box::new(*bytes)));
+        lock(&self.state).pages.insert(page.0, page_contents);
+        self.wake(page, 1);
+    }
+
+    // ---- switches -------------------------------------------------------------------------------
+
+    /// Whether MOVE works.
+    pub fn set_can_move(&self, on: bool) {
+        self.no_move.store(!on, Relaxed);
+    }
+
+    /// Whether `mremap(DONTUNMAP)` works.
+    pub fn set_can_remap(&self, on: bool) {
+        self.no_remap.store(!on, Relaxed);
+    }
+
+    /// Whether pages may be pinned.
+    pub fn set_may_pin(&self, on: bool) {
+        self.pins.store(on, Relaxed);
+    }
+
+    /// Pins a page, or lets it go: MOVE refuses it.
+    pub fn pin(&self, page: PageIndex, on: bool) {
+        let mut state = lock(&self.state);
+        if on {
+            state.pinned.insert(page.0);
+        } else {
+            state.pinned.remove(&page.0);
+        }
+    }
+
+    /// Makes every `nth` mapping fail for want of memory (0: none).
+    pub fn set_no_memory_every(&self, nth: u64) {
+        self.no_memory_every.store(nth, Relaxed);
+    }
+
+    fn is_out_of_memory(&self) -> bool {
+        let nth = self.no_memory_every.load(Relaxed);
+        nth != 0 && (self.mappings.fetch_add(1, Relaxed) + 1).is_multiple_of(nth)
+    }
+
+    fn wake_locked(&self, state: &mut State, pages: Range<u64>) {
+        self.wakes.fetch_add(1, Relaxed);
+        let before = state.parked.len();
+        state.parked.retain(|_, page| !pages.contains(page));
+        if state.parked.len() != before {
+            self.woken.notify_all();
+        }
+    }
+
+    /// Maps pages one by one until something is in the way; `contents` gives them up one by one.
+    fn map_run(
+        &self,
+        to: PageIndex,
+        count: usize,
+        moves: bool,
+        mut contents: impl FnMut(usize) -> Page,
+    ) -> Mapped {
+        if self.is_out_of_memory() {
+            return Mapped { pages: 0, error: Some(MapError::NoMemory) };
+        }
+        let mut state = lock(&self.state);
+        let mut mapped = Mapped { pages: 0, error: None };
+        while mapped.pages < count {
+            let page = to.0 + mapped.pages as u64;
+            mapped.error = state.obstacle(page);
+            if moves && mapped.error.is_none() && state.read_only.contains(&page) {
+                mapped.error = Some(MapError::Refused);
+            }
+            if mapped.error.is_some() {
+                break;
+            }
+            state.pages.insert(page, contents(mapped.pages));
+            mapped.pages += 1;
+        }
+        if mapped.pages > 0 {
+            self.wake_locked(&mut state, to.0..to.0 + mapped.pages as u64);
+        }
+        mapped
+    }
+}
+
+fn own(bytes: &[u8]) -> Page {
+    Page::Own(Box::new(bytes.try_into().expect("a page")))
+}
+
+impl Memory for FakeMemory {
+    type Slot = FakeSlot;
+    type Spans = HeapSpans;
+
+    fn can_move(&self) -> bool {
+        !self.no_move.load(Relaxed)
+    }
+
+    fn may_pin(&self) -> bool {
+        self.pins.load(Relaxed)
+    }
+
+    fn wake(&self, page: PageIndex, count: usize) {
+        self.wake_locked(&mut lock(&self.state), page.0..page.0 + count as u64);
+    }
+
+    fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
+        assert!(!bytes.is_empty() && bytes.len().is_multiple_of(PAGE_SIZE));
+        self.map_run(page, bytes.len() / PAGE_SIZE, false, |nth| own(&bytes[nth * PAGE_SIZE..][..PAGE_SIZE]))
+    }
+
+    fn poison(&self, page: PageIndex) -> bool {
+        let mut state = lock(&self.state);
+        if state.obstacle(page.0).is_none() {
+            state.poisoned.insert(page.0);
+        }
+        self.wake_locked(&mut state, page.0..page.0 + 1);
+        true
+    }
+
+    fn take_out(&self, range: Range<PageIndex>, writable: bool, way: TakeOutWay, slot: &mut FakeSlot) -> bool {
+        assert_eq!(range.start.cluster(), PageIndex(range.end.0 - 1).cluster());
+        if match way {
+            TakeOutWay::Remap => self.no_remap.load(Relaxed),
+            TakeOutWay::Move => self.no_move.load(Relaxed),
+        } {
+            return false;
+        }
+        let mut state = lock(&self.state);
+        let mut all = true;
+        let there: Vec<u64> = state.pages.range(numbers(&range)).map(|(&page, _)| page).collect();
+        for page in there {
+            let read_only = state.read_only.contains(&page);
+            assert!(!(writable && read_only), "page {page:#x} is read-only");
+            if way == TakeOutWay::Move && (read_only || state.pinned.contains(&page)) {
+                all = false;
+                continue;
+            }
+            assert!(
+                way == TakeOutWay::Move || !(self.may_pin() && state.pinned.contains(&page)),
+                "page {page:#x} is pinned: its memory must not be reused"
+            );
+            let contents = state.pages.remove(&page).expect("listed above");
+            slot.put(PageIndex(page).offset(), &contents);
+        }
+        all
+    }
+
+    fn presence(&self, range: Range<PageIndex>) -> Presence {
+        assert_eq!(range.start.cluster(), PageIndex(range.end.0 - 1).cluster());
+        let mut presence = Presence::default();
+        for (&page, contents) in lock(&self.state).pages.range(numbers(&range)) {
+            presence.present.insert(PageIndex(page).offset());
+            if let Page::Zero = contents {
+                presence.zero.insert(PageIndex(page).offset());
+            }
+        }
+        presence
+    }
+
+    fn copy_from(&self, slot: &FakeSlot, frame: usize, count: usize, to: PageIndex) -> Mapped {
+        assert!((frame..frame + count).all(|frame| slot.populated.contains(frame)), "a frame that is none");
+        self.map_run(to, count, false, |nth| own(slot.frame(frame + nth).expect("checked above")))
+    }
+
+    fn move_from(&self, slot: &mut FakeSlot, frame: usize, count: usize, to: PageIndex) -> Mapped {
+        assert!((frame..frame + count).all(|frame| slot.populated.contains(frame)), "a frame that is none");
+        if !self.can_move() {
+            return Mapped { pages: 0, error: Some(MapError::Refused) };
+        }
+        self.map_run(to, count, true, |nth| slot.take(frame + nth))
+    }
+}
+
+/// A slot of staging: frames in one run of memory.
+#[derive(Debug, Default)]
+pub struct FakeSlot {
+    bytes: Vec<u8>,
+    populated: PageSet,
+    zero: PageSet,
+    frames: Arc<AtomicI64>,
+}
+
+impl FakeSlot {
+    fn put(&mut self, frame: usize, contents: &Page) {
+        if self.bytes.is_empty() {
+            self.bytes = vec![0; CLUSTER_PAGES * PAGE_SIZE];
+        }
+        assert!(!self.populated.contains(frame), "a frame is taken over");
+        self.populated.insert(frame);
+        let bytes = &mut self.bytes[frame * PAGE_SIZE..][..PAGE_SIZE];
+        match contents {
+            Page::Zero => {
+                bytes.fill(0);
+                self.zero.insert(frame);
+            }
+            Page::Own(own) => {
+                bytes.copy_from_slice(&own[..]);
+                self.frames.fetch_add(1, Relaxed);
+            }
+        }
+    }
+
+    fn take(&mut self, frame: usize) -> Page {
+        self.populated.remove(frame);
+        if self.zero.contains(frame) {
+            self.zero.remove(frame);
+            return Page::Zero;
+        }
+        self.frames.fetch_sub(1, Relaxed);
+        own(&self.bytes[frame * PAGE_SIZE..][..PAGE_SIZE])
+    }
+}
+
+impl Slot for FakeSlot {
+    fn populated(&self) -> PageSet {
+        self.populated
+    }
+    fn memory_pages(&self) -> usize {
+        self.populated.len() - self.zero.len()
+    }
+    fn frame(&self, page: usize) -> Option<&[u8]> {
+        self.populated.contains(page).then(|| &self.bytes[page * PAGE_SIZE..][..PAGE_SIZE])
+    }
+    fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]> {
+        let run = first..first + count;
+        let own = run.clone().all(|page| self.populated.contains(page) && !self.zero.contains(page));
+        own.then(|| &mut self.bytes[first * PAGE_SIZE..][..count * PAGE_SIZE])
+    }
+    fn clear(&mut self) {
+        self.frames.fetch_sub(self.memory_pages() as i64, Relaxed);
+        self.populated = PageSet::default();
+        self.zero = PageSet::default();
+    }
+}
+
+/// Memory for the pool from the heap, so many spans at most.
+#[derive(Clone, Debug)]
+pub struct HeapSpans(Arc<AtomicUsize>);
+
+/// One span, given back when dropped.
+#[derive(Debug)]
+pub struct HeapSpan {
+    bytes: Box<[u8]>,
+    left: Arc<AtomicUsize>,
+}
+
+impl HeapSpans {
+    /// Room for so many pages.
+    pub fn new(pages: usize) -> Self {
+        Self(Arc::new(AtomicUsize::new(pages / SPAN_PAGES)))
+    }
+}
+
+impl SpanSource for HeapSpans {
+    type Span = HeapSpan;
+    fn take(&self) -> Option<HeapSpan> {
+        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
+        Some(HeapSpan { bytes: vec![0xEE; SPAN_BYTES].into(), left: Arc::clone(&self.0) })
+    }
+}
+
+impl Deref for HeapSpan {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl DerefMut for HeapSpan {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+}
+
+impl Drop for HeapSpan {
+    fn drop(&mut self) {
+        self.left.fetch_add(1, Relaxed);
+    }
+}
+
+/// A clock that counts how often it was read.
+pub fn clock() -> u64 {
+    static NOW: AtomicU64 = AtomicU64::new(0);
+    NOW.fetch_add(1000, Relaxed)
+}
+
+/// What an engine on a fake memory is made of.
+#[derive(Debug)]
+pub struct Setup {
+    /// Slots of staging.
+    pub slots: usize,
+    /// Limits.
+    pub limits: Limits,
+    /// Pages that the pool may take.
+    pub pool_pages_max: usize,
+    /// Pages that the pool can get.
+    pub span_pages: usize,
+    /// The codec.
+    pub compressor: Compressor,
+    /// The device.
+    pub device: Option<Box<dyn Device>>,
+    /// Masked ways.
+    pub ways: Ways,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            slots: 6,
+            limits: Limits { low: 16, high: 32, probation: 1 },
+            pool_pages_max: 64,
+            span_pages: 1 << 16,
+            compressor: Compressor::Lz4,
+            device: None,
+            ways: Ways::default(),
+        }
+    }
+}
+
+/// An engine on a fake memory, with nothing to spend and no region. What it shares with no other process
+/// is never freed: for tests.
+pub fn engine(setup: Setup) -> Engine<FakeMemory> {
+    let Setup { slots, limits, pool_pages_max, span_pages, compressor, device, ways } = setup;
+    let memory = FakeMemory::default();
+    let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
+    let counts: &'static [AtomicU8] = Vec::leak((0..count).map(|_| AtomicU8::new(0)).collect());
+    let config = Config { compressor, has_device: device.is_some() };
+    let swap = Swap::new(
+        HeapSpans::new(span_pages),
+        Blocks::new(counts, words(count.div_ceil(64))),
+        HashKey::new([1, 2, 3, 4]),
+        config,
+        pool_pages_max,
+        Counters::new(words(Counter::ALL.len())),
+    );
+    Engine::new(Parts {
+        swap,
+        slots: memory.slots(slots),
+        memory,
+        device,
+        regions: Regions::default(),
+        limits,
+        latency: Latency::new(words(latency::WORDS)),
+        clock,
+        ways,
+    })
+}
+
+fn words(count: usize) -> &'static [AtomicU64] {
+    Vec::leak((0..count).map(|_| AtomicU64::new(0)).collect())
+}
