@@ -473,7 +473,8 @@ impl Runtime {
     /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
     fn spin(&self) -> bool {
-        if self.readers.is_crowd() {
+        if self.readers.is_crowd() || self.group.live().nth(1).is_some() {
+            // The processors have other work.
             return false;
         }
         let start = Instant::now();
@@ -573,7 +574,11 @@ impl Runtime {
                 *lock(&errand.done) = true;
                 errand.ended.notify_all();
             }
-            self.pause.begin_work();
+            // While a fork is under way this thread is there for its errands alone: waiting here for the
+            // thaw would leave them undone, and the fork waiting for them.
+            if !self.pause.try_work(0) {
+                continue;
+            }
             self.sample();
             self.set_pool_max();
             self.settle_sharing();
@@ -588,8 +593,9 @@ impl Runtime {
             quiet = if faults == last_faults { quiet + 1 } else { 0 };
             last_faults = faults;
             round += 1;
-            if round % 10 == 0 {
+            if round.is_multiple_of(10) && self.pause.try_work(0) {
                 self.look_for_pins();
+                self.pause.end_work();
             }
         }
     }

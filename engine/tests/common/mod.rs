@@ -1,0 +1,110 @@
+//! What the tests of the engine share: contents, chance, and a device that is seen from both sides.
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use pagetide::engine::Engine;
+use pagetide::fake::{Bytes, FakeMemory};
+use pagetide::regions::{Access, Charging};
+use pagetide_device::{Completion, Device, Request};
+use pagetide_swap::PageIndex;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        // Seeds that follow each other start far apart.
+        let mut this = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        (0..4).for_each(|_| _ = this.next());
+        this
+    }
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
+    }
+    pub fn below(&mut self, limit: u64) -> u64 {
+        (self.next() >> 11) % limit
+    }
+    pub fn one_in(&mut self, count: u64) -> bool {
+        self.below(count) == 0
+    }
+}
+
+/// A page whose contents follow from `stamp`: zero, one word repeated, text, or incompressible.
+pub fn compose(stamp: u64) -> Box<Bytes> {
+    let mut page = Box::new([0; 4096]);
+    let mut random = Random::new(stamp);
+    match stamp % 8 {
+        0 => {}
+        1 => page.as_chunks_mut::<4>().0.iter_mut().for_each(|word| *word = (stamp as u32).to_ne_bytes()),
+        2..=4 => {
+            for (nth, word) in page.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                *word = if nth % 8 == 0 { random.next().to_ne_bytes() } else { *b"the page" };
+            }
+        }
+        _ => page.as_chunks_mut::<8>().0.iter_mut().for_each(|word| *word = random.next().to_ne_bytes()),
+    }
+    page
+}
+
+/// A page that no codec makes smaller.
+pub fn noise(stamp: u64) -> Box<Bytes> {
+    compose(stamp * 8 + 7)
+}
+
+/// A page that compresses to a part of itself.
+pub fn prose(stamp: u64) -> Box<Bytes> {
+    compose(stamp * 8 + 2)
+}
+
+pub fn page(number: u64) -> PageIndex {
+    PageIndex(number)
+}
+
+pub fn pages(range: Range<u64>) -> Range<PageIndex> {
+    PageIndex(range.start)..PageIndex(range.end)
+}
+
+pub fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
+    engine.regions.write().unwrap().insert(pages(range), access, Charging::ByMapping);
+}
+
+/// A device that the test and the engine both hold. It refuses every so many requests, as a full queue does.
+#[derive(Debug)]
+pub struct Shared<D> {
+    pub device: Arc<D>,
+    pub refuse_every: u64,
+    count: AtomicU64,
+}
+
+impl<D: Device> Shared<D> {
+    pub fn new(device: &Arc<D>) -> Box<Self> {
+        Self::refusing(device, 0)
+    }
+    pub fn refusing(device: &Arc<D>, refuse_every: u64) -> Box<Self> {
+        Box::new(Self { device: Arc::clone(device), refuse_every, count: AtomicU64::new(0) })
+    }
+}
+
+impl<D: Device> Device for Shared<D> {
+    fn blocks(&self) -> u64 {
+        self.device.blocks()
+    }
+    fn is_synchronous(&self) -> bool {
+        self.device.is_synchronous()
+    }
+    fn submit(&self, request: Request) -> Result<(), Request> {
+        let refuses = self.refuse_every != 0
+            && (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(self.refuse_every);
+        if refuses { Err(request) } else { self.device.submit(request) }
+    }
+    fn wait(&self, into: &mut Vec<Completion>) {
+        self.device.wait(into);
+    }
+    fn nudge(&self) {
+        self.device.nudge();
+    }
+}

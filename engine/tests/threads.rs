@@ -1,0 +1,214 @@
+//! The engine on a fake memory under real threads: no page goes back in time and no write is lost.
+//!
+//! Four threads fault and answer their own faults, as a fault thread on their processor would; one
+//! reclaims, one ends I/O. Every page carries its number, its generation, and contents that follow from
+//! both. Shared pages have one writer each and are read by all; private ones are discarded now and then.
+
+mod common;
+
+use common::{Random, compose, manage, page, pages};
+use pagetide::engine::{Engine, Limits, Workspace};
+use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup};
+use pagetide::regions::Access;
+use pagetide::ways::Ways;
+use pagetide_device::ram::Ram;
+use pagetide_swap::{Counter, State};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::time::Duration;
+
+const THREADS: u64 = 4;
+const OPERATIONS: usize = 12_000;
+const SHARED: u64 = 3000 * 512 + 11;
+const SHARED_PAGES: u64 = 900;
+const PRIVATE: u64 = 3010 * 512;
+const PRIVATE_PAGES: u64 = 200;
+/// An answer takes microseconds; this is only so that a test that hangs says where.
+const GUARD: Duration = Duration::from_secs(30);
+
+fn contents(number: u64, generation: u64) -> Box<Bytes> {
+    if generation == 0 {
+        return Box::new([0; 4096]);
+    }
+    let mut bytes = compose(number.wrapping_mul(31) ^ generation.wrapping_mul(0x9e37_79b9));
+    bytes[..8].copy_from_slice(&number.to_ne_bytes());
+    bytes[8..16].copy_from_slice(&generation.to_ne_bytes());
+    bytes
+}
+
+/// The generation that a page carries; its contents must be all of that generation.
+fn generation(number: u64, bytes: &Bytes) -> u64 {
+    let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
+    let generation = word(8);
+    assert!(*bytes == *contents(number, generation), "page {number}: torn or strange at generation {generation}");
+    generation
+}
+
+struct Thread<'a> {
+    engine: &'a Engine<FakeMemory>,
+    work: Workspace,
+}
+
+impl Thread<'_> {
+    /// Does `access` until it succeeds, faulting as often as it takes.
+    fn until_done<T>(&mut self, number: u64, write: bool, mut access: impl FnMut(&FakeMemory) -> Result<T, Miss>) -> T {
+        loop {
+            match access(self.engine.memory()) {
+                Ok(value) => return value,
+                Err(Miss::Poisoned) => panic!("page {number} is poisoned"),
+                Err(Miss::Fault(ticket)) => {
+                    self.engine.fault(page(number), write, fake::clock(), &mut self.work);
+                    assert!(
+                        self.engine.memory().wait_woken(ticket, GUARD),
+                        "page {number} is never answered: {:?}, {} wait, {} requests, {:?}",
+                        self.engine.swap().table().peek(page(number)),
+                        self.engine.waiting(),
+                        self.engine.requests(),
+                        self.engine,
+                    );
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, number: u64) -> u64 {
+        let bytes = self.until_done(number, false, |memory| memory.read(page(number)));
+        generation(number, &bytes)
+    }
+
+    /// Raises the page's generation, from `before`.
+    fn write(&mut self, number: u64, before: u64) {
+        let next = contents(number, before + 1);
+        self.until_done(number, true, |memory| {
+            memory.update(page(number), |bytes| {
+                assert_eq!(generation(number, bytes), before, "page {number} has lost a write");
+                *bytes = *next;
+            })
+        });
+    }
+
+    fn run(&mut self, index: u64) {
+        let mut random = Random::new(index + 1);
+        let mut seen = vec![0; SHARED_PAGES as usize];
+        let mut private = vec![0; PRIVATE_PAGES as usize];
+        let private_at = PRIVATE + index * PRIVATE_PAGES;
+        let mut at = 0;
+        for _ in 0..OPERATIONS {
+            // Scans, with jumps.
+            at = if random.one_in(8) { random.below(SHARED_PAGES) } else { (at + 1) % SHARED_PAGES };
+            match random.below(16) {
+                0..8 => {
+                    let found = self.read(SHARED + at);
+                    assert!(found >= seen[at as usize], "page {at} went back to generation {found}");
+                    seen[at as usize] = found;
+                }
+                8..12 => {
+                    let own = (at / THREADS * THREADS + index).min(SHARED_PAGES - THREADS + index);
+                    self.write(SHARED + own, seen[own as usize]);
+                    seen[own as usize] += 1;
+                }
+                12..15 => {
+                    let own = random.below(PRIVATE_PAGES);
+                    self.write(private_at + own, private[own as usize]);
+                    private[own as usize] += 1;
+                }
+                _ if random.one_in(6) => {
+                    let start = random.below(PRIVATE_PAGES);
+                    let end = (start + 1 + random.below(40)).min(PRIVATE_PAGES);
+                    let memory = self.engine.memory();
+                    self.engine.discard(pages(private_at + start..private_at + end), |part| memory.drop_pages(part));
+                    private[start as usize..end as usize].fill(0);
+                }
+                _ => {
+                    let own = random.below(PRIVATE_PAGES);
+                    assert_eq!(self.read(private_at + own), private[own as usize], "private page {own}");
+                }
+            }
+        }
+    }
+}
+
+fn hammer(pool_pages_max: usize, granted: i64, ways: &str) {
+    let setup = Setup {
+        slots: 8,
+        limits: Limits { low: 40, high: 80, probation: 2 },
+        pool_pages_max,
+        device: Some(Box::new(Ram::new(16_384))),
+        ways: Ways::parse(ways).unwrap(),
+        ..Setup::default()
+    };
+    let engine = &fake::engine(setup);
+    engine.budget().give(granted);
+    manage(engine, SHARED..SHARED + SHARED_PAGES, Access::Write);
+    manage(engine, PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES, Access::Write);
+    let stop = &AtomicBool::new(false);
+    // A thread that panics must not leave the others at work for ever.
+    struct StopAll<'a>(&'a AtomicBool, &'a Engine<FakeMemory>);
+    impl Drop for StopAll<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, SeqCst);
+            self.1.device().unwrap().nudge();
+        }
+    }
+    std::thread::scope(|scope| {
+        let _stop = StopAll(stop, engine);
+        scope.spawn(move || {
+            let mut work = Workspace::default();
+            while !stop.load(SeqCst) {
+                if engine.is_short() {
+                    engine.reclaim(&mut work);
+                    engine.retry_waiting(&mut work);
+                } else {
+                    std::thread::yield_now();
+                }
+            }
+        });
+        scope.spawn(move || {
+            let mut work = Workspace::default();
+            let mut done = Vec::new();
+            while !stop.load(SeqCst) {
+                engine.device().unwrap().wait(&mut done);
+                engine.complete(&mut done, &mut work);
+            }
+        });
+        let threads: Vec<_> = (0..THREADS)
+            .map(|index| scope.spawn(move || Thread { engine, work: Workspace::default() }.run(index)))
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        assert!(ended.iter().all(Result::is_ok), "a thread has found something wrong");
+    });
+    // Nobody works any more: what is under way ends, and the books balance.
+    let mut work = Workspace::default();
+    while engine.requests() > 0 {
+        let mut done = Vec::new();
+        engine.device().unwrap().nudge();
+        engine.device().unwrap().wait(&mut done);
+        engine.complete(&mut done, &mut work);
+    }
+    engine.retry_waiting(&mut work);
+    assert_eq!((engine.waiting(), engine.stalled(), engine.memory().parked()), (0, 0, 0));
+    engine.settle_pool();
+    let usage = engine.usage();
+    assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
+    assert_eq!(usage.frames, engine.memory().frames());
+    assert_eq!(usage.resident as usize, engine.memory().present().len());
+    for number in (SHARED..SHARED + SHARED_PAGES).chain(PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES) {
+        let word = engine.swap().table().peek(page(number));
+        assert!(!word.is_locked() && !word.is_wanted() && word.state() != State::Poisoned, "{number}: {word:?}");
+    }
+    assert!(engine.swap().counters().get(Counter::pgsteal) > 1000, "there was pressure");
+}
+
+#[test]
+fn no_page_goes_back_and_no_write_is_lost_with_a_pool() {
+    hammer(120, 500, "");
+}
+
+#[test]
+fn no_page_goes_back_and_no_write_is_lost_without_a_pool() {
+    hammer(0, 500, "");
+}
+
+#[test]
+fn no_page_goes_back_and_no_write_is_lost_by_move_alone() {
+    hammer(60, 400, "remap,copy");
+}

@@ -1,0 +1,277 @@
+/* mappings: whatever a program does to its mappings, its pages go where it sends them, and nowhere else.
+ *
+ * Each step changes a mapping with mremap, munmap, mmap, mprotect or madvise. Before and after each step another
+ * buffer is written from end to end, so that the pages of the mapping are partly out of memory meanwhile.
+ *
+ *   mappings --mib 24 --press 64        (the mapping, and the buffer that presses)
+ *
+ * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <inttypes.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8 };
+
+static size_t mapping_pages = 24 * 256, press_pages = 64 * 256;
+static char *press_buffer;
+static uint64_t press_round;
+static const char *step = "setup";
+
+static uint64_t mix(uint64_t x) {
+    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27, x *= 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static void fail(const char *what) {
+    fprintf(stderr, "mappings: %s: %s: %s\n", step, what, strerror(errno));
+    exit(2);
+}
+
+static void wrong(const char *what, const void *at, uint64_t want, uint64_t found) {
+    printf("%s: %s at %p: expected %016" PRIx64 ", found %016" PRIx64 "\n", step, what, at, want, found);
+    fflush(stdout);
+    _exit(1);
+}
+
+static uint64_t word_at(uint64_t tag, size_t page, int word) {
+    uint64_t stamp = mix(tag * 1000003 + page);
+    if (page % 8 == 5) return mix(stamp + (uint64_t)word);
+    return word % 8 ? stamp & 0xff : mix(stamp + (uint64_t)word);
+}
+
+/* Page `from + i` of what was filled under `tag` lies at at + i * PAGE_BYTES. */
+static void fill(char *at, size_t from, size_t count, uint64_t tag) {
+    for (size_t page = 0; page < count; page++)
+        for (int word = 0; word < PAGE_WORDS; word++)
+            ((uint64_t *)(void *)(at + page * PAGE_BYTES))[word] = word_at(tag, from + page, word);
+}
+
+static void check(const char *at, size_t from, size_t count, uint64_t tag) {
+    for (size_t page = 0; page < count; page++)
+        for (int word = 0; word < PAGE_WORDS; word++) {
+            const uint64_t *found = (const uint64_t *)(const void *)(at + page * PAGE_BYTES) + word;
+            if (*found != word_at(tag, from + page, word)) wrong("contents", found, word_at(tag, from + page, word), *found);
+        }
+}
+
+static void check_zero(const char *at, size_t count) {
+    for (size_t word = 0; word < count * PAGE_WORDS; word++) {
+        const uint64_t *found = (const uint64_t *)(const void *)at + word;
+        if (*found) wrong("not zero", found, 0, *found);
+    }
+}
+
+/* Everything else leaves memory, or would if it could. */
+static void press(void) {
+    press_round++;
+    for (size_t page = 0; page < press_pages; page++) {
+        uint64_t *words = (uint64_t *)(void *)(press_buffer + page * PAGE_BYTES);
+        if (press_round > 1 && words[1] != mix(page + press_round - 1)) wrong("the other buffer", words, mix(page + press_round - 1), words[1]);
+        words[1] = mix(page + press_round);
+        words[300] = mix(words[1]);
+    }
+}
+
+static char *map(void *at, size_t pages, int protection, int flags) {
+    char *mapped = mmap(at, pages * PAGE_BYTES, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    if (mapped == MAP_FAILED) fail("mmap");
+    return mapped;
+}
+
+static void unmap(char *at, size_t pages) {
+    if (munmap(at, pages * PAGE_BYTES)) fail("munmap");
+}
+
+static void protect(char *at, size_t pages, int protection) {
+    if (mprotect(at, pages * PAGE_BYTES, protection)) fail("mprotect");
+}
+
+static void begin(const char *name) {
+    step = name;
+    fprintf(stderr, "mappings: %s\n", name);
+}
+
+static sigjmp_buf jump;
+static void on_segv(int signal) { (void)signal, siglongjmp(jump, 1); }
+
+/* Whether an access gets SIGSEGV. */
+static int faults(volatile char *at, int write) {
+    struct sigaction new = {.sa_handler = on_segv, .sa_flags = SA_NODEFER}, old;
+    volatile int faulted = 0;
+    sigaction(SIGSEGV, &new, &old);
+    if (sigsetjmp(jump, 1)) faulted = 1;
+    else if (write) *at = 1;
+    else (void)*at;
+    sigaction(SIGSEGV, &old, NULL);
+    return faulted;
+}
+
+static void grow_and_shrink(void) {
+    size_t n = mapping_pages;
+    begin("mremap grows in place or moves");
+    char *at = map(NULL, n / 2, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n / 2, 1);
+    press();
+    at = mremap(at, n / 2 * PAGE_BYTES, n * PAGE_BYTES, MREMAP_MAYMOVE);
+    if (at == MAP_FAILED) fail("mremap");
+    check_zero(at + n / 2 * PAGE_BYTES, n - n / 2);
+    fill(at + n / 2 * PAGE_BYTES, n / 2, n - n / 2, 1);
+    press();
+    check(at, 0, n, 1);
+    begin("mremap shrinks");
+    press();
+    if (mremap(at, n * PAGE_BYTES, (n / 3) * PAGE_BYTES, 0) != at) fail("mremap");
+    check(at, 0, n / 3, 1);
+    begin("mremap grows again: the tail is zero");
+    press();
+    at = mremap(at, n / 3 * PAGE_BYTES, n * PAGE_BYTES, MREMAP_MAYMOVE);
+    if (at == MAP_FAILED) fail("mremap");
+    press();
+    check(at, 0, n / 3, 1);
+    check_zero(at + n / 3 * PAGE_BYTES, n - n / 3);
+    unmap(at, n);
+}
+
+static void move(void) {
+    size_t n = mapping_pages;
+    begin("mremap moves to a fixed address that is not aligned alike");
+    char *target = map(NULL, n + 1024, PROT_NONE, MAP_NORESERVE), *to = target + 77 * PAGE_BYTES;
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n, 2);
+    press();
+    if (mremap(at, n * PAGE_BYTES, n * PAGE_BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) fail("mremap");
+    check(to, 0, n, 2);
+    press();
+    begin("a part of a mapping moves over another part's place");
+    char *other = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(other, 0, n, 3);
+    press();
+    char *into = to + n / 4 * PAGE_BYTES;
+    if (mremap(other + 10 * PAGE_BYTES, n / 2 * PAGE_BYTES, n / 2 * PAGE_BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, into) != into)
+        fail("mremap");
+    press();
+    check(to, 0, n / 4, 2);
+    check(into, 10, n / 2, 3);
+    check(to + (n / 4 + n / 2) * PAGE_BYTES, n / 4 + n / 2, n - n / 4 - n / 2, 2);
+    check(other, 0, 10, 3);
+    check(other + (10 + n / 2) * PAGE_BYTES, 10 + n / 2, n - n / 2 - 10, 3);
+    if (!faults(other + 10 * PAGE_BYTES, 0)) wrong("a page that moved away", other, 1, 0);
+    unmap(other, n);
+    unmap(target, n + 1024);
+}
+
+static void holes(void) {
+    size_t n = mapping_pages;
+    begin("munmap of a part, and a new mapping over a part");
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n, 4);
+    press();
+    unmap(at + n / 4 * PAGE_BYTES, n / 4);
+    if (!faults(at + n / 4 * PAGE_BYTES, 0)) wrong("an unmapped page", at, 1, 0);
+    check(at, 0, n / 4, 4);
+    map(at + n / 2 * PAGE_BYTES, n / 4, PROT_READ | PROT_WRITE, MAP_FIXED);
+    check_zero(at + n / 2 * PAGE_BYTES, n / 4);
+    fill(at + n / 2 * PAGE_BYTES, 0, n / 4, 5);
+    press();
+    map(at + n / 4 * PAGE_BYTES, n / 4, PROT_READ | PROT_WRITE, MAP_FIXED);
+    press();
+    check(at, 0, n / 4, 4);
+    check_zero(at + n / 4 * PAGE_BYTES, n / 4);
+    check(at + n / 2 * PAGE_BYTES, 0, n / 4, 5);
+    check(at + n / 4 * 3 * PAGE_BYTES, n / 4 * 3, n - n / 4 * 3, 4);
+    unmap(at, n);
+}
+
+static void protections(void) {
+    size_t n = mapping_pages;
+    begin("mprotect to nothing, to reading, and back");
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n, 6);
+    press();
+    protect(at, n / 2, PROT_NONE);
+    protect(at + n / 2 * PAGE_BYTES, n / 4, PROT_READ);
+    press();
+    if (!faults(at, 0)) wrong("a page that may not be read", at, 1, 0);
+    check(at + n / 2 * PAGE_BYTES, n / 2, n / 4, 6);
+    if (!faults(at + n / 2 * PAGE_BYTES, 1)) wrong("a page that may not be written", at, 1, 0);
+    press();
+    protect(at, n, PROT_READ | PROT_WRITE);
+    check(at, 0, n, 6);
+    fill(at, 0, n, 7);
+    press();
+    check(at, 0, n, 7);
+    unmap(at, n);
+}
+
+static void drops(void) {
+    size_t n = mapping_pages;
+    begin("madvise(DONTNEED) leaves zeroes");
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n, 8);
+    press();
+    if (madvise(at + 33 * PAGE_BYTES, n / 2 * PAGE_BYTES, MADV_DONTNEED)) fail("madvise");
+    check_zero(at + 33 * PAGE_BYTES, n / 2);
+    fill(at + 33 * PAGE_BYTES, 0, n / 8, 9);
+    press();
+    check(at, 0, 33, 8);
+    check(at + 33 * PAGE_BYTES, 0, n / 8, 9);
+    check_zero(at + (33 + n / 8) * PAGE_BYTES, n / 2 - n / 8);
+    check(at + (33 + n / 2) * PAGE_BYTES, 33 + n / 2, n - n / 2 - 33, 8);
+    unmap(at, n);
+}
+
+static void reservations(void) {
+    size_t n = mapping_pages, reserved = 1u << 20; /* 4 GiB */
+    begin("a reservation is committed by mprotect and by mmap, and given back");
+    char *at = map(NULL, reserved, PROT_NONE, MAP_NORESERVE), *second = at + (reserved / 2 + 123) * PAGE_BYTES;
+    for (int round = 0; round < 2; round++) {
+        protect(at + 5 * PAGE_BYTES, n / 2, PROT_READ | PROT_WRITE);
+        map(second, n / 2, PROT_READ | PROT_WRITE, MAP_FIXED);
+        check_zero(at + 5 * PAGE_BYTES, n / 2);
+        fill(at + 5 * PAGE_BYTES, 0, n / 2, 10);
+        fill(second, 0, n / 2, 11);
+        press();
+        check(at + 5 * PAGE_BYTES, 0, n / 2, 10);
+        check(second, 0, n / 2, 11);
+        press();
+        /* Given back in the two ways in which runtimes do it. */
+        if (madvise(at + 5 * PAGE_BYTES, n / 2 * PAGE_BYTES, MADV_DONTNEED)) fail("madvise");
+        protect(at + 5 * PAGE_BYTES, n / 2, PROT_NONE);
+        map(second, n / 2, PROT_NONE, MAP_FIXED | MAP_NORESERVE);
+        if (!faults(second, 0) || !faults(at + 5 * PAGE_BYTES, 1)) wrong("a page that was given back", at, 1, 0);
+    }
+    unmap(at, reserved);
+}
+
+static size_t mib(const char *text) {
+    size_t value = strtoull(text, NULL, 0) * 256;
+    if (value < 512) errno = EINVAL, fail("a size in MiB");
+    return value;
+}
+
+int main(int argc, char **argv) {
+    for (int i = 1; i + 1 < argc; i += 2) {
+        if (!strcmp(argv[i], "--mib")) mapping_pages = mib(argv[i + 1]);
+        else if (!strcmp(argv[i], "--press")) press_pages = mib(argv[i + 1]);
+        else errno = EINVAL, fail(argv[i]);
+    }
+    press_buffer = map(NULL, press_pages, PROT_READ | PROT_WRITE, 0);
+    press();
+    grow_and_shrink();
+    move();
+    holes();
+    protections();
+    drops();
+    reservations();
+    printf("mappings: %zu MiB beside %zu MiB, 0 errors\n", mapping_pages / 256, press_pages / 256);
+    return 0;
+}
