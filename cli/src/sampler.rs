@@ -10,7 +10,6 @@ use crate::tree;
 use pagetide::group::{Field, Group, Slot};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;
-use pagetide_sys::shared::futex_wake;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
@@ -213,7 +212,7 @@ impl Sampler {
         {
             let most = slot_spare(richest);
             richest.word(Field::Asked).fetch_add(wanted.min(most).max(0) as u64, AcqRel);
-            futex_wake(richest.word(Field::Asked));
+            richest.ring();
         }
     }
 

@@ -59,7 +59,10 @@ fn every_room_imports_only_rooms_below_it() {
         let allowed: BTreeSet<_> = below.iter().map(|room| package(room)).collect();
         for dependency in dependencies(&manifest) {
             let ours = dependency == "pagetide" || dependency.starts_with("pagetide-");
-            assert!(!ours || allowed.contains(&dependency), "{room}/ imports {dependency}, which is not below it");
+            assert!(
+                !ours || allowed.contains(&dependency),
+                "{room}/ imports {dependency}, which is not below it"
+            );
         }
     }
 }
@@ -67,7 +70,8 @@ fn every_room_imports_only_rooms_below_it() {
 #[test]
 fn every_room_is_known() {
     let manifest = read(&house().join("Cargo.toml"));
-    let members = manifest.lines().find(|line| line.starts_with("members")).expect("the workspace has members");
+    let members =
+        manifest.lines().find(|line| line.starts_with("members")).expect("the workspace has members");
     let names: BTreeSet<_> = members.split('"').skip(1).step_by(2).collect();
     assert_eq!(names, ROOMS.map(|(room, _)| room).into());
 }

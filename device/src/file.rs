@@ -150,9 +150,12 @@ impl Device for File {
         let Request { token, direction, block, buffer } = request;
         let offset = block * BLOCK as u64;
         match &self.backend {
-            Backend::Ring(ring) => ring
-                .submit(direction, offset, buffer, token)
-                .map_err(|buffer| Request { token, direction, block, buffer }),
+            Backend::Ring(ring) => ring.submit(direction, offset, buffer, token).map_err(|buffer| Request {
+                token,
+                direction,
+                block,
+                buffer,
+            }),
             Backend::Workers(workers) => {
                 let mut queue = lock(&workers.queue);
                 let request = Request { token, direction, block, buffer };
@@ -258,7 +261,12 @@ impl Workers {
             if request.direction == Direction::Write {
                 let _ = rustix::fs::fdatasync(&self.file);
             }
-            let _ = rustix::fs::fadvise(&self.file, start, std::num::NonZeroU64::new(length as u64), Advice::DontNeed);
+            let _ = rustix::fs::fadvise(
+                &self.file,
+                start,
+                std::num::NonZeroU64::new(length as u64),
+                Advice::DontNeed,
+            );
         }
         Completion { token: request.token, buffer: request.buffer, result }
     }
@@ -299,7 +307,8 @@ mod tests {
             for (nth, bytes) in buffer.chunks_exact_mut(BLOCK).enumerate() {
                 bytes.fill((block + nth) as u8);
             }
-            let request = Request { token: block as u64, direction: Direction::Write, block: block as u64, buffer };
+            let request =
+                Request { token: block as u64, direction: Direction::Write, block: block as u64, buffer };
             file.submit(request).unwrap();
         }
         assert!(wait(16).iter().all(|done| done.result.is_ok()));

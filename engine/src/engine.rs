@@ -17,8 +17,8 @@ use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::streams::Streams;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, StoreOutcome, Stored,
-    Swap, Swapin, Transfer, WINDOW_MAX,
+    CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, StoreOutcome,
+    Stored, Swap, Swapin, Transfer, WINDOW_MAX,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -214,7 +214,8 @@ impl<M: Memory> Engine<M> {
     pub fn new(parts: Parts<M>) -> Self {
         let Parts { swap, memory, slots, device, regions, limits, latency, clock, ways } = parts;
         let empty = (0..slots.len() as u16).rev().collect();
-        let pool_charged = AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
+        let pool_charged =
+            AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
         Self {
             swap,
             memory,
@@ -224,7 +225,11 @@ impl<M: Memory> Engine<M> {
             limits,
             staged: slots
                 .into_iter()
-                .map(|slot| Staged { slot: Mutex::new(slot), refs: AtomicUsize::new(0), cluster: AtomicU64::new(0) })
+                .map(|slot| Staged {
+                    slot: Mutex::new(slot),
+                    refs: AtomicUsize::new(0),
+                    cluster: AtomicU64::new(0),
+                })
                 .collect(),
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
             requests: Mutex::default(),
@@ -314,14 +319,19 @@ impl<M: Memory> Engine<M> {
 
     /// Answers a fault, or leaves it parked for whoever can. `since` is when it was read.
     pub fn fault(&self, page: PageIndex, write: bool, since: u64, work: &mut Workspace) {
-        let region = self.regions.read().unwrap_or_else(PoisonError::into_inner).find(page);
-        let Some(region) = region else {
+        // Held until the pages are claimed: a mapping call that removes the region then waits for the claim,
+        // and no fault claims a page of a mapping that is moving.
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(region) = regions.find(page) else {
             // Not ours (any more): the kernel decides when the thread looks again.
+            drop(regions);
             self.memory.wake(page, 1);
             return;
         };
         let asked = self.streams.window(page, WINDOW_MAX);
-        match self.swap.swapin(page, region.end, asked) {
+        let found = self.swap.swapin(page, region.end, asked);
+        drop(regions);
+        match found {
             Swapin::Present => {
                 // Usually mapped since the thread faulted. But a system call that nobody told us of may
                 // have dropped the page: then it is a hole, and the thread faults again.
@@ -369,7 +379,14 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    fn bring_in(&self, mut transfer: Transfer, write: bool, since: u64, writable: bool, work: &mut Workspace) {
+    fn bring_in(
+        &self,
+        mut transfer: Transfer,
+        write: bool,
+        since: u64,
+        writable: bool,
+        work: &mut Workspace,
+    ) {
         if let Source::Frames { slot } = transfer.source {
             self.bring_from_frames(&transfer, slot, writable);
             self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
@@ -385,7 +402,10 @@ impl<M: Memory> Engine<M> {
         if !self.budget.try_take(transfer.length) {
             // No room for the window: the page that is waited for, at least.
             self.release_beyond(&mut transfer, 1);
-            if !self.budget.try_take(1) {
+            if self.held.load(SeqCst) {
+                // The forking thread's own fault: nobody would retry it before the fork, which waits for it.
+                self.budget.take(1);
+            } else if !self.budget.try_take(1) {
                 self.swap.finish_swapin(&transfer, 0, true);
                 self.park(transfer.first, write, since);
                 return;
@@ -426,7 +446,12 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    fn load(&self, transfer: &Transfer, into: &mut [u8], scratch: &mut Scratch) -> (usize, Option<LoadError>) {
+    fn load(
+        &self,
+        transfer: &Transfer,
+        into: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> (usize, Option<LoadError>) {
         for (nth, page) in into.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
             if let Err(error) = self.swap.load(transfer, nth, page, scratch) {
                 return (nth, Some(error));
@@ -532,7 +557,8 @@ impl<M: Memory> Engine<M> {
                 self.budget.take(rest as i64);
                 paid += rest;
                 let done = mapped.pages;
-                let copied = self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
+                let copied =
+                    self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
                 mapped = Mapped { pages: done + copied.pages, error: copied.error };
             }
             mapped
@@ -647,7 +673,8 @@ impl<M: Memory> Engine<M> {
         let (loaded, error) = match result {
             Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),
             Ok(()) => {
-                let verify = |nth: usize| self.swap.verify(transfer, nth, &bytes[nth * PAGE_SIZE..][..PAGE_SIZE]);
+                let verify =
+                    |nth: usize| self.swap.verify(transfer, nth, &bytes[nth * PAGE_SIZE..][..PAGE_SIZE]);
                 let bad = (0..transfer.length).find_map(|nth| verify(nth).err().map(|error| (nth, error)));
                 bad.map_or((transfer.length, None), |(nth, error)| (nth, Some(error)))
             }
@@ -662,10 +689,9 @@ impl<M: Memory> Engine<M> {
     /// caller is about to take a lock. Returns a token.
     pub fn protect(&self, cluster: ClusterNumber) -> Option<usize> {
         let value = cluster.0 + 1;
-        let at = self
-            .protected
-            .iter()
-            .position(|cell| cell.load(Relaxed) == 0 && cell.compare_exchange(0, value, SeqCst, SeqCst).is_ok())?;
+        let at = self.protected.iter().position(|cell| {
+            cell.load(Relaxed) == 0 && cell.compare_exchange(0, value, SeqCst, SeqCst).is_ok()
+        })?;
         // A take-out announces its cluster before it looks at the list: either it sees this entry, or it
         // is seen here and waited for. It holds no lock that the caller has.
         while self.taking.load(SeqCst) == value {
@@ -1056,7 +1082,12 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    fn writeback_ended(&self, entries: &[(PageIndex, u32, [u64; 2])], block: u64, result: std::io::Result<()>) {
+    fn writeback_ended(
+        &self,
+        entries: &[(PageIndex, u32, [u64; 2])],
+        block: u64,
+        result: std::io::Result<()>,
+    ) {
         if let Err(error) = result {
             self.write_failed(&error);
             self.cancel_writeback(entries, block);
@@ -1096,7 +1127,9 @@ impl<M: Memory> Engine<M> {
     /// when no fault can come between: the place for the system call that drops the program's pages.
     pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
         let mut done = range.start;
-        for number in self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64)) {
+        for number in
+            self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+        {
             let first = number.page(0).max(range.start);
             let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
             if done < first {
@@ -1105,12 +1138,8 @@ impl<M: Memory> Engine<M> {
             done = last;
             let offsets = first.offset()..first.offset() + (last.0 - first.0) as usize;
             let mut freed = Vec::new();
-            let discarded = self.swap.discard(
-                number,
-                offsets,
-                |slot, _| freed.push(slot),
-                || also(first..last),
-            );
+            let discarded =
+                self.swap.discard(number, offsets, |slot, _| freed.push(slot), || also(first..last));
             self.budget.give(discarded.present as i64);
             for slot in freed {
                 self.unref(slot, 1);
@@ -1124,7 +1153,9 @@ impl<M: Memory> Engine<M> {
 
     /// Brings every page of `range` that is on probation back into the program: before its mapping moves.
     pub fn recall(&self, range: Range<PageIndex>) {
-        for number in self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64)) {
+        for number in
+            self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+        {
             let first = number.page(0).max(range.start);
             let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
             let mut page = first;

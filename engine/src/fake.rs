@@ -373,7 +373,13 @@ impl Memory for FakeMemory {
         true
     }
 
-    fn take_out(&self, range: Range<PageIndex>, writable: bool, way: TakeOutWay, slot: &mut FakeSlot) -> bool {
+    fn take_out(
+        &self,
+        range: Range<PageIndex>,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut FakeSlot,
+    ) -> bool {
         assert_eq!(range.start.cluster(), PageIndex(range.end.0 - 1).cluster());
         if match way {
             TakeOutWay::Remap => self.no_remap.load(Relaxed),

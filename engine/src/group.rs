@@ -17,17 +17,19 @@
 //! may then be negative until somebody gives back.
 
 use crate::latency::{self, Latency};
-use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
 use pagetide_swap::{Counter, Counters};
+use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::time::Duration;
 
 /// Names the group page to the processes of a run: a path.
 pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 /// Processes that a run may have at one time.
-pub const SLOTS: usize = 256;
+pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 const VERSION: u64 = 1;
@@ -99,7 +101,7 @@ pub enum Field {
     Stalled,
     /// Pages on probation.
     Cached,
-    /// Pages in use beyond the grant are taken back when this one is reported.
+    /// One more than the last field.
     Last,
 }
 

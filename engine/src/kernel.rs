@@ -102,7 +102,13 @@ impl Memory for ProgramMemory {
         self.kernel.poison(page.address(), PAGE_SIZE)
     }
 
-    fn take_out(&self, range: Range<PageIndex>, writable: bool, way: TakeOutWay, slot: &mut Self::Slot) -> bool {
+    fn take_out(
+        &self,
+        range: Range<PageIndex>,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut Self::Slot,
+    ) -> bool {
         debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
         let (start, length) = bytes(&range);
         self.kernel.take_out(start, length, writable, way, slot).is_ok()

@@ -63,7 +63,13 @@ pub trait Memory: Send + Sync + 'static {
     fn poison(&self, page: PageIndex) -> bool;
     /// Takes the pages of `range`, which lies in one cluster, out of the program into `slot`. False if
     /// this way did not work at all; with [`TakeOutWay::Move`] some pages may stay.
-    fn take_out(&self, range: Range<PageIndex>, writable: bool, way: TakeOutWay, slot: &mut Self::Slot) -> bool;
+    fn take_out(
+        &self,
+        range: Range<PageIndex>,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut Self::Slot,
+    ) -> bool;
     /// Which pages of `range`, which lies in one cluster, are in the program. A page may be said to be there
     /// that is not, never the other way round.
     fn presence(&self, range: Range<PageIndex>) -> Presence;

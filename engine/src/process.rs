@@ -447,7 +447,9 @@ impl Process {
     pub fn before_fork(&self) {
         let slot = self.group.claim(0, 0);
         let grant = self.generation().slot.get(Field::Grant) as i64;
-        if self.runtime().is_none() && let Some(slot) = slot {
+        if self.runtime().is_none()
+            && let Some(slot) = slot
+        {
             // The child may come to write all that the parent has. A small one is let pass: it execs, or
             // its own engine starts as soon as it grows.
             let small = grant <= 8 * GRANT_STEP;
@@ -511,6 +513,7 @@ impl Process {
         let slot = parent.forking.load(Relaxed).checked_sub(1).map(|index| self.group.slot(index));
         let (Some(slot), true) = (slot, next < GENERATIONS) else {
             // Without a slot nobody counts this process. One that has nothing out may go on.
+            parent.phase.thaw();
             if engine.is_some() {
                 task::say("too many processes in this run: a forked child cannot go on");
                 task::kill_self();

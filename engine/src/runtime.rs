@@ -20,7 +20,7 @@ use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::hash::HashKey;
-use pagetide_swap::{Compressor, Config, PAGE_SIZE, PageIndex, Swap};
+use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
@@ -33,7 +33,7 @@ type ProgramEngine = Engine<ProgramMemory>;
 
 const TICK: Duration = Duration::from_millis(10);
 /// Rounds of reclaim without any progress, of 20 ms each, after which the run is out of memory.
-const HOPELESS_ROUNDS: usize = 100;
+const HOPELESS_ROUNDS: usize = 25;
 /// Pages that are asked of the group at a time: 1 MiB.
 const GRANT_STEP: i64 = 256;
 const FAULT_THREADS_MAX: usize = 4;
@@ -177,8 +177,10 @@ impl Kick {
     fn wait(&self, timeout: Duration) {
         let due = lock(&self.due);
         self.sleeping.store(true, SeqCst);
-        let (mut due, _) =
-            self.arrived.wait_timeout_while(due, timeout, |due| !*due).unwrap_or_else(PoisonError::into_inner);
+        let (mut due, _) = self
+            .arrived
+            .wait_timeout_while(due, timeout, |due| !*due)
+            .unwrap_or_else(PoisonError::into_inner);
         *due = false;
         self.sleeping.store(false, SeqCst);
     }
@@ -230,8 +232,7 @@ impl Runtime {
                 runtime.control();
             }
         };
-        guest::spawn("pagetide", Box::new(control))
-            .map_err(StartError::Resources)?;
+        guest::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)?;
         let mut result = lock(&outcome.0);
         loop {
             match result.take() {
@@ -275,12 +276,14 @@ impl Runtime {
                     compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
                     has_device: device.is_some(),
                 };
-                let spans = Spans::new(setup.cap_pages as usize * PAGE_SIZE).map_err(|error| StartError::Resources(error.into()))?;
+                let spans = Spans::new(setup.cap_pages as usize * PAGE_SIZE)
+                    .map_err(|error| StartError::Resources(error.into()))?;
                 let key = HashKey::new(pagetide_sys::random::words());
                 (Swap::new(PoolMemory(spans), blocks, key, config, 0, slot.counters()), None)
             }
         };
-        let slots = Kernel::slots((limits.probation + 24) as u16).map_err(|error| StartError::Resources(error.into()))?;
+        let slots = Kernel::slots((limits.probation + 24) as u16)
+            .map_err(|error| StartError::Resources(error.into()))?;
         let engine = Engine::new(Parts {
             swap,
             memory,
@@ -315,10 +318,19 @@ impl Runtime {
         let mut managed = Regions::default();
         for (start, region) in regions.iter() {
             let range = start..region.end;
-            match self.engine.memory().register(range.clone()) {
-                Ok(()) => managed.insert(range, region.access, region.charging),
-                // Unmapped or replaced by a call that nobody told us of: not managed any more.
-                Err(_) => {}
+            if self.engine.memory().register(range.clone()).is_ok() {
+                managed.insert(range, region.access, region.charging);
+                continue;
+            }
+            // A part was unmapped or replaced by a call that nobody told us of, or kept from the child
+            // (MADV_DONTFORK): what is left of the range is found cluster by cluster.
+            let mut page = range.start;
+            while page < range.end {
+                let end = page.cluster().page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+                if self.engine.memory().register(page..end).is_ok() {
+                    managed.insert(page..end, region.access, region.charging);
+                }
+                page = end;
             }
         }
         let ranges: Vec<_> = managed.iter().map(|(start, region)| start..region.end).collect();
@@ -463,7 +475,7 @@ impl Runtime {
             let round = self.engine.swap().queue().len() + 64;
             if moved > round {
                 (moved, idle) = (0, idle + 1);
-                self.kick.wait(Duration::from_millis(20));
+                self.starved(&mut idle);
             } else if progress == Progress::Nothing {
                 self.starved(&mut idle);
             }

@@ -145,7 +145,11 @@ impl World {
         }
         let outcome = match access.action {
             Action::Read => self.memory().read(page).map(|found| {
-                assert!(found == self.expected(page), "{page:?} has come back wrong, its word is {:?}", self.word(page));
+                assert!(
+                    found == self.expected(page),
+                    "{page:?} has come back wrong, its word is {:?}",
+                    self.word(page)
+                );
                 self.reads += 1;
             }),
             Action::Write(stamp) => {
@@ -192,7 +196,11 @@ impl World {
     }
 
     fn now(&mut self, page: PageIndex, action: Action) {
-        assert!(self.try_now(page, action), "{action:?} of {page:?} is never answered: {:?}", self.word(page));
+        assert!(
+            self.try_now(page, action),
+            "{action:?} of {page:?} is never answered: {:?}",
+            self.word(page)
+        );
     }
 
     fn read(&mut self, number: u64) {
@@ -429,7 +437,8 @@ impl World {
             }
             962..968 => {
                 let range = Self::some_range(random, 300);
-                let access = [Access::None, Access::Read, Access::Write, Access::Write][random.below(4) as usize];
+                let access =
+                    [Access::None, Access::Read, Access::Write, Access::Write][random.below(4) as usize];
                 self.protect(range, access);
             }
             968..972 => self.engine.swap().set_pool_pages_max(random.below(120) as usize),
@@ -476,7 +485,11 @@ impl World {
             // Each thread prefers a region of its own and scans it, with jumps.
             let jump = random.one_in(3);
             let spread = if jump { AREA.end - AREA.start } else { 64 };
-            let base = if jump { 0 } else { (self.stamp / 256 * 97 + nth as u64 * 300) % (AREA.end - AREA.start - 64) };
+            let base = if jump {
+                0
+            } else {
+                (self.stamp / 256 * 97 + nth as u64 * 300) % (AREA.end - AREA.start - 64)
+            };
             let number = AREA.start + base + random.below(spread);
             self.stamp += 1;
             let action = if random.one_in(2) { Action::Read } else { Action::Write(random.next() >> 8) };
@@ -587,7 +600,9 @@ fn world(random: &mut Random) -> (World, String) {
         device,
         ways: Ways::parse(ways).unwrap(),
     };
-    let text = format!("device {kind} of {blocks}, refuse {refuse_every}, ways {ways:?}, budget {granted}, {setup:?}");
+    let text = format!(
+        "device {kind} of {blocks}, refuse {refuse_every}, ways {ways:?}, budget {granted}, {setup:?}"
+    );
     let mut world = World::new(setup, granted);
     if ways == "move" {
         world.memory().set_can_move(false);
@@ -649,7 +664,8 @@ fn every_page_read_is_what_a_naive_model_says() {
         run_seed(seed.parse().expect("PAGETIDE_SEED is a number"));
         return;
     }
-    let seeds = std::env::var("PAGETIDE_MODEL_SEEDS").map_or(SEEDS_DEFAULT, |seeds| seeds.parse().expect("a number"));
+    let seeds =
+        std::env::var("PAGETIDE_MODEL_SEEDS").map_or(SEEDS_DEFAULT, |seeds| seeds.parse().expect("a number"));
     let mut sums = [0u64; Counter::ALL.len()];
     let mut reads = 0;
     for seed in 1..=seeds {
@@ -854,14 +870,21 @@ fn a_fault_during_writeback_reads_the_copy_in_the_pool() {
     // A limit that the pool is above: its entries are written back.
     world.engine.swap().set_pool_pages_max(1);
     world.engine.reclaim(&mut world.work);
-    let flying: Vec<u64> = (BASE..BASE + 64).filter(|&number| world.word(page(number)).is_writeback()).collect();
+    let flying: Vec<u64> =
+        (BASE..BASE + 64).filter(|&number| world.word(page(number)).is_writeback()).collect();
     assert!(flying.len() > 8 && device.held() > 0, "{flying:?}");
     // Read one and write one while their copies are on their way, and discard one.
     let (read, written, gone) = (flying[0], flying[2], flying[4]);
     let mut access = world.access(page(read), Action::Read);
-    assert!(!world.step(&mut access) && !world.step(&mut access) && world.step(&mut access), "no wait for I/O");
+    assert!(
+        !world.step(&mut access) && !world.step(&mut access) && world.step(&mut access),
+        "no wait for I/O"
+    );
     let mut access = world.access(page(written), Action::Write(12_345));
-    assert!(!world.step(&mut access) && !world.step(&mut access) && world.step(&mut access), "no wait for I/O");
+    assert!(
+        !world.step(&mut access) && !world.step(&mut access) && world.step(&mut access),
+        "no wait for I/O"
+    );
     let memory = world.engine.memory();
     world.engine.discard(pages(gone..gone + 1), |part| memory.drop_pages(part));
     world.model.remove(&gone);

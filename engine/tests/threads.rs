@@ -39,7 +39,10 @@ fn contents(number: u64, generation: u64) -> Box<Bytes> {
 fn generation(number: u64, bytes: &Bytes) -> u64 {
     let word = |at: usize| u64::from_ne_bytes(bytes[at..at + 8].try_into().unwrap());
     let generation = word(8);
-    assert!(*bytes == *contents(number, generation), "page {number}: torn or strange at generation {generation}");
+    assert!(
+        *bytes == *contents(number, generation),
+        "page {number}: torn or strange at generation {generation}"
+    );
     generation
 }
 
@@ -50,7 +53,12 @@ struct Thread<'a> {
 
 impl Thread<'_> {
     /// Does `access` until it succeeds, faulting as often as it takes.
-    fn until_done<T>(&mut self, number: u64, write: bool, mut access: impl FnMut(&FakeMemory) -> Result<T, Miss>) -> T {
+    fn until_done<T>(
+        &mut self,
+        number: u64,
+        write: bool,
+        mut access: impl FnMut(&FakeMemory) -> Result<T, Miss>,
+    ) -> T {
         loop {
             match access(self.engine.memory()) {
                 Ok(value) => return value,
@@ -115,7 +123,8 @@ impl Thread<'_> {
                     let start = random.below(PRIVATE_PAGES);
                     let end = (start + 1 + random.below(40)).min(PRIVATE_PAGES);
                     let memory = self.engine.memory();
-                    self.engine.discard(pages(private_at + start..private_at + end), |part| memory.drop_pages(part));
+                    self.engine
+                        .discard(pages(private_at + start..private_at + end), |part| memory.drop_pages(part));
                     private[start as usize..end as usize].fill(0);
                 }
                 _ => {
@@ -193,7 +202,10 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str) {
     assert_eq!(usage.resident as usize, engine.memory().present().len());
     for number in (SHARED..SHARED + SHARED_PAGES).chain(PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES) {
         let word = engine.swap().table().peek(page(number));
-        assert!(!word.is_locked() && !word.is_wanted() && word.state() != State::Poisoned, "{number}: {word:?}");
+        assert!(
+            !word.is_locked() && !word.is_wanted() && word.state() != State::Poisoned,
+            "{number}: {word:?}"
+        );
     }
     assert!(engine.swap().counters().get(Counter::pgsteal) > 1000, "there was pressure");
 }

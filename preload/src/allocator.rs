@@ -11,7 +11,9 @@ use pagetide_sys::{guest, heap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 /// An arena: mimalloc 3 silently refuses pieces of 16 GiB.
 const ARENA: usize = 8 << 30;
@@ -135,7 +137,18 @@ fn add_arena(index: usize) -> bool {
     ARENA_COUNT.store(index + 1, Release);
     // SAFETY: the range is set aside for this arena alone, zero, and never unmapped.
     unsafe {
-        mi_manage_memory(start as *mut c_void, length, false, false, true, -1, false, commit, null_mut(), null_mut())
+        mi_manage_memory(
+            start as *mut c_void,
+            length,
+            false,
+            false,
+            true,
+            -1,
+            false,
+            commit,
+            null_mut(),
+            null_mut(),
+        )
     }
 }
 
@@ -464,17 +477,30 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
             free(object);
             return null_mut();
         }
-        if program && size > OBJECT_MAX
+        if program
+            && size > OBJECT_MAX
             && let Some([_, base, total, _]) = mapped_header(object)
         {
             let front = object as usize - base;
-            if let Some(wanted) = size.checked_add(2 * front).and_then(|n| n.checked_next_multiple_of(PAGE_SIZE)) {
-                let moved =
-                    crate::mappings::mremap(base as *mut c_void, total, wanted, libc::MREMAP_MAYMOVE, null_mut());
+            if let Some(wanted) =
+                size.checked_add(2 * front).and_then(|n| n.checked_next_multiple_of(PAGE_SIZE))
+            {
+                let moved = crate::mappings::mremap(
+                    base as *mut c_void,
+                    total,
+                    wanted,
+                    libc::MREMAP_MAYMOVE,
+                    null_mut(),
+                );
                 if moved != libc::MAP_FAILED {
                     LARGE.remove(object as usize);
                     let object = moved as usize + front;
-                    ((object - PAGE_SIZE) as *mut [usize; 4]).write([MAPPED_MAGIC, moved as usize, wanted, size]);
+                    ((object - PAGE_SIZE) as *mut [usize; 4]).write([
+                        MAPPED_MAGIC,
+                        moved as usize,
+                        wanted,
+                        size,
+                    ]);
                     LARGE.insert(object);
                     return object as *mut c_void;
                 }

@@ -264,15 +264,13 @@ pub unsafe extern "C" fn mremap(
     let call = || {
         // SAFETY: the caller's contract.
         unsafe {
-            kernel(
-                libc::SYS_mremap,
-                [old as usize, old_length, new_length, flags as usize, new as usize, 0],
-            )
+            kernel(libc::SYS_mremap, [old as usize, old_length, new_length, flags as usize, new as usize, 0])
         }
     };
     let Some(process) = managed() else { return pointer(call()) };
     let sane = (old as usize).is_multiple_of(PAGE_SIZE) && old_length > 0 && new_length > 0;
-    let (Some(from), Some(to), true) = (pages(old as usize, old_length), pages(new as usize, new_length), sane)
+    let (Some(from), Some(to), true) =
+        (pages(old as usize, old_length), pages(new as usize, new_length), sane)
     else {
         return pointer(call());
     };
@@ -283,11 +281,8 @@ pub unsafe extern "C" fn mremap(
     let entered = process.enter();
     if !entered.manages(from.clone()) {
         let fixed = flags & libc::MREMAP_FIXED != 0;
-        let (result, released) = if fixed && entered.manages(to.clone()) {
-            entered.unmapping(to, call)
-        } else {
-            (call(), 0)
-        };
+        let (result, released) =
+            if fixed && entered.manages(to.clone()) { entered.unmapping(to, call) } else { (call(), 0) };
         drop(entered);
         process.uncharge(grows.max(0) + released);
         return pointer(result);

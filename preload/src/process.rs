@@ -30,7 +30,8 @@ unsafe fn variable(mut environment: *const *const c_char, name: &str) -> Option<
     unsafe {
         while !(*environment).is_null() {
             let entry = CStr::from_ptr(*environment).to_bytes();
-            if let Some(value) = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"=")) {
+            if let Some(value) = entry.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"="))
+            {
                 return String::from_utf8(value.to_vec()).ok();
             }
             environment = environment.add(1);

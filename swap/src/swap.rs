@@ -425,7 +425,7 @@ impl<S: SpanSource> Swap<S> {
             self.set(&mut cluster, first, Word::POISONED);
             for nth in 1..transfer.length {
                 wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
-                self.set(&mut cluster, first + nth, transfer.words[nth]);
+                self.set(&mut cluster, first + nth, transfer.words[nth].with_writeback(false));
             }
         }
         self.counters.add(Counter::poisoned, 1);
@@ -443,6 +443,10 @@ impl<S: SpanSource> Swap<S> {
             let id = self.queue.pop()?;
             let Some(mut cluster) = self.table.lock_id(id) else { continue };
             cluster.state().queued = false;
+            if cluster.poisoned() > 0 {
+                // A poisoned page would travel with the others and be read: the cluster stays.
+                continue;
+            }
             if cluster.present() == 0 {
                 let number = cluster.number();
                 let empty = cluster.is_empty();
@@ -508,7 +512,12 @@ impl<S: SpanSource> Swap<S> {
 
     /// Begins to store the page at `offset` if it is still in `slot` and nobody moves it. Returns the
     /// kept copy.
-    pub fn begin_store(&self, cluster: &mut ClusterGuard<'_>, slot: u16, offset: usize) -> Option<Option<Place>> {
+    pub fn begin_store(
+        &self,
+        cluster: &mut ClusterGuard<'_>,
+        slot: u16,
+        offset: usize,
+    ) -> Option<Option<Place>> {
         let word = cluster.get(offset);
         if word.state() != State::Cached || word.slot() != slot || word.is_locked() {
             return None;
@@ -658,7 +667,13 @@ impl<S: SpanSource> Swap<S> {
 
     /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the
     /// page's place now.
-    pub fn finish_writeback(&self, owner: PageIndex, handle: u32, hash: PageHash, written: Option<u64>) -> bool {
+    pub fn finish_writeback(
+        &self,
+        owner: PageIndex,
+        handle: u32,
+        hash: PageHash,
+        written: Option<u64>,
+    ) -> bool {
         let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
         let word = cluster.get(owner.offset());
         let current = word.is_writeback()
@@ -725,7 +740,11 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Locks a cluster when no transfer is under way in `range`.
-    pub fn lock_settled(&self, number: ClusterNumber, range: std::ops::Range<usize>) -> Option<ClusterGuard<'_>> {
+    pub fn lock_settled(
+        &self,
+        number: ClusterNumber,
+        range: std::ops::Range<usize>,
+    ) -> Option<ClusterGuard<'_>> {
         loop {
             let cluster = self.table.lock(number)?;
             let busy = |cluster: &ClusterGuard<'_>| {

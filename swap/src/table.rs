@@ -284,8 +284,7 @@ impl ClusterGuard<'_> {
                 *count += 1;
             }
         }
-        self.state.locked =
-            self.state.locked + u16::from(word.is_locked()) - u16::from(old.is_locked());
+        self.state.locked = self.state.locked + u16::from(word.is_locked()) - u16::from(old.is_locked());
     }
 
     fn count(&mut self, state: State) -> Option<&mut u16> {
@@ -311,6 +310,11 @@ impl ClusterGuard<'_> {
     /// Pages at a place.
     pub fn swapped(&self) -> usize {
         self.state.swapped.into()
+    }
+
+    /// Pages that are lost.
+    pub fn poisoned(&self) -> usize {
+        self.state.poisoned.into()
     }
 
     /// Pages with a transfer under way.

@@ -59,7 +59,9 @@ impl Word {
 
     /// A page at its place; `shadow` is the eviction clock when it left.
     pub const fn swapped(place: Place, shadow: u16) -> Self {
-        Self(State::Swapped as u64 | Place::to_bits(Some(place)) << PLACE_SHIFT | (shadow as u64) << TOP_SHIFT)
+        Self(
+            State::Swapped as u64 | Place::to_bits(Some(place)) << PLACE_SHIFT | (shadow as u64) << TOP_SHIFT,
+        )
     }
 
     /// Which state the page is in.
@@ -143,9 +145,11 @@ impl std::fmt::Debug for Word {
         if matches!(self.state(), State::Cached | State::Swapped) {
             write!(f, "@{}", self.slot())?;
         }
-        for (on, name) in
-            [(self.is_locked(), "+locked"), (self.is_wanted(), "+wanted"), (self.is_writeback(), "+writeback")]
-        {
+        for (on, name) in [
+            (self.is_locked(), "+locked"),
+            (self.is_wanted(), "+wanted"),
+            (self.is_writeback(), "+writeback"),
+        ] {
             if on {
                 f.write_str(name)?;
             }

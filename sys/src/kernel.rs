@@ -46,9 +46,7 @@ impl Kernel {
     /// Registers a range; huge pages are switched off there, and pages in it stay.
     pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: advice changes no contents. An error means a kernel without huge pages.
-        let _ = unsafe {
-            rustix::mm::madvise(start as *mut _, length, rustix::mm::Advice::LinuxNoHugepage)
-        };
+        let _ = unsafe { rustix::mm::madvise(start as *mut _, length, rustix::mm::Advice::LinuxNoHugepage) };
         // SAFETY: the contract of `open`.
         unsafe { self.uffd.register(start, length) }
     }

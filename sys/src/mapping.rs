@@ -103,14 +103,22 @@ pub unsafe fn replace(address: usize, length: usize) -> Result<(), Errno> {
 /// The range must belong to the caller.
 pub unsafe fn make_writable(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: the caller owns the range; more access cannot invalidate a reference.
-    unsafe { rustix::mm::mprotect(address as *mut c_void, length, MprotectFlags::READ | MprotectFlags::WRITE) }
+    unsafe {
+        rustix::mm::mprotect(address as *mut c_void, length, MprotectFlags::READ | MprotectFlags::WRITE)
+    }
 }
 
 /// `mremap` with all its arguments, as the kernel has it.
 ///
 /// # Safety
 /// As for the system call: memory may vanish or appear at both ranges.
-pub unsafe fn remap(old: usize, old_len: usize, new_len: usize, flags: i32, new: usize) -> Result<usize, Errno> {
+pub unsafe fn remap(
+    old: usize,
+    old_len: usize,
+    new_len: usize,
+    flags: i32,
+    new: usize,
+) -> Result<usize, Errno> {
     // SAFETY: the caller vouches for both ranges.
     let result = unsafe { libc::syscall(libc::SYS_mremap, old, old_len, new_len, flags as usize, new) };
     if result == -1 { Err(last_errno()) } else { Ok(result as usize) }

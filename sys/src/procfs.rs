@@ -84,7 +84,10 @@ pub fn may_pin(pid: u32) -> bool {
         {
             return true;
         }
-        if target.starts_with("/dev/null") || target.starts_with("/dev/pts/") || target.starts_with("/dev/tty") {
+        if target.starts_with("/dev/null")
+            || target.starts_with("/dev/pts/")
+            || target.starts_with("/dev/tty")
+        {
             continue;
         }
         let info = format!("/proc/{pid}/fdinfo/{name}");

@@ -33,7 +33,10 @@ impl<const SPAN: usize> Spans<SPAN> {
     pub fn new(bytes: usize) -> Result<Self, rustix::io::Errno> {
         let count = bytes / SPAN;
         let free = Free { ids: Vec::with_capacity(count), used: 0, count: count as u32 };
-        Ok(Self(Arc::new(Area { memory: Reservation::small_pages(count * SPAN, SPAN)?, free: Mutex::new(free) })))
+        Ok(Self(Arc::new(Area {
+            memory: Reservation::small_pages(count * SPAN, SPAN)?,
+            free: Mutex::new(free),
+        })))
     }
 
     /// Takes a span. Its contents are zeroes or those of an earlier one.

@@ -160,7 +160,13 @@ impl Slot {
                     while pages.peek() == Some(&(last + 1)) {
                         last = pages.next().expect("peeked");
                     }
-                    stopped = stopped.and(self.move_run(start / CLUSTER * CLUSTER, first, last + 1, uffd, &found.zero));
+                    stopped = stopped.and(self.move_run(
+                        start / CLUSTER * CLUSTER,
+                        first,
+                        last + 1,
+                        uffd,
+                        &found.zero,
+                    ));
                 }
                 stopped
             }
@@ -201,12 +207,17 @@ impl Slot {
     ///
     /// # Safety
     /// As for [`Uffd::copy`].
-    pub unsafe fn copy_in(&self, page: usize, count: usize, dst: usize, uffd: &Uffd) -> (usize, Option<Errno>) {
+    pub unsafe fn copy_in(
+        &self,
+        page: usize,
+        count: usize,
+        dst: usize,
+        uffd: &Uffd,
+    ) -> (usize, Option<Errno>) {
         assert!((page..page + count).all(|page| self.populated.contains(page)));
         // SAFETY: as for `frame`: all pages are populated and ours.
-        let bytes = unsafe {
-            std::slice::from_raw_parts((self.base() + page * PAGE) as *const u8, count * PAGE)
-        };
+        let bytes =
+            unsafe { std::slice::from_raw_parts((self.base() + page * PAGE) as *const u8, count * PAGE) };
         // SAFETY: the caller's contract.
         unsafe { uffd.copy(dst, bytes) }
     }
@@ -215,7 +226,13 @@ impl Slot {
     ///
     /// # Safety
     /// As for [`Uffd::move_pages`].
-    pub unsafe fn move_in(&mut self, page: usize, count: usize, dst: usize, uffd: &Uffd) -> (usize, Option<Errno>) {
+    pub unsafe fn move_in(
+        &mut self,
+        page: usize,
+        count: usize,
+        dst: usize,
+        uffd: &Uffd,
+    ) -> (usize, Option<Errno>) {
         assert!((page..page + count).all(|page| self.populated.contains(page)));
         // SAFETY: the frames are ours and `self` is borrowed mutably, so nothing refers to them.
         let (done, error) = unsafe { uffd.move_pages(dst, self.base() + page * PAGE, count * PAGE, false) };

@@ -141,7 +141,11 @@ impl Uffd {
 
     fn ioctl(&self, request: u64, arg: *mut libc::c_void) -> Result<(), Errno> {
         // SAFETY: every caller in this file passes the struct that the request encodes.
-        if unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, arg) } == 0 { Ok(()) } else { Err(last_errno()) }
+        if unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, arg) } == 0 {
+            Ok(())
+        } else {
+            Err(last_errno())
+        }
     }
 
     /// Waits for a fault. `None` for a message that is not one.
@@ -272,6 +276,10 @@ impl Uffd {
     pub unsafe fn poison(&self, start: usize, length: usize) -> bool {
         let mut arg = ZeroArg { range: Range { start: start as u64, len: length as u64 }, mode: 0, done: 0 };
         self.features & FEATURE_POISON != 0
-            && self.ioctl(iowr(0x08, size_of::<ZeroArg>()), (&raw mut arg).cast()).is_ok()
+            && matches!(
+                self.ioctl(iowr(0x08, size_of::<ZeroArg>()), (&raw mut arg).cast()),
+                // It is poisoned already.
+                Ok(()) | Err(Errno::EXIST)
+            )
     }
 }

@@ -56,7 +56,13 @@ impl Ring {
     }
 
     /// Starts a request. Gives the buffer back if the ring is full.
-    pub fn submit(&self, direction: Direction, offset: u64, mut buffer: Buffer, token: u64) -> Result<(), Buffer> {
+    pub fn submit(
+        &self,
+        direction: Direction,
+        offset: u64,
+        mut buffer: Buffer,
+        token: u64,
+    ) -> Result<(), Buffer> {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(at) = pending.iter().position(Option::is_none) else { return Err(buffer) };
         let fd = types::Fd(self.file.as_raw_fd());

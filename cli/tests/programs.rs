@@ -1,0 +1,279 @@
+//! Whole programs under `pagetide run`, in less memory than they need.
+//!
+//! These tests need root or another way to userfaultfd (`pagetide doctor` tells), gcc and python3, and the
+//! preload library beside the binary: `cargo build --workspace` comes first, as `./test` does. They run
+//! one at a time, since each is heavy. Swap files lie in `/var/tmp`.
+
+use std::fs;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
+/// No run takes nearly as long: this is only so that one that hangs is ended.
+const GUARD: Duration = Duration::from_secs(120);
+/// What `integrity` is run under: each way out and in alone, and each fallback.
+const MASKS: [&str; 9] =
+    ["", "remap", "move", "copy", "scan", "ring,pool", "pool", "remap,pool", "move,pool"];
+
+/// One at a time. Fails if the machine lacks what all need.
+fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Err(error) = pagetide_sys::uffd::Uffd::open() {
+        panic!(
+            "userfaultfd cannot be opened ({error}): run the tests as root, or set vm.unprivileged_userfaultfd=1"
+        );
+    }
+    let library = Path::new(PAGETIDE).with_file_name("libpagetide_preload.so");
+    assert!(library.exists(), "{} is missing: run cargo build --workspace first", library.display());
+    turn
+}
+
+fn house() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()
+}
+
+/// Builds tests/programs/NAME.c, once.
+fn program(name: &str) -> String {
+    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let source = house().join("tests/programs").join(name).with_extension("c");
+    let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    if time(&binary) < time(&source) {
+        let output = Command::new("gcc")
+            .args(["-O2", "-Wall", "-Wextra", "-o"])
+            .args([&binary, &source])
+            .arg("-lpthread")
+            .output()
+            .expect("gcc is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    binary.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// A run and what it says, which goes to files: nobody waits for a pipe that an orphan holds.
+struct Run {
+    child: Child,
+    started: Instant,
+    what: String,
+    files: [PathBuf; 2],
+}
+
+struct Ended {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+    what: String,
+}
+
+fn start(mut command: Command) -> Run {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Relaxed);
+    let file = |name: &str| {
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}.{name}", std::process::id()))
+    };
+    let files = [file("stdout"), file("stderr")];
+    let [stdout, stderr] = files.each_ref().map(|path| fs::File::create(path).unwrap());
+    let what = format!("{command:?}");
+    let child =
+        command.env("TMPDIR", "/var/tmp").process_group(0).stdout(stdout).stderr(stderr).spawn().unwrap();
+    Run { child, started: Instant::now(), what, files }
+}
+
+/// Processes of a process group that live, zombies apart.
+fn living(group: u32) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // PID (NAME) STATE PPID PGRP
+        let Some((name, rest)) = stat.rsplit_once(") ") else { continue };
+        let fields: Vec<_> = rest.split(' ').take(3).collect();
+        if fields[0] != "Z" && fields[0] != "X" && fields[2] == group.to_string() {
+            found.push(format!("{name})"));
+        }
+    }
+    found
+}
+
+fn kill_group(group: u32) {
+    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
+}
+
+impl Run {
+    fn said(&self) -> [String; 2] {
+        self.files.each_ref().map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
+    }
+
+    /// Waits for its end. Fails if it hangs, or if a process of it lives on.
+    fn end(mut self) -> Ended {
+        let group = self.child.id();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if self.started.elapsed() > GUARD {
+                let living = living(group);
+                kill_group(group);
+                let _ = self.child.wait();
+                panic!("{} hangs: {living:?} live; it said {:?}", self.what, self.said());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let orphans = living(group);
+        let [stdout, stderr] = self.said();
+        if !orphans.is_empty() {
+            kill_group(group);
+            panic!(
+                "{} has ended with {status}, and {orphans:?} live on; it said {stdout}{stderr}",
+                self.what
+            );
+        }
+        Ended { status, stdout, stderr, what: std::mem::take(&mut self.what) }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.files.iter().for_each(|path| _ = fs::remove_file(path));
+    }
+}
+
+impl Ended {
+    fn succeeds(self) -> String {
+        let Self { status, stdout, stderr, what } = self;
+        assert!(status.success(), "{what}: {status}\n{stdout}{stderr}");
+        stdout
+    }
+}
+
+fn pagetide(memory: &str, mask: &str, options: &[&str], command: &[&str]) -> Command {
+    let mut run = Command::new(PAGETIDE);
+    run.args(["run", "-q", "-m", memory]).args(options).arg("--").args(command).env("PAGETIDE_MASK", mask);
+    run
+}
+
+fn integrity(threads: &str, ops: &str) {
+    let _turn = turn();
+    let integrity = program("integrity");
+    for (seed, mask) in MASKS.into_iter().enumerate() {
+        let seed = seed.to_string();
+        let command = [
+            &integrity,
+            "--mib",
+            "120",
+            "--threads",
+            threads,
+            "--ops",
+            ops,
+            "--seed",
+            &seed,
+            "--dir",
+            "/var/tmp",
+        ];
+        println!("PAGETIDE_MASK={mask} {}", command.join(" "));
+        start(pagetide("48M", mask, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
+fn one_thread_reads_what_it_wrote_by_every_way() {
+    integrity("1", "4000");
+}
+
+#[test]
+fn four_threads_read_what_they_wrote_by_every_way() {
+    integrity("4", "1500");
+}
+
+#[test]
+fn counters_never_go_back_while_readers_fault() {
+    let _turn = turn();
+    for mask in ["", "pool"] {
+        let command = [&*program("hammer"), "--mib", "96", "--seconds", "2"];
+        start(pagetide("48M", mask, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
+fn every_process_of_a_family_keeps_its_own_pages() {
+    let _turn = turn();
+    start(pagetide("48M", "", &[], &[&program("forks"), "--mib", "60"])).end().succeeds();
+}
+
+#[test]
+fn a_family_that_fits_keeps_its_own_pages() {
+    let _turn = turn();
+    start(pagetide("256M", "", &[], &[&program("forks"), "--mib", "24"])).end().succeeds();
+}
+
+#[test]
+fn mappings_move_grow_and_go_with_their_contents() {
+    let _turn = turn();
+    for mask in ["", "remap", "move", "pool"] {
+        start(pagetide("48M", mask, &[], &[&program("mappings")])).end().succeeds();
+    }
+}
+
+#[test]
+fn a_python_job_gives_what_it_gives_natively() {
+    let _turn = turn();
+    let job = house().join("examples/analytics.py");
+    let job = job.to_str().unwrap();
+    let mut native = Command::new("python3");
+    native.args([job, "--mib", "120"]);
+    let native = start(native).end().succeeds();
+    assert!(native.starts_with("rows "), "{native}");
+    let capped = start(pagetide("64M", "", &[], &["python3", job, "--mib", "120"])).end().succeeds();
+    assert_eq!(capped, native);
+}
+
+#[test]
+fn a_program_that_is_killed_gives_137_and_its_statistics() {
+    let _turn = turn();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", std::process::id()));
+    let path = file.to_str().unwrap();
+    // Its pages are out of memory when the signal comes.
+    let script = "import os, signal; pages = [os.urandom(2048) * 512 for _ in range(90)]; \
+                  os.kill(os.getpid(), signal.SIGKILL)";
+    let ended = start(pagetide("48M", "", &["--stats", path], &["python3", "-c", script])).end();
+    assert_eq!((ended.status.code(), ended.status.signal()), (Some(137), None), "{}", ended.stderr);
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    fs::remove_file(&file).unwrap();
+    assert_eq!(report["exit_status"], 137);
+    assert!(report["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{report}");
+}
+
+#[test]
+fn what_cannot_fit_ends_with_a_message_and_never_hangs() {
+    let _turn = turn();
+    let command = [&*program("incompressible"), "--mib", "100", "--threads", "2"];
+    let ended = start(pagetide("48M", "", &["--no-disk"], &command)).end();
+    assert_eq!(ended.status.code(), Some(137), "{}{}", ended.stdout, ended.stderr);
+    assert!(ended.stderr.contains("--memory"), "{}", ended.stderr);
+}
+
+#[test]
+fn stat_shows_a_live_run_that_swaps() {
+    let _turn = turn();
+    let command = [&*program("hammer"), "--mib", "96", "--seconds", "3"];
+    let run = start(pagetide("48M", "", &[], &command));
+    let pid = run.child.id().to_string();
+    let mut swapped = 0;
+    while swapped == 0 {
+        assert!(run.started.elapsed() < GUARD, "nothing is swapped");
+        std::thread::sleep(Duration::from_millis(50));
+        let output = Command::new(PAGETIDE).args(["stat", &pid, "--json"]).output().unwrap();
+        if output.status.success() {
+            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["running"], true);
+            swapped = report["bytes"]["now"]["swapped"].as_u64().unwrap();
+        }
+    }
+    let table = Command::new(PAGETIDE).args(["stat", &pid]).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains(&format!("run {pid}")) && table.contains("cap 48 MiB"), "{table}");
+    run.end().succeeds();
+}
