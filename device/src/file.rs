@@ -86,7 +86,7 @@ pub struct File {
 
 #[derive(Debug)]
 enum Backend {
-    Ring(Ring),
+    Ring(Box<Ring>),
     Workers(Arc<Workers>),
 }
 
@@ -124,7 +124,7 @@ impl File {
             Backend::Workers(Workers::start(file, cached))
         } else {
             match Ring::new(file, DEPTH) {
-                Ok(ring) => Backend::Ring(ring),
+                Ok(ring) => Backend::Ring(Box::new(ring)),
                 Err((file, _)) => Backend::Workers(Workers::start(file, cached)),
             }
         };

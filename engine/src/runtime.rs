@@ -63,6 +63,8 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
+type Started = Result<&'static Runtime, StartError>;
+
 /// A running engine.
 #[derive(Debug)]
 pub struct Runtime {
@@ -220,7 +222,7 @@ impl Runtime {
         heritage: Heritage,
         open: OpenKernel,
     ) -> Result<&'static Self, StartError> {
-        let outcome: Arc<(Mutex<Option<Result<&'static Self, StartError>>>, Condvar)> = Arc::default();
+        let outcome: Arc<(Mutex<Option<Started>>, Condvar)> = Arc::default();
         let report = Arc::clone(&outcome);
         let control = move || {
             let runtime = Self::build(group, slot, regions, heritage, open);

@@ -813,7 +813,7 @@ fn on_a_full_device_pages_stay() {
     scattered().for_each(|number| world.put(number, noise(number)));
     world.push_out();
     assert_eq!(scattered().filter(|&number| on_device(&world, number)).count(), 10);
-    assert_eq!(world.engine.take_refused() > 0, true);
+    assert!(world.engine.take_refused() > 0);
     scattered().for_each(|number| world.read(number));
     world.check_end();
 }
@@ -1041,7 +1041,7 @@ fn contents_travel_with_a_mapping_that_moves() {
         world.engine.reclaim(&mut world.work);
         world.remap(BASE, BASE + 1024 + 7, 300, false);
         (BASE + 1024..BASE + 1400).for_each(|number| {
-            if number >= BASE + 1031 && number < BASE + 1331 {
+            if (BASE + 1031..BASE + 1331).contains(&number) {
                 world.read(number);
             }
         });

@@ -77,7 +77,7 @@ mod tests {
             let window = streams.window(PageIndex(page), 64);
             windows.push(window);
             page += window as u64;
-            assert_eq!(streams.window(PageIndex(1 << 30 | n * 977), 64), 1);
+            assert_eq!(streams.window(PageIndex((1 << 30) + n * 977), 64), 1);
         }
         assert_eq!(windows, [1, 2, 4, 8, 16, 32, 64, 64, 64]);
     }

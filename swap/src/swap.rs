@@ -54,6 +54,10 @@ pub struct Swap<S: SpanSource> {
 
 /// What a fault finds.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a transfer lives on the stack: the fault path allocates nothing"
+)]
 pub enum Swapin {
     /// The page is in the program already: wake whoever waits.
     Present,

@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn words_are_found_again_and_counted() {
         let table = Table::default();
-        let page = PageIndex(0x7f00_1234_5);
+        let page = PageIndex(0x0007_f001_2345);
         assert_eq!(table.peek(page), Word::HOLE);
         assert!(table.lock(page.cluster()).is_none());
         {
