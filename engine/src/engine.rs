@@ -92,6 +92,8 @@ struct Staged<S> {
     /// Pages that are cached here, and one for whoever processes the slot.
     refs: AtomicUsize,
     cluster: AtomicU64,
+    /// Whether the slot stands among those on probation.
+    queued: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -233,6 +235,7 @@ impl<M: Memory> Engine<M> {
                     slot: Mutex::new(slot),
                     refs: AtomicUsize::new(0),
                     cluster: AtomicU64::new(0),
+                    queued: AtomicBool::new(false),
                 })
                 .collect(),
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
@@ -569,6 +572,9 @@ impl<M: Memory> Engine<M> {
         };
         self.conclude(transfer, mapped, paid.max(mapped.pages));
         let overtaken = usize::from(mapped.error == Some(MapError::Exists));
+        if mapped.pages + overtaken < transfer.length {
+            self.requeue(slot_id);
+        }
         self.unref(slot_id, mapped.pages + overtaken);
     }
 
@@ -780,6 +786,7 @@ impl<M: Memory> Engine<M> {
         // Before the cluster is unlocked: a fault may bring the first page back at once.
         staged.cluster.store(number.0, Relaxed);
         staged.refs.store(out.taken + 1, SeqCst);
+        staged.queued.store(true, SeqCst);
         drop(cluster);
         drop(slot);
         lock(&self.lists).probation.push_back(slot_id);
@@ -821,6 +828,16 @@ impl<M: Memory> Engine<M> {
         self.drop_frames(slot_id, slot)
     }
 
+    /// Pages of a slot could not be mapped (the kernel was out of memory): they stay on probation, whether
+    /// or not the slot was processed before.
+    fn requeue(&self, slot_id: u16) {
+        let staged = &self.staged[usize::from(slot_id)];
+        if !staged.queued.swap(true, SeqCst) {
+            staged.refs.fetch_add(1, SeqCst);
+            lock(&self.lists).probation.push_back(slot_id);
+        }
+    }
+
     /// One step towards free memory. A bounded piece of work; never waits for I/O.
     pub fn reclaim(&self, work: &mut Workspace) -> Progress {
         let mut freed = self.trim_pool(work);
@@ -852,6 +869,7 @@ impl<M: Memory> Engine<M> {
     /// on their way to the device.
     fn store_slot(&self, slot_id: u16, work: &mut Workspace) -> usize {
         let staged = &self.staged[usize::from(slot_id)];
+        staged.queued.store(false, SeqCst);
         let number = ClusterNumber(staged.cluster.load(Relaxed));
         let offsets: Vec<usize> = lock(&staged.slot).populated().iter().collect();
         let mut stored = 0;
@@ -948,13 +966,19 @@ impl<M: Memory> Engine<M> {
             let slot = lock(&self.staged[usize::from(slot_id)].slot);
             self.memory.copy_from(&slot, page.offset(), 1, page)
         };
-        self.swap.finish_hit(page);
+        let exists = mapped.error == Some(MapError::Exists);
+        if mapped.pages == 1 || exists {
+            self.swap.finish_hit(page);
+            self.unref(slot_id, 1);
+        } else {
+            // No memory, or the mapping is gone: the page stays on probation and the thread looks again.
+            self.budget.give(1);
+            self.requeue(slot_id);
+            self.swap.release_hit(page);
+        }
         if mapped.pages == 0 {
-            // The mapping went away, or the page was there: the thread looks again, and what is lost is
-            // noticed by `lost`.
             self.memory.wake(page, 1);
         }
-        self.unref(slot_id, 1);
     }
 
     /// Sends a batch of refused pages to the device. Returns how many are on their way.
@@ -1109,18 +1133,15 @@ impl<M: Memory> Engine<M> {
     /// no other thread of the engine works. False if requests are under way, or staging is not empty yet:
     /// call again when they have ended.
     pub fn drain(&self, work: &mut Workspace) -> bool {
+        // Each slot once a call: one whose pages could not be put back comes again.
+        let staged = lock(&self.lists).probation.len();
+        for _ in 0..staged {
+            let Some(slot) = lock(&self.lists).probation.pop_front() else { break };
+            self.store_slot(slot, work);
+        }
         loop {
-            let next = {
-                let mut lists = lock(&self.lists);
-                lists.probation.pop_front().map(Ok).or_else(|| lists.donors.pop().map(Err))
-            };
-            match next {
-                Some(Ok(slot)) => drop(self.store_slot(slot, work)),
-                Some(Err(donor)) => {
-                    self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot));
-                }
-                None => break,
-            }
+            let Some(donor) = lock(&self.lists).donors.pop() else { break };
+            self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot));
         }
         self.requests() == 0 && lock(&self.lists).empty.len() == self.staged.len()
     }
@@ -1177,6 +1198,8 @@ impl<M: Memory> Engine<M> {
                             self.wake_wanted(&transfer, wanted);
                         }
                     }
+                    // Looked at again: it may have failed for want of memory, which passes.
+                    std::thread::yield_now();
                     continue;
                 }
                 page = page.plus(1);

@@ -33,7 +33,7 @@ type ProgramEngine = Engine<ProgramMemory>;
 
 const TICK: Duration = Duration::from_millis(10);
 /// Rounds of reclaim without any progress, of 20 ms each, after which the run is out of memory.
-const HOPELESS_ROUNDS: usize = 25;
+const HOPELESS_ROUNDS: usize = 40;
 /// Pages that are asked of the group at a time: 1 MiB.
 const GRANT_STEP: i64 = 256;
 const FAULT_THREADS_MAX: usize = 4;
@@ -552,6 +552,8 @@ impl Runtime {
         let seen = self.group.demand();
         self.group.ask(self.slot, self.engine.limits().high);
         if self.engine.requests() > 0 {
+            // They will make room.
+            *idle = 0;
             self.kick.wait(Duration::from_millis(20));
         } else if self.group.free() <= 0 {
             self.group.wait_free(seen, Duration::from_millis(20));

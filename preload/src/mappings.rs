@@ -269,12 +269,14 @@ pub unsafe extern "C" fn mremap(
     };
     let Some(process) = managed() else { return pointer(call()) };
     let sane = (old as usize).is_multiple_of(PAGE_SIZE) && old_length > 0 && new_length > 0;
-    let (Some(from), Some(to), true) =
-        (pages(old as usize, old_length), pages(new as usize, new_length), sane)
+    // Without these flags the fifth argument is not there: what the register holds means nothing.
+    let placed = flags & (libc::MREMAP_FIXED | MREMAP_DONTUNMAP) != 0;
+    let target = if placed { new as usize } else { 0 };
+    let (Some(from), Some(to), true) = (pages(old as usize, old_length), pages(target, new_length), sane)
     else {
         return pointer(call());
     };
-    let new_pages = to.end.0 - to.start.0;
+    let new_pages = new_length.div_ceil(PAGE_SIZE) as u64;
     let grows = new_pages as i64 - (from.end.0 - from.start.0) as i64;
     // What it grows by is handed out; the rest was charged before.
     process.charge(grows);

@@ -1,6 +1,6 @@
 //! The process's side of a run: joins it at load time, and keeps it through forks.
 
-use pagetide::group::{ENVIRONMENT, Group};
+use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::task;
@@ -45,7 +45,11 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
     let Some(path) = (unsafe { variable(environment, ENVIRONMENT) }) else { return };
     let group = match Group::open(Path::new(&path)) {
         Ok(group) => group,
-        Err(error) => {
+        Err(error @ OpenError::Foreign) => {
+            task::say(&format!("{error}: this program runs without Pagetide"));
+            return;
+        }
+        Err(error @ OpenError::System(_)) => {
             // The launcher is gone (a process that outlived the run), or not ours to see.
             // SAFETY: as above.
             if unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some() {
@@ -111,6 +115,12 @@ extern "C" fn before_fork() {
             }
             iter = _IO_iter_next(iter);
         }
+    }
+    // A new thread of the engine looks at the locale's character tables before it runs any code of ours, and
+    // in the child that happens before faults are answered: their pages must be there.
+    for item in 0..32 {
+        // SAFETY: any item may be asked for; the string is not looked at.
+        unsafe { libc::nl_langinfo(item) };
     }
     crate::HEAP.lock();
 }

@@ -628,6 +628,17 @@ impl<S: SpanSource> Swap<S> {
         self.notify();
     }
 
+    /// A wanted page could not be mapped: it is on probation again.
+    pub fn release_hit(&self, page: PageIndex) {
+        {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            self.set(&mut cluster, page.offset(), word.unlocked());
+        }
+        self.notify();
+    }
+
     // ---- the pool's copies ----------------------------------------------------------------------
 
     /// Drops a copy that is kept for a page in the program. Returns whether it was one.
