@@ -179,6 +179,8 @@ pub struct Engine<M: Memory> {
     refused: AtomicUsize,
     /// Whether waiting faults are held back.
     held: AtomicBool,
+    /// Whether faults are served although the budget is spent.
+    overdrawing: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -254,6 +256,7 @@ impl<M: Memory> Engine<M> {
             taking: AtomicU64::new(0),
             refused: AtomicUsize::new(0),
             held: AtomicBool::new(false),
+            overdrawing: AtomicBool::new(false),
         }
     }
 
@@ -371,11 +374,20 @@ impl<M: Memory> Engine<M> {
         self.held.store(on, SeqCst);
     }
 
+    /// Answers waiting faults although the budget is spent: for a process that has next to nothing in
+    /// memory, whose charge is mostly what it may come to copy of its parent's.
+    pub fn overdraw(&self, work: &mut Workspace) {
+        self.overdrawing.store(true, SeqCst);
+        self.retry_waiting(work);
+        self.overdrawing.store(false, SeqCst);
+    }
+
     /// Answers faults that waited for room. Called when there is some.
     pub fn retry_waiting(&self, work: &mut Workspace) {
         // Each is tried once a call: what finds no room waits again, behind the others.
         for _ in 0..self.waiting() {
-            if self.budget.free() <= 0 || self.held.load(SeqCst) {
+            let overdrawing = self.overdrawing.load(SeqCst);
+            if (self.budget.free() <= 0 && !overdrawing) || self.held.load(SeqCst) {
                 return;
             }
             let Some(Waiting { page, write, since }) = lock(&self.waiting).pop_front() else { return };
@@ -409,7 +421,7 @@ impl<M: Memory> Engine<M> {
         if !self.budget.try_take(transfer.length) {
             // No room for the window: the page that is waited for, at least.
             self.release_beyond(&mut transfer, 1);
-            if self.held.load(SeqCst) {
+            if self.held.load(SeqCst) || self.overdrawing.load(SeqCst) {
                 // The forking thread's own fault: nobody would retry it before the fork, which waits for it.
                 self.budget.take(1);
             } else if !self.budget.try_take(1) {

@@ -477,9 +477,9 @@ impl Runtime {
             let round = self.engine.swap().queue().len() + 64;
             if moved > round {
                 (moved, idle) = (0, idle + 1);
-                self.starved(&mut idle);
+                self.starved(&mut idle, &mut work);
             } else if progress == Progress::Nothing {
-                self.starved(&mut idle);
+                self.starved(&mut idle, &mut work);
             }
         }
     }
@@ -541,7 +541,7 @@ impl Runtime {
     }
 
     /// Nothing can leave: others may have room, or requests under way will make some; else this is the end.
-    fn starved(&self, idle: &mut usize) {
+    fn starved(&self, idle: &mut usize, work: &mut Workspace) {
         if self.engine.waiting() == 0 {
             // Nobody waits: what was asked for cannot be had, forget it.
             self.slot.set(Field::Asked, 0);
@@ -558,8 +558,18 @@ impl Runtime {
         } else if self.group.free() <= 0 {
             self.group.wait_free(seen, Duration::from_millis(20));
         }
+        // Forks are charged for what they may come to copy, so the sum can exceed the cap although the
+        // memory does not: a process keeps a 32nd of the cap, 4 MiB at least, to run in.
+        let floor = (self.group.setup().cap_pages as i64 / 32).max(1024);
+        let usage = self.engine.usage();
+        if usage.resident + usage.frames < floor {
+            self.pause.begin_work();
+            self.engine.overdraw(work);
+            self.pause.end_work();
+            *idle = 0;
+            return;
+        }
         if *idle >= HOPELESS_ROUNDS && self.engine.waiting() > 0 {
-            let usage = self.engine.usage();
             let mib = |pages: i64| pages / 256;
             task::say(&format!(
                 "out of memory: the pool ({} MiB) and the swap file ({}) have no room, and {} MiB cannot leave \

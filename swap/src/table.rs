@@ -18,8 +18,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock};
 
 /// Clusters that one slab segment holds: about 270 KiB.
 const SEGMENT_CLUSTERS: usize = 64;
-/// Slab segments: room for 16 million clusters, 32 TiB of touched memory.
-const SEGMENTS_MAX: usize = 1 << 18;
+/// Slab segments: room for 262 144 clusters, 512 GiB of touched memory. The array of them takes 96 KiB of
+/// every process that has an engine.
+const SEGMENTS_MAX: usize = 1 << 12;
 /// Cluster numbers that one directory covers: 16 GiB of addresses.
 const DIRECTORY_CLUSTERS: usize = 1 << 13;
 /// Directories: 47 bits of addresses.
@@ -135,7 +136,7 @@ impl Table {
     /// Locks a cluster, linking a new one where there is none.
     ///
     /// # Panics
-    /// If the cluster number is beyond 47 bits of address space or the slab is full (32 TiB touched).
+    /// If the cluster number is beyond 47 bits of address space or the slab is full (512 GiB touched).
     pub fn lock_or_create(&self, number: ClusterNumber) -> ClusterGuard<'_> {
         loop {
             if let Some(guard) = self.lock(number) {
