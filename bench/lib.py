@@ -36,7 +36,7 @@ PRELOAD = REPO / "target" / "release" / "libpagetide_preload.so"
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.010
 TIMEOUT_SECONDS = 1800
-# What a cgroup adds to a cap, so that the kernel's limit does not strike before ours is measured (measuring.md).
+# What a cgroup adds to a cap, so that the kernel's limit does not strike before ours is measured (docs/testing.md).
 SLACK_FACTOR = 1.03
 SLACK_BYTES = 32 * MIB
 
@@ -604,7 +604,7 @@ def run_kernel(config, limit_bytes, command, sampling=Sampling.NONE, **options):
 
 
 def run_pagetide(cap_bytes, command, pagetide=PAGETIDE, run_options=(), **options):
-    """In a cgroup without swap, of the cap and the slack of measuring.md."""
+    """In a cgroup without swap, of the cap and the slack of docs/testing.md."""
     with Cgroup(int(cap_bytes * SLACK_FACTOR) + SLACK_BYTES, Swap.NONE) as cgroup:
         return run_in(cgroup, pagetide_command(cap_bytes, command, pagetide, run_options), **options)
 
