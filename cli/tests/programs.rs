@@ -197,6 +197,12 @@ fn counters_never_go_back_while_readers_fault() {
     }
 }
 
+/// The interpreter itself: what the name finds may be a chain of shell scripts.
+fn python() -> String {
+    let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    String::from_utf8(found.stdout).unwrap().trim().to_owned()
+}
+
 #[test]
 fn every_process_of_a_family_keeps_its_own_pages() {
     let _turn = turn();
@@ -229,11 +235,11 @@ fn a_python_job_gives_what_it_gives_natively() {
     let _turn = turn();
     let job = house().join("examples/analytics.py");
     let job = job.to_str().unwrap();
-    let mut native = Command::new("python3");
+    let mut native = Command::new(python());
     native.args([job, "--mib", "120"]);
     let native = start(native).end().succeeds();
     assert!(native.starts_with("rows "), "{native}");
-    let capped = start(pagetide("64M", "", &[], &["python3", job, "--mib", "120"])).end().succeeds();
+    let capped = start(pagetide("64M", "", &[], &[&python(), job, "--mib", "120"])).end().succeeds();
     assert_eq!(capped, native);
 }
 
@@ -245,7 +251,7 @@ fn a_program_that_is_killed_gives_137_and_its_statistics() {
     // Its pages are out of memory when the signal comes.
     let script = "import os, signal; pages = [os.urandom(2048) * 512 for _ in range(90)]; \
                   os.kill(os.getpid(), signal.SIGKILL)";
-    let ended = start(pagetide("48M", "", &["--stats", path], &["python3", "-c", script])).end();
+    let ended = start(pagetide("48M", "", &["--stats", path], &[&python(), "-c", script])).end();
     assert_eq!((ended.status.code(), ended.status.signal()), (Some(137), None), "{}", ended.stderr);
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     fs::remove_file(&file).unwrap();
