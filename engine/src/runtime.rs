@@ -276,7 +276,6 @@ impl Runtime {
             Heritage::None => {
                 let config = Config {
                     compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
-                    has_device: device.is_some(),
                 };
                 let spans = Spans::new(setup.cap_pages as usize * PAGE_SIZE)
                     .map_err(|error| StartError::Resources(error.into()))?;

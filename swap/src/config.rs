@@ -27,8 +27,6 @@ pub enum Compressor {
 pub struct Config {
     /// The codec for new stores.
     pub compressor: Compressor,
-    /// Whether a device stands behind the pool.
-    pub has_device: bool,
 }
 
 const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE));
