@@ -56,7 +56,7 @@ pub struct RunArgs {
     #[arg(long)]
     no_disk: bool,
     /// The share of the cap that compressed pages may take
-    #[arg(long, value_name = "N", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=90))]
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u64).range(1..=90))]
     max_pool_percent: u64,
     /// How pages are compressed
     #[arg(long, value_name = "NAME", default_value = "lz4")]
@@ -213,8 +213,9 @@ struct Launcher<'a> {
     next_sample: Instant,
     next_stats: Instant,
     ending: Option<Ending>,
-    /// Processes of the run open these through `/proc`.
-    _kept: (OwnedFd, Option<SwapFile>),
+    /// Processes of the run open these two through `/proc`.
+    group_fd: OwnedFd,
+    _swap: Option<SwapFile>,
 }
 
 /// A run that is being ended.
@@ -248,8 +249,10 @@ impl<'a> Launcher<'a> {
             next_sample: now + INTERVAL,
             next_stats: now + STATS_INTERVAL,
             ending: None,
-            _kept: (group_fd, swap),
+            group_fd,
+            _swap: swap,
         };
+        this.sampler.charge_own(&this.group_fd);
         if let Some(stats) = &this.stats {
             stats.write(&this.report(None).json(), Stage::Running)?;
         }
@@ -339,6 +342,7 @@ impl<'a> Launcher<'a> {
         if now < self.next_sample {
             return;
         }
+        self.sampler.charge_own(&self.group_fd);
         let stalled = self.sampler.sample();
         if stalled && self.ending.is_none() {
             let window = self.args.max_stall.unwrap_or_default();

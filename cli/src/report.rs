@@ -83,7 +83,7 @@ impl Pages {
         pages
     }
 
-    /// What processes without a slot hold.
+    /// What the group page, the launcher and processes without a slot hold.
     pub fn of_strangers(pages: u64) -> Self {
         Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
     }
@@ -131,6 +131,8 @@ impl Gathered {
             armed: 0,
         };
         this.count(group.dead());
+        let (shared, launcher) = group.own_pages();
+        this.pages.add(Pages::of_strangers(shared + launcher));
         for slot in group.live() {
             this.count(slot);
             this.pages.add(Pages::of(slot));

@@ -136,6 +136,14 @@ impl Sampler {
         self.stall.as_mut().is_some_and(|stall| stall.sample(Instant::now(), nanos, waits))
     }
 
+    /// Charges the launcher, and the group page of which `group_fd` is the file.
+    pub fn charge_own(&self, group_fd: &OwnedFd) {
+        // 512-byte blocks.
+        let shared = rustix::fs::fstat(group_fd).map_or(0, |stat| stat.st_blocks as u64 / 8);
+        let launcher = procfs::memory("self").map_or(0, |memory| memory.anonymous + memory.tables);
+        self.group.charge_own(shared, launcher);
+    }
+
     /// Takes the last sample: CMD has ended.
     pub fn sample_last(&mut self) {
         self.strangers.next_scan = Instant::now();
@@ -171,7 +179,7 @@ impl Sampler {
 
     fn observe(&self, slot: Slot) {
         let Some(memory) = procfs::memory(&slot.get(Field::Pid).to_string()) else { return };
-        let observed = memory.charged();
+        let observed = self.group.charged(&memory);
         slot.set(Field::Observed, observed);
         // An engine that runs accounts for itself.
         let grant = slot.get(Field::Grant);
@@ -283,7 +291,7 @@ impl Strangers {
             if slots.iter().any(|slot| slot.get(Field::Pid) == u64::from(pid)) {
                 continue;
             }
-            let pages = procfs::memory(&pid.to_string()).map_or(0, |memory| memory.charged());
+            let pages = procfs::memory(&pid.to_string()).map_or(0, |memory| group.charged(&memory));
             // What it held at two looks: a child between fork and exec shows its parent's memory.
             charged += self.seen.get(&pid).map_or(0, |&before| pages.min(before));
             seen.insert(pid, pages);

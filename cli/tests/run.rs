@@ -307,7 +307,9 @@ fn statistics_outlive_a_killed_command() {
     assert_eq!(after["command"][0], "sh");
     assert!(after["counters"]["pswpin"].is_u64() && after["fault_latency_us"]["p99_9"].is_number());
     assert!(after["bytes"]["peak"]["total"].as_u64().unwrap() > 0);
-    assert_eq!(after["bytes"]["now"]["total"], 0);
+    // The launcher and the group page are all that is left.
+    assert_eq!((&after["processes"], &after["bytes"]["now"]["resident"]), (&0.into(), &0.into()));
+    assert!(after["bytes"]["now"]["total"].as_u64().unwrap() < 4 << 20, "{after}");
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "no temporary file is left");
 }
 

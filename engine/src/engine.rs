@@ -31,8 +31,14 @@ use std::time::Duration;
 const MOVE_RUN_MIN: usize = 8;
 /// Pages whose stores are begun under one hold of the cluster lock.
 const STORE_BATCH: usize = 16;
+/// What storing a page is taken to cost before it has been seen.
+const STORE_NS_FIRST: u64 = 5_000;
 /// Batches on their way to the device at most.
 const WRITES_MAX: usize = 8;
+/// Free pages that a process keeps at least, however many share the cap.
+const FREE_MIN: i64 = 16;
+/// One page in so many keeps its copy although copies are not worth it just now.
+const COPY_SAMPLE: u64 = 16;
 /// Slots kept full of free frames for runs that come in.
 const DONORS_MAX: usize = 4;
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
@@ -50,7 +56,16 @@ pub struct Workspace {
 
 impl Default for Workspace {
     fn default() -> Self {
-        Self { scratch: Scratch::default(), pages: Buffer::new(WINDOW_MAX), entries: Vec::with_capacity(256) }
+        Self { scratch: Scratch::default(), pages: Buffer::new(1), entries: Vec::with_capacity(256) }
+    }
+}
+
+impl Workspace {
+    /// Grows with the windows that a thread reads: most threads of most processes read single pages.
+    fn make_room(&mut self, pages: usize) {
+        if self.pages.len() < pages * PAGE_SIZE {
+            self.pages = Buffer::new(pages.next_power_of_two());
+        }
     }
 }
 
@@ -81,8 +96,8 @@ impl Limits {
     pub fn for_cap(pages: u64) -> Self {
         // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes.
         let low = (pages as i64 / 128).clamp(256, 4096);
-        // 1/48 of the cap on probation, one slot at least.
-        let probation = (pages as usize / 48 / CLUSTER_PAGES).clamp(1, 64);
+        // 1/16 of the cap on probation, one slot at least.
+        let probation = (pages as usize / 16 / CLUSTER_PAGES).clamp(1, 256);
         Self { low, high: 2 * low, probation }
     }
 }
@@ -154,6 +169,9 @@ pub struct Engine<M: Memory> {
     pub regions: RwLock<Regions>,
     budget: Budget,
     limits: Limits,
+    /// What of `limits` this process keeps free, with others that share the cap.
+    low: AtomicI64,
+    high: AtomicI64,
     staged: Box<[Staged<M::Slot>]>,
     lists: Mutex<Lists>,
     requests: Mutex<Requests>,
@@ -171,6 +189,14 @@ pub struct Engine<M: Memory> {
     pool_charged: AtomicI64,
     /// Faults parked for room or for the device.
     stalled: AtomicI64,
+    /// Nanoseconds that reads have taken.
+    read_ns: AtomicU64,
+    /// What it costs to store a page anew, of late, in nanoseconds.
+    store_ns: AtomicU64,
+    /// Whether copies of pages that come in from the pool stay there.
+    copies_kept: AtomicBool,
+    /// Whether a donor was asked for since the last look.
+    donors_used: AtomicBool,
     /// Clusters that no take-out may touch just now: they hold the stack of a thread that has a lock.
     protected: [AtomicU64; 64],
     /// The cluster of the take-out under way.
@@ -231,6 +257,8 @@ impl<M: Memory> Engine<M> {
             regions: RwLock::new(regions),
             budget: Budget::default(),
             limits,
+            low: AtomicI64::new(limits.low),
+            high: AtomicI64::new(limits.high),
             staged: slots
                 .into_iter()
                 .map(|slot| Staged {
@@ -242,7 +270,7 @@ impl<M: Memory> Engine<M> {
                 .collect(),
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
             requests: Mutex::default(),
-            waiting: Mutex::new(VecDeque::with_capacity(1024)),
+            waiting: Mutex::new(VecDeque::with_capacity(64)),
             streams: Streams::default(),
             latency,
             clock,
@@ -252,6 +280,10 @@ impl<M: Memory> Engine<M> {
             device_failed: AtomicBool::new(false),
             pool_charged,
             stalled: AtomicI64::new(0),
+            read_ns: AtomicU64::new(0),
+            store_ns: AtomicU64::new(STORE_NS_FIRST),
+            copies_kept: AtomicBool::new(true),
+            donors_used: AtomicBool::new(false),
             protected: std::array::from_fn(|_| AtomicU64::new(0)),
             taking: AtomicU64::new(0),
             refused: AtomicUsize::new(0),
@@ -276,13 +308,40 @@ impl<M: Memory> Engine<M> {
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
-    /// The limits.
+    /// The limits, as they are just now.
     pub fn limits(&self) -> Limits {
-        self.limits
+        Limits { low: self.low.load(Relaxed), high: self.high.load(Relaxed), ..self.limits }
+    }
+    /// Sets how many processes share the cap.
+    pub fn set_sharers(&self, processes: usize) {
+        let Limits { low, high, .. } = self.limits;
+        // Each of many processes keeps less free: together they would keep all there is.
+        let share = |pages: i64| (pages / processes.max(1) as i64).max(pages.min(FREE_MIN));
+        self.low.store(share(low), Relaxed);
+        self.high.store(share(low) + share(high - low), Relaxed);
     }
     /// Faults that are parked just now.
     pub fn stalled(&self) -> i64 {
         self.stalled.load(Relaxed)
+    }
+    /// What it costs to store a page anew, of late, in nanoseconds.
+    pub fn store_ns(&self) -> u64 {
+        self.store_ns.load(Relaxed)
+    }
+    /// Says whether copies of pages that come in from the pool stay there.
+    pub fn keep_copies(&self, keep: bool) {
+        self.copies_kept.store(keep, Relaxed);
+    }
+    /// Gives back frames that are kept for runs if no run came in since the last call.
+    pub fn drop_idle_donor(&self) {
+        if self.donors_used.swap(false, Relaxed) {
+            return;
+        }
+        self.drop_donor();
+    }
+    /// Nanoseconds that reads have taken so far.
+    pub fn read_ns(&self) -> u64 {
+        self.read_ns.load(Relaxed)
     }
     /// Requests on their way to or from the device.
     pub fn requests(&self) -> usize {
@@ -294,7 +353,7 @@ impl<M: Memory> Engine<M> {
     }
     /// Whether reclaim should run.
     pub fn is_short(&self) -> bool {
-        self.budget.free() < self.limits.low || self.waiting() > 0
+        self.budget.free() < self.low.load(Relaxed) || self.waiting() > 0
     }
 
     /// What is in use.
@@ -413,6 +472,7 @@ impl<M: Memory> Engine<M> {
         }
         if transfer.length >= MOVE_RUN_MIN && writable && !matches!(transfer.source, Source::Device { .. }) {
             self.runs_wanted.fetch_add(1, Relaxed);
+            self.donors_used.store(true, Relaxed);
             if self.bring_by_move(&transfer, work) {
                 self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
                 return;
@@ -436,6 +496,7 @@ impl<M: Memory> Engine<M> {
                 self.conclude(&transfer, mapped, transfer.length);
             }
             Source::Memory => {
+                work.make_room(transfer.length);
                 let (loaded, error) = self.load(&transfer, &mut work.pages, &mut work.scratch);
                 self.map_loaded(&transfer, loaded, error, &work.pages);
             }
@@ -496,7 +557,9 @@ impl<M: Memory> Engine<M> {
             Source::Memory => {
                 let zswap = self.swap.zswap();
                 // As long as the pool has room: copies are the first to go when it has not.
-                !self.is_nearly_full(zswap.pool_pages())
+                // Some are kept in any case, to see what becomes of them.
+                let keep = self.copies_kept.load(Relaxed) || transfer.first.0.is_multiple_of(COPY_SAMPLE);
+                keep && !self.is_nearly_full(zswap.pool_pages())
             }
             Source::Device { .. } => self.swap.blocks().used() * 2 < self.swap.blocks().total(),
             _ => false,
@@ -692,6 +755,7 @@ impl<M: Memory> Engine<M> {
         self.stalled.fetch_sub(1, Relaxed);
         let waited = self.now().saturating_sub(since);
         self.swap.counters().add(Counter::stalled_ns, waited);
+        self.read_ns.fetch_add(waited, Relaxed);
         let (loaded, error) = match result {
             Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),
             Ok(()) => {
@@ -732,7 +796,8 @@ impl<M: Memory> Engine<M> {
         let slot_id = lock(&self.lists).empty.pop()?;
         let taken = self.take_out_into(slot_id);
         if taken.is_none_or(|taken| taken == 0) {
-            lock(&self.lists).empty.push(slot_id);
+            // Behind the others: it may be the slot that is at fault, having lost a part.
+            lock(&self.lists).empty.insert(0, slot_id);
         }
         taken
     }
@@ -813,6 +878,12 @@ impl<M: Memory> Engine<M> {
         pages
     }
 
+    /// Gives a donor's frames back to the system, if there is a donor.
+    fn drop_donor(&self) -> Option<usize> {
+        let donor = lock(&self.lists).donors.pop()?;
+        Some(self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot)))
+    }
+
     /// Gives a slot's frames back to the system.
     fn drop_frames(&self, slot_id: u16, mut slot: MutexGuard<'_, M::Slot>) -> usize {
         let pages = self.drop_bytes(&mut slot);
@@ -865,10 +936,7 @@ impl<M: Memory> Engine<M> {
         }
         if freed == 0 && self.waiting() > 0 {
             // Somebody waits: frames that were kept for runs are worth more as room.
-            let donor = lock(&self.lists).donors.pop();
-            if let Some(donor) = donor {
-                freed += self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot));
-            }
+            freed += self.drop_donor().unwrap_or(0);
         }
         match (freed, taken, oldest) {
             (1.., _, _) => Progress::Freed(freed),
@@ -898,6 +966,8 @@ impl<M: Memory> Engine<M> {
                     }
                 }
             }
+            let started = self.now();
+            let mut new = 0;
             for &(offset, kept) in &begun[..count] {
                 let page = number.page(offset);
                 let outcome = {
@@ -914,6 +984,7 @@ impl<M: Memory> Engine<M> {
                 match outcome {
                     Stored::Clean(place) | Stored::New(place) => {
                         stored += 1;
+                        new += usize::from(matches!(outcome, Stored::New(_)));
                         self.end_store(page, slot_id, Some(place));
                     }
                     Stored::Refused(..) if self.device.is_some() => {
@@ -923,6 +994,12 @@ impl<M: Memory> Engine<M> {
                     }
                     Stored::Refused(..) => refused.push(page),
                 }
+            }
+            if new > 0 && new == count {
+                let each = self.now().saturating_sub(started) / new as u64;
+                let mean = self.store_ns.load(Relaxed);
+                // Only reclaim stores, or a fork while reclaim is frozen.
+                self.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
             }
             self.settle_pool();
         }
@@ -1151,10 +1228,7 @@ impl<M: Memory> Engine<M> {
             let Some(slot) = lock(&self.lists).probation.pop_front() else { break };
             self.store_slot(slot, work);
         }
-        loop {
-            let Some(donor) = lock(&self.lists).donors.pop() else { break };
-            self.drop_frames(donor, lock(&self.staged[usize::from(donor)].slot));
-        }
+        while self.drop_donor().is_some() {}
         self.requests() == 0 && lock(&self.lists).empty.len() == self.staged.len()
     }
 

@@ -32,7 +32,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const HEADER_WORDS: usize = 64;
 const SLOT_HEADER_WORDS: usize = 32;
 const COUNTER_WORDS: usize = 64;
@@ -56,6 +56,12 @@ enum Header {
     Ways,
     Free,
     Demand,
+    /// One more than the highest slot that was ever taken.
+    SlotsSeen,
+    /// Pages of the group page itself, which each process maps and the cap counts once.
+    OwnPages,
+    /// Pages of the launcher itself.
+    LauncherPages,
     Last,
 }
 
@@ -101,6 +107,8 @@ pub enum Field {
     Stalled,
     /// Pages on probation.
     Cached,
+    /// Pool pages shared by fork that the process and its heirs hold.
+    Frozen,
     /// One more than the last field.
     Last,
 }
@@ -247,7 +255,8 @@ impl Group {
 
     /// The slots that are taken.
     pub fn live(&self) -> impl Iterator<Item = Slot> + '_ {
-        (0..self.slots).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
+        let seen = self.header[Header::SlotsSeen as usize].load(Acquire) as usize;
+        (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
     }
 
     /// Takes a slot for a process. `None` if the run has [`SLOTS`] processes.
@@ -261,8 +270,28 @@ impl Group {
         }
         slot.set(Field::Pid, pid.into());
         slot.set(Field::StartTime, start_time);
+        self.header[Header::SlotsSeen as usize].fetch_max(slot.index as u64 + 1, AcqRel);
         slot.word(Field::Taken).store(1, Release);
         Some(slot)
+    }
+
+    /// Pages of the group page itself, and of the launcher.
+    pub fn own_pages(&self) -> (u64, u64) {
+        let get = |word: Header| self.header[word as usize].load(Relaxed);
+        (get(Header::OwnPages), get(Header::LauncherPages))
+    }
+
+    /// Charges what the group page and the launcher take by now: the launcher's to call.
+    pub fn charge_own(&self, shared: u64, launcher: u64) {
+        for (word, pages) in [(Header::OwnPages, shared), (Header::LauncherPages, launcher)] {
+            let before = self.header[word as usize].swap(pages, Relaxed);
+            self.take_anyway(pages as i64 - before as i64);
+        }
+    }
+
+    /// What the cap counts of a process: the group page is counted once, not with each that maps it.
+    pub fn charged(&self, memory: &pagetide_sys::procfs::Memory) -> u64 {
+        memory.anonymous + memory.shared.saturating_sub(self.own_pages().0) + memory.tables
     }
 
     /// Gives a slot back: its counters go to the dead, its grant to the free, its blocks to the device.
@@ -472,5 +501,17 @@ mod tests {
         assert_eq!((rich.get(Field::Asked), poor.get(Field::Asked)), (400, 0));
         group.ask(poor, 1000);
         assert_eq!(rich.get(Field::Asked), 400, "not asked twice for the same");
+    }
+
+    #[test]
+    fn the_group_page_and_the_launcher_are_charged_once_and_as_they_change() {
+        let (_fd, group) = Group::create(setup(0)).unwrap();
+        group.charge_own(50, 20);
+        assert_eq!(group.free(), 930);
+        group.charge_own(30, 25);
+        assert_eq!(group.free(), 945);
+        let memory = pagetide_sys::procfs::Memory { anonymous: 100, shared: 45, tables: 5 };
+        assert_eq!(group.charged(&memory), 100 + 15 + 5);
+        assert_eq!(group.charged(&pagetide_sys::procfs::Memory { shared: 10, ..memory }), 105);
     }
 }

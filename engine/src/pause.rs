@@ -20,6 +20,8 @@ struct State {
     closed_by: Option<u32>,
     /// Nor new work, but for the forking thread's own faults.
     frozen: bool,
+    /// Faults of all threads are served although frozen.
+    rehearsing: bool,
     calls: usize,
     working: usize,
     completing: usize,
@@ -58,7 +60,7 @@ impl Pause {
     /// Begins to serve a fault of thread `tid`. False while frozen by another thread: park it.
     pub fn try_work(&self, tid: u32) -> bool {
         let mut state = self.lock();
-        let may = !state.frozen || state.closed_by == Some(tid);
+        let may = !state.frozen || state.rehearsing || state.closed_by == Some(tid);
         state.working += usize::from(may);
         may
     }
@@ -103,10 +105,19 @@ impl Pause {
         }
     }
 
-    /// Waits, frozen and with no request under way, until nobody handles completions.
-    pub fn wait_completions(&self) {
+    /// Runs `rehearsal` while faults are served although frozen.
+    pub fn rehearse(&self, rehearsal: impl FnOnce()) {
+        self.lock().rehearsing = true;
+        rehearsal();
+        self.lock().rehearsing = false;
+        self.settle();
+    }
+
+    /// Waits, frozen, until all work and all handling of completions has ended. What serves a fault goes on
+    /// for a moment after the thread that waited for it.
+    pub fn settle(&self) {
         let mut state = self.lock();
-        while state.completing > 0 {
+        while state.working > 0 || state.completing > 0 {
             state = self.wait(state);
         }
     }
@@ -118,5 +129,47 @@ impl Pause {
         state.frozen = false;
         drop(state);
         self.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    #[test]
+    fn a_rehearsal_lets_all_faults_in_and_frozen_only_those_of_the_forking_thread() {
+        let pause = Pause::default();
+        pause.freeze(1);
+        assert!(!pause.try_work(2));
+        pause.rehearse(|| {
+            assert!(pause.try_work(2));
+            pause.end_work();
+        });
+        assert!(!pause.try_work(2));
+        assert!(pause.try_work(1));
+        pause.end_work();
+        pause.thaw();
+        assert!(pause.try_work(2));
+        pause.end_work();
+    }
+
+    #[test]
+    fn a_fork_waits_for_whoever_answered_its_last_fault() {
+        let (pause, settled) = (Pause::default(), AtomicBool::new(false));
+        pause.freeze(1);
+        assert!(pause.try_work(1));
+        pause.begin_completion();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                pause.settle();
+                settled.store(true, SeqCst);
+            });
+            pause.end_work();
+            assert!(!settled.load(SeqCst), "a completion is still under way");
+            pause.end_completion();
+        });
+        assert!(settled.load(SeqCst));
+        pause.thaw();
     }
 }

@@ -21,6 +21,8 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
 
 /// Pages that a process takes at a time while its memory is only counted: 1 MiB.
 const GRANT_STEP: i64 = 256;
+/// Pages that processes without an engine leave to others: 16 MiB.
+const ASLEEP_RESERVE: i64 = 4096;
 
 /// Forks of forks, each without an exec in between, that one chain of processes may have.
 const GENERATIONS: usize = 256;
@@ -33,7 +35,7 @@ const GENERATIONS: usize = 256;
 pub struct Process {
     group: Group,
     open: OpenKernel,
-    generations: Box<[OnceLock<Generation>]>,
+    generations: Box<[OnceLock<Box<Generation>>]>,
     current: AtomicUsize,
 }
 
@@ -147,7 +149,8 @@ impl Process {
             }
         }
         let slot = group.claim(pid, start)?;
-        let observed = pagetide_sys::procfs::memory("self").map_or(256, |memory| memory.charged()) as i64;
+        let observed =
+            pagetide_sys::procfs::memory("self").map_or(256, |memory| group.charged(&memory)) as i64;
         group.take_anyway(observed);
         slot.set(Field::Grant, observed as u64);
         slot.set(Field::Observed, observed as u64);
@@ -157,7 +160,7 @@ impl Process {
             generations: (0..GENERATIONS).map(|_| OnceLock::new()).collect(),
             current: AtomicUsize::new(0),
         };
-        let _ = this.generations[0].set(Generation::new(slot, Regions::default(), 0));
+        let _ = this.generations[0].set(Box::new(Generation::new(slot, Regions::default(), 0)));
         Some(this)
     }
 
@@ -213,8 +216,9 @@ impl Process {
             return;
         }
         let wanted = (-unspent.load(Relaxed)).max(0) + GRANT_STEP;
-        // A sixteenth of the cap is left for others, and for what is not managed.
-        let reserve = self.group.setup().cap_pages as i64 / 16;
+        // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
+        // is ever given back: where it is tight, processes start with one.
+        let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
         if self.group.take(wanted, reserve) {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);
@@ -470,23 +474,40 @@ impl Process {
             let engine = runtime.engine();
             engine.hold_waiting(true);
             runtime.errand(move |runtime| {
-                let mut work = Workspace::default();
                 if let Some(slot) = slot {
-                    make_room(runtime, slot, &mut work);
-                }
-                while !runtime.engine().drain(&mut work) {
-                    std::thread::yield_now();
+                    make_room(runtime, slot, &mut Workspace::default());
                 }
             });
-            if let Some(slot) = slot {
-                runtime.share_pool(slot);
-                engine.swap().blocks().share_with(self.group.held(slot));
-            }
-            runtime.pause.wait_completions();
+            // Nothing is taken out from here to the fork.
+            runtime.pause.rehearse(|| {
+                if let Err(error) = pagetide_sys::guest::rehearse() {
+                    task::say(&format!("a forked child may not be able to start its engine: {error}"));
+                }
+            });
             engine.swap().counters().add(Counter::forks, 1);
         }
         generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
         *lock(&generation.signals) = Some(signals);
+    }
+
+    /// The last step before a fork: the forking thread has touched what it is going to need, and touches no
+    /// managed memory any more until the fork is over.
+    pub fn settle_before_fork(&self) {
+        let generation = self.generation();
+        let Some(runtime) = self.runtime() else { return };
+        runtime.errand(|runtime| {
+            let mut work = Workspace::default();
+            while !runtime.engine().drain(&mut work) {
+                std::thread::yield_now();
+            }
+        });
+        // Whoever answered our last fault may still be about to say so in the table.
+        runtime.pause.settle();
+        if let Some(index) = generation.forking.load(Relaxed).checked_sub(1) {
+            let slot = self.group.slot(index);
+            runtime.share_pool(slot);
+            runtime.engine().swap().blocks().share_with(self.group.held(slot));
+        }
     }
 
     /// After a fork, in the parent.
@@ -531,7 +552,7 @@ impl Process {
             None => std::mem::take(&mut *lock(&parent.early)),
         };
         let unspent = parent.unspent.load(Relaxed);
-        let _ = self.generations[next].set(Generation::new(slot, regions, unspent));
+        let _ = self.generations[next].set(Box::new(Generation::new(slot, regions, unspent)));
         self.current.store(next, Relaxed);
         if let Some(engine) = engine {
             self.arm_with(Heritage::Forked(engine));

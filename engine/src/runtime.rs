@@ -18,14 +18,15 @@ use crate::pause::Pause;
 use crate::regions::Regions;
 use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
+use pagetide_swap::balance::{Balance, Copies, Sizes, Totals};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::hash::HashKey;
-use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, PAGE_SIZE, PageIndex, Swap};
+use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,6 +37,14 @@ const TICK: Duration = Duration::from_millis(10);
 const HOPELESS_ROUNDS: usize = 40;
 /// Pages that are asked of the group at a time: 1 MiB.
 const GRANT_STEP: i64 = 256;
+/// Between looks at what of this process's memory others share; a look takes no more than one part in
+/// [`DISCOUNT_SHARE`] of the time.
+const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
+const DISCOUNT_SHARE: u32 = 100;
+/// Pages that a process may have in memory whatever the others have; up to this many at once, up to the
+/// second number when others had time to give some.
+const RESIDENT_MIN: i64 = 128;
+const RESIDENT_FLOOR: i64 = 512;
 const FAULT_THREADS_MAX: usize = 4;
 /// Reclaim sleeps when no fault has come for this long.
 const SPIN_IDLE: Duration = Duration::from_millis(1);
@@ -80,6 +89,18 @@ pub struct Runtime {
     errands: Mutex<Vec<Arc<Errand>>>,
     unmanaged: AtomicI64,
     sharing: Mutex<Sharing>,
+    discount: Mutex<Discount>,
+    balance: Mutex<Balance>,
+    copies: Mutex<Copies>,
+    /// Nanoseconds that reclaim has worked.
+    worked: AtomicU64,
+}
+
+/// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
+#[derive(Debug)]
+struct Discount {
+    pages: i64,
+    next: Instant,
 }
 
 /// Pool pages shared by fork. They are charged once: to the process that had them first, for as long as
@@ -98,6 +119,9 @@ struct Sharing {
 #[derive(Debug, Default)]
 struct Readers {
     crowd: AtomicBool,
+    /// One more than the processor where the only thread that faults runs, and its reader with it; 0 if
+    /// several fault, or it is not known.
+    home: AtomicUsize,
     changed: Condvar,
     lock: Mutex<()>,
 }
@@ -121,6 +145,33 @@ impl Readers {
     }
 }
 
+/// Where a thread of the engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Anywhere,
+    At(usize),
+    /// Anywhere but there.
+    Off(usize),
+}
+
+impl Place {
+    /// Ties the calling thread to `wanted`, unless it is there already.
+    fn settle(&mut self, wanted: Self, processors: &[usize]) {
+        if *self == wanted {
+            return;
+        }
+        *self = wanted;
+        match wanted {
+            Self::Anywhere => task::run_on(processors),
+            Self::At(home) => task::run_on(&[home]),
+            Self::Off(home) => {
+                let others: Vec<usize> = processors.iter().copied().filter(|&at| at != home).collect();
+                task::run_on(&others);
+            }
+        }
+    }
+}
+
 /// The threads behind the last faults that one reader saw.
 #[derive(Debug, Default)]
 struct Faulters {
@@ -130,15 +181,15 @@ struct Faulters {
 }
 
 impl Faulters {
-    /// Every 64 faults: whether they came from several threads (which take turns).
+    /// Every so many faults: whether they came from several threads (which take turns).
     fn note(&mut self, tid: u32) -> Option<bool> {
         self.changes += u32::from(tid != self.last);
         self.last = tid;
         self.seen += 1;
-        if self.seen < 64 {
+        if self.seen < 128 {
             return None;
         }
-        let crowd = self.changes >= 8;
+        let crowd = self.changes >= 16;
         (self.seen, self.changes) = (0, 0);
         Some(crowd)
     }
@@ -194,6 +245,37 @@ impl Kick {
     }
 }
 
+/// Tells when reclaim goes round and round, and next to nothing can leave, while the program waits for room.
+#[derive(Debug, Default)]
+struct Futility {
+    steps: usize,
+    waiting: usize,
+    freed: usize,
+    refused: usize,
+    strikes: usize,
+}
+
+impl Futility {
+    /// Notes a step of reclaim. True if three times in a row all memory was tried four times over, less
+    /// than one page in 64 could leave, and a fault waited for room most of the time.
+    fn note(&mut self, progress: Progress, engine: &ProgramEngine) -> bool {
+        self.steps += 1;
+        self.waiting += usize::from(engine.waiting() > 0);
+        self.refused += engine.take_refused();
+        if let Progress::Freed(pages) = progress {
+            self.freed += pages;
+        }
+        let usage = engine.usage();
+        if self.refused < 4 * (usage.resident + usage.frames).max(64) as usize {
+            return false;
+        }
+        let futile = self.freed * 64 < self.refused && self.waiting * 2 > self.steps;
+        let strikes = if futile { self.strikes + 1 } else { 0 };
+        *self = Self { strikes, ..Self::default() };
+        strikes >= 3
+    }
+}
+
 /// Nanoseconds of a clock that never goes back.
 pub fn clock() -> u64 {
     static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
@@ -222,6 +304,8 @@ impl Runtime {
         heritage: Heritage,
         open: OpenKernel,
     ) -> Result<&'static Self, StartError> {
+        // Guests have no descriptor 2: the standard hook would say nothing.
+        std::panic::set_hook(Box::new(|panic| task::say(&format!("a defect of Pagetide: {panic}"))));
         let outcome: Arc<(Mutex<Option<Started>>, Condvar)> = Arc::default();
         let report = Arc::clone(&outcome);
         let control = move || {
@@ -307,6 +391,10 @@ impl Runtime {
             errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
+            balance: Mutex::default(),
+            copies: Mutex::default(),
+            worked: AtomicU64::new(0),
+            discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
         runtime.spawn_threads()?;
@@ -360,11 +448,12 @@ impl Runtime {
             let processors = processors.clone();
             spawn("pagetide-fault", Box::new(move || self.serve_faults(number, &processors)))?;
         }
-        spawn("pagetide-reclaim", Box::new(|| self.reclaim()))?;
         if self.engine.device().is_some() {
             spawn("pagetide-io", Box::new(|| self.complete_io()))?;
         }
-        Ok(())
+        // Reclaim comes last, for it takes pages out.
+        guest::wait_entered();
+        spawn("pagetide-reclaim", Box::new(|| self.reclaim()))
     }
 
     /// The engine.
@@ -385,18 +474,20 @@ impl Runtime {
     fn serve_faults(&self, number: usize, processors: &[usize]) {
         let mut work = Workspace::default();
         let mut faulters = Faulters::default();
-        let mut bound = false;
+        let mut place = Place::Anywhere;
         loop {
             let crowd = self.readers.is_crowd();
             if number > 0 && !crowd {
                 self.readers.wait_crowd();
             }
-            if bound != crowd {
-                // Among several readers, each answers the faults of its own processor.
-                bound = crowd;
-                let all = if crowd { &processors[number..=number] } else { processors };
-                task::run_on(all);
-            }
+            // Among several readers, each answers the faults of its own processor. The only reader stays with
+            // the only thread that faults.
+            let wanted = match self.readers.home.load(Relaxed) {
+                _ if crowd => Place::At(processors[number]),
+                0 => Place::Anywhere,
+                home => Place::At(home - 1),
+            };
+            place.settle(wanted, processors);
             match self.engine.memory().kernel().wait() {
                 Ok(Some(fault)) => {
                     let page = PageIndex::of_address(fault.address);
@@ -414,6 +505,13 @@ impl Runtime {
                         && let Some(crowd) = faulters.note(fault.tid)
                     {
                         self.readers.set_crowd(crowd);
+                        let home = if crowd || processors.len() == 1 {
+                            None
+                        } else {
+                            pagetide_sys::procfs::processor_of(fault.tid)
+                                .filter(|home| processors.contains(home))
+                        };
+                        self.readers.home.store(home.map_or(0, |home| home + 1), Relaxed);
                     }
                 }
                 Ok(None) => {}
@@ -444,7 +542,16 @@ impl Runtime {
         let mut work = Workspace::default();
         let mut idle = 0;
         let mut moved = 0;
+        let mut futility = Futility::default();
+        let processors = task::processors();
+        let mut place = Place::Anywhere;
         loop {
+            // A reader and the thread that it serves take turns on one processor: leave it to them.
+            let wanted = match self.readers.home.load(Relaxed) {
+                0 => Place::Anywhere,
+                home => Place::Off(home - 1),
+            };
+            place.settle(wanted, &processors);
             if !self.engine.is_short() && self.slot.get(Field::Asked) == 0 {
                 if !self.spin() {
                     self.kick.wait(Duration::from_millis(100));
@@ -458,6 +565,7 @@ impl Runtime {
                 continue;
             }
             self.pause.begin_work();
+            let start = clock();
             self.borrow();
             let progress = if self.target() > self.engine.budget().free() {
                 self.engine.reclaim(&mut work)
@@ -466,11 +574,18 @@ impl Runtime {
             };
             self.give_back();
             self.engine.retry_waiting(&mut work);
+            self.worked.fetch_add(clock() - start, Relaxed);
             self.pause.end_work();
             match progress {
                 Progress::Freed(_) => (idle, moved) = (0, 0),
                 Progress::Moved => moved += 1,
                 Progress::Nothing => idle += 1,
+            }
+            if futility.note(progress, &self.engine) {
+                self.group.ask(self.slot, self.engine.limits().high);
+                if self.group.free() <= 0 && self.engine.requests() == 0 {
+                    self.give_up();
+                }
             }
             // Pages that will not leave come round again and again: a full round of those is no progress.
             let round = self.engine.swap().queue().len() + 64;
@@ -532,10 +647,23 @@ impl Runtime {
         let asked = self.slot.get(Field::Asked) as i64;
         let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
         if asked > 0 && spare > 0 {
-            self.engine.budget().take(spare);
-            self.slot.word(Field::Grant).fetch_sub(spare as u64, SeqCst);
             self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
-            self.group.give(spare);
+            self.return_grant(spare);
+        }
+    }
+
+    fn return_grant(&self, pages: i64) {
+        self.engine.budget().take(pages);
+        self.slot.word(Field::Grant).fetch_sub(pages as u64, SeqCst);
+        self.group.give(pages);
+    }
+
+    /// Gives back what is free beyond what is needed soon, where others may need it.
+    fn return_surplus(&self) {
+        let keep = 2 * self.engine.limits().high + GRANT_STEP;
+        let surplus = self.engine.budget().free() - keep;
+        if surplus > GRANT_STEP && self.group.live().nth(1).is_some() {
+            self.return_grant(surplus);
         }
     }
 
@@ -548,20 +676,23 @@ impl Runtime {
             *idle = 0;
             return;
         }
+        let usage = self.engine.usage();
+        let held = usage.resident + usage.frames;
+        let alone = self.group.live().nth(1).is_none();
         let seen = self.group.demand();
         self.group.ask(self.slot, self.engine.limits().high);
-        if self.engine.requests() > 0 {
-            // They will make room.
-            *idle = 0;
-            self.kick.wait(Duration::from_millis(20));
-        } else if self.group.free() <= 0 {
-            self.group.wait_free(seen, Duration::from_millis(20));
+        if alone || held >= RESIDENT_MIN {
+            if self.engine.requests() > 0 {
+                // They will make room.
+                *idle = 0;
+                self.kick.wait(Duration::from_millis(20));
+            } else if self.group.free() <= 0 {
+                self.group.wait_free(seen, Duration::from_millis(20));
+            }
         }
         // Forks are charged for what they may come to copy, so the sum can exceed the cap although the
-        // memory does not: a process keeps a 32nd of the cap, 4 MiB at least, to run in.
-        let floor = (self.group.setup().cap_pages as i64 / 32).max(1024);
-        let usage = self.engine.usage();
-        if usage.resident + usage.frames < floor {
+        // memory does not: a process keeps a little to run in.
+        if !alone && held < RESIDENT_FLOOR {
             self.pause.begin_work();
             self.engine.overdraw(work);
             self.pause.end_work();
@@ -569,22 +700,29 @@ impl Runtime {
             return;
         }
         if *idle >= HOPELESS_ROUNDS && self.engine.waiting() > 0 {
-            let mib = |pages: i64| pages / 256;
-            task::say(&format!(
-                "out of memory: the pool ({} MiB) and the swap file ({}) have no room, and {} MiB cannot leave \
-                 memory; allow more with --memory, --swap-size or --max-pool-percent",
-                mib(usage.pool),
-                if self.engine.device().is_some() { "full or failing" } else { "none" },
-                mib(usage.resident + self.unmanaged.load(Relaxed)),
-            ));
-            task::kill_self();
+            self.give_up();
         }
+    }
+
+    /// The end of a program that needs more than there is.
+    fn give_up(&self) {
+        let usage = self.engine.usage();
+        let mib = |pages: i64| pages / 256;
+        task::say(&format!(
+            "out of memory: the pool ({} MiB) and the swap file ({}) have no room, and {} MiB cannot leave \
+             memory; allow more with --memory, --swap-size or --max-pool-percent",
+            mib(usage.pool),
+            if self.engine.device().is_some() { "full or failing" } else { "none" },
+            mib(usage.resident + self.unmanaged.load(Relaxed)),
+        ));
+        task::kill_self();
     }
 
     fn control(&'static self) {
         let mut last_faults = 0;
         let mut quiet = 0;
         let mut round = 0u64;
+        let mut looked = (clock(), 0);
         loop {
             let seen = self.slot.get(Field::Bell);
             if lock(&self.errands).is_empty() && self.slot.get(Field::Asked) == 0 {
@@ -607,19 +745,23 @@ impl Runtime {
             self.sample();
             self.set_pool_max();
             self.settle_sharing();
+            self.return_surplus();
             self.publish();
             self.pause.end_work();
             if self.slot.get(Field::Asked) > 0 || self.engine.is_short() {
                 self.kick.if_sleeping();
             }
             let counters = self.engine.swap().counters();
-            let faults = counters.get(pagetide_swap::Counter::pgmajfault)
-                + counters.get(pagetide_swap::Counter::pgminfault);
+            let faults = counters.get(Counter::pgmajfault) + counters.get(Counter::pgminfault);
             quiet = if faults == last_faults { quiet + 1 } else { 0 };
             last_faults = faults;
             round += 1;
             if round.is_multiple_of(10) && self.pause.try_work(0) {
                 self.look_for_pins();
+                let now = (clock(), self.worked.load(Relaxed));
+                self.judge_copies((now.1 - looked.1) as f64 / (now.0 - looked.0).max(1) as f64);
+                looked = now;
+                self.engine.drop_idle_donor();
                 self.pause.end_work();
             }
         }
@@ -630,9 +772,41 @@ impl Runtime {
         let Some(memory) = pagetide_sys::procfs::memory("self") else { return };
         let usage = self.engine.usage();
         let accounted = usage.resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
-        let unmanaged = (memory.charged() as i64 - accounted).max(memory.tables as i64);
+        let alone = (self.group.charged(&memory) as i64 - accounted).max(memory.tables as i64);
+        let unmanaged = (alone - self.discount(&memory, alone)).max(memory.tables as i64);
         let before = self.unmanaged.swap(unmanaged, Relaxed);
         self.engine.budget().take(unmanaged - before);
+    }
+
+    /// What of `alone`, the unmanaged pages of this process, other processes count too: forks share it
+    /// until it is written. Looked at every now and then, since the look walks all page tables.
+    fn discount(&self, memory: &pagetide_sys::procfs::Memory, alone: i64) -> i64 {
+        let family = {
+            let sharing = lock(&self.sharing);
+            sharing.inherited.is_some() || !sharing.heirs.is_empty()
+        };
+        let mut discount = lock(&self.discount);
+        if !family {
+            discount.pages = 0;
+            return 0;
+        }
+        let start = Instant::now();
+        if start >= discount.next
+            && let Ok(regions) = self.engine.regions.try_read()
+        {
+            let counted = |from: usize, to: usize| {
+                let range = PageIndex::of_address(from)..PageIndex::of_address(to);
+                regions.pieces(range).next().is_some() || pagetide_sys::mapping::is_counted(from, to)
+            };
+            let usage = self.engine.usage();
+            let rest = usage.resident + usage.frames + usage.pool + usage.pool_shared;
+            let shared = pagetide_sys::procfs::proportional(counted)
+                .map_or(0, |pages| memory.anonymous as i64 - rest - pages as i64);
+            discount.pages = shared.max(0);
+            let end = Instant::now();
+            discount.next = end + DISCOUNT_INTERVAL.max((end - start) * DISCOUNT_SHARE);
+        }
+        discount.pages.min(alone)
     }
 
     fn look_for_pins(&self) {
@@ -648,11 +822,52 @@ impl Runtime {
             return;
         }
         let processes = self.group.live().count().max(1) as u64;
+        self.engine.set_sharers(processes as usize);
         let grant = self.slot.get(Field::Grant).max(setup.cap_pages / processes) as i64;
-        let share = grant * setup.pool_percent as i64 / 100;
+        let share = (grant as f64 * self.pool_share(setup.pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
         self.engine.swap().set_pool_pages_max(share.min(room).max(0) as usize);
+    }
+
+    /// The pool's share of this process's memory: what it may be at most, or less where a page in the
+    /// program is worth more.
+    fn pool_share(&self, ceiling: f64) -> f64 {
+        if self.engine.device().is_none() {
+            return ceiling;
+        }
+        let swap = self.engine.swap();
+        let counters = swap.counters();
+        let totals = Totals {
+            pool_in: counters.get(Counter::zswpin),
+            device_in: counters.get(Counter::pswpin),
+            device_ns: self.engine.read_ns(),
+            hits: counters.get(Counter::swap_cache_hit),
+        };
+        let full = swap.zswap().pool_pages() * 8 >= swap.pool_pages_max() * 7;
+        lock(&self.balance).share(totals, self.sizes(), full, ceiling)
+    }
+
+    fn sizes(&self) -> Sizes {
+        let swap = self.engine.swap();
+        Sizes {
+            stored: swap.zswap().stored().0,
+            pool: swap.zswap().pool_pages() as u64,
+            device: swap.blocks().used(),
+            cached: swap.cached().max(0) as u64,
+        }
+    }
+
+    /// Whether copies of pages that come in are worth keeping; reclaim was at work for a part `busy` of the
+    /// time.
+    fn judge_copies(&self, busy: f64) {
+        let swap = self.engine.swap();
+        let reused = swap.counters().get(Counter::swap_reuse);
+        let resident = swap.present().max(0) as u64;
+        let store_ns = self.engine.store_ns() as f64;
+        let stale = swap.copies_stale();
+        let keep = lock(&self.copies).keep(reused, stale, busy, store_ns, self.sizes(), resident);
+        self.engine.keep_copies(keep);
     }
 
     fn publish(&self) {
@@ -687,6 +902,7 @@ impl Runtime {
         self.engine.budget().take(more);
         let mut sharing = lock(&self.sharing);
         sharing.charged += more;
+        child.set(Field::Frozen, self.engine.swap().zswap().frozen_pages() as u64);
         sharing.heirs.push((child.index(), child.get(Field::Pid)));
     }
 
@@ -709,6 +925,14 @@ impl Runtime {
             sharing.inherited = None;
             self.engine.budget().take(frozen - sharing.charged);
             sharing.charged = frozen;
+        }
+        // What was shared and neither we nor an heir has any more is free.
+        let heirs = sharing.heirs.iter().map(|&(index, _)| self.group.slot(index).get(Field::Frozen) as i64);
+        let held = frozen + heirs.sum::<i64>();
+        self.slot.set(Field::Frozen, held as u64);
+        if sharing.charged > held {
+            self.engine.budget().give(sharing.charged - held);
+            sharing.charged = held;
         }
         if sharing.heirs.is_empty() {
             let inherited = sharing.inherited.map_or(0, |(_, _, pages)| pages.min(frozen));

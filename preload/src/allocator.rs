@@ -15,9 +15,11 @@ use std::sync::atomic::{
     AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-/// An arena: mimalloc 3 silently refuses pieces of 16 GiB.
+/// Address space that is set aside at a time. mimalloc gets it in pieces, each as large as all before it:
+/// for each it commits a 500th at once, to keep its books.
 const ARENA: usize = 8 << 30;
 const ARENA_MIN: usize = 256 << 20;
+const PIECE_MIN: usize = 256 << 20;
 const ARENAS_MAX: usize = 64;
 const ARENA_ALIGN: usize = 64 << 20;
 /// Larger objects are mappings of their own: mimalloc keeps them out of arenas.
@@ -53,6 +55,9 @@ static STATE: AtomicU8 = AtomicU8::new(UNREADY);
 static ARENAS: [(AtomicUsize, AtomicUsize); ARENAS_MAX] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; ARENAS_MAX];
 static ARENA_COUNT: AtomicUsize = AtomicUsize::new(0);
+/// Pieces that mimalloc has, of all arenas; and its part of the last arena, in bytes.
+static PIECES: AtomicUsize = AtomicUsize::new(0);
+static HANDED: AtomicUsize = AtomicUsize::new(0);
 static ARENA_LOCK: AtomicU8 = AtomicU8::new(0);
 /// Pages committed before the process joined the run.
 static COMMITTED_EARLY: AtomicUsize = AtomicUsize::new(0);
@@ -106,18 +111,48 @@ unsafe extern "C" fn commit(
     true
 }
 
-/// Adds an arena. False if the address space (or a limit on it) is used up.
+/// Gives mimalloc more address space. False if that (or a limit on it) is used up.
 fn grow() -> bool {
-    let seen = ARENA_COUNT.load(Acquire);
+    let seen = PIECES.load(Acquire);
     while ARENA_LOCK.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         std::thread::yield_now();
     }
-    let grown = ARENA_COUNT.load(Relaxed) > seen || add_arena(seen);
+    let grown = PIECES.load(Relaxed) > seen || add_piece();
     ARENA_LOCK.store(0, Release);
     grown
 }
 
-fn add_arena(index: usize) -> bool {
+/// Under the lock, or while one thread runs.
+fn add_piece() -> bool {
+    let last = ARENA_COUNT.load(Relaxed).checked_sub(1);
+    let (arena, handed) = match last.map(|last| (last, HANDED.load(Relaxed))) {
+        Some((last, handed)) if handed < ARENAS[last].1.load(Relaxed) => (last, handed),
+        _ if add_arena() => (ARENA_COUNT.load(Relaxed) - 1, 0),
+        _ => return false,
+    };
+    let (start, whole) = (ARENAS[arena].0.load(Relaxed), ARENAS[arena].1.load(Relaxed));
+    let length = handed.max(PIECE_MIN).min(whole - handed);
+    HANDED.store(handed + length, Relaxed);
+    PIECES.fetch_add(1, Release);
+    // SAFETY: the range is set aside for mimalloc alone, zero, and never unmapped.
+    unsafe {
+        mi_manage_memory(
+            (start + handed) as *mut c_void,
+            length,
+            false,
+            false,
+            true,
+            -1,
+            false,
+            commit,
+            null_mut(),
+            null_mut(),
+        )
+    }
+}
+
+fn add_arena() -> bool {
+    let index = ARENA_COUNT.load(Relaxed);
     if index == ARENAS_MAX {
         return false;
     }
@@ -135,21 +170,7 @@ fn add_arena(index: usize) -> bool {
     ARENAS[index].0.store(start, Relaxed);
     ARENAS[index].1.store(length, Relaxed);
     ARENA_COUNT.store(index + 1, Release);
-    // SAFETY: the range is set aside for this arena alone, zero, and never unmapped.
-    unsafe {
-        mi_manage_memory(
-            start as *mut c_void,
-            length,
-            false,
-            false,
-            true,
-            -1,
-            false,
-            commit,
-            null_mut(),
-            null_mut(),
-        )
-    }
+    true
 }
 
 fn in_arena(address: usize) -> bool {
@@ -182,7 +203,7 @@ fn slow_from() -> From {
                 // Decommitting interrupts every processor: not for memory that is wanted again at once.
                 mi::mi_option_set(OPTION_PURGE_DELAY, 1000);
             }
-            add_arena(0);
+            add_piece();
             STATE.store(READY, Release);
             From::Program
         }
@@ -312,9 +333,6 @@ unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
         };
         if !object.is_null() {
             return object;
-        }
-        if ARENA_COUNT.load(Relaxed) == ARENAS_MAX {
-            break;
         }
     }
     set_errno(libc::ENOMEM);

@@ -109,19 +109,13 @@ extern "C" fn before_fork() {
             }
             let lock = file.add(FILE_LOCK_OFFSET).cast::<*mut c_int>().read();
             if !lock.is_null() {
-                // A write, so that the page is the child's own to change.
-                let value = lock.read_volatile();
-                let _ = value;
+                // So that it is in memory: the C library writes it in the child.
+                lock.read_volatile();
             }
             iter = _IO_iter_next(iter);
         }
     }
-    // A new thread of the engine looks at the locale's character tables before it runs any code of ours, and
-    // in the child that happens before faults are answered: their pages must be there.
-    for item in 0..32 {
-        // SAFETY: any item may be asked for; the string is not looked at.
-        unsafe { libc::nl_langinfo(item) };
-    }
+    process.settle_before_fork();
     crate::HEAP.lock();
 }
 

@@ -12,8 +12,10 @@ use crate::hash::PageHash;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
-/// Blocks whose hashes are allocated together: 64 KiB.
-const HASH_CHUNK: usize = 4096;
+/// Blocks whose hashes are allocated together at least: 8 KiB.
+const HASH_CHUNK_MIN: usize = 512;
+/// Chunks at most: their array takes 24 KiB.
+const HASH_CHUNKS_MAX: usize = 1024;
 
 /// The view that one process has of the device's space.
 #[derive(Debug)]
@@ -23,6 +25,7 @@ pub struct Blocks {
     cursor: AtomicU64,
     used: AtomicU64,
     hashes: Hashes,
+    hash_chunk: usize,
 }
 
 type Hashes = std::sync::Arc<[OnceLock<Box<[[AtomicU64; 2]]>>]>;
@@ -40,13 +43,15 @@ impl Blocks {
     /// Space described by shared `counts` (one a block) and this process's `held` bits.
     pub fn new(counts: &'static [AtomicU8], held: &'static [AtomicU64]) -> Self {
         assert!(held.len() * 64 >= counts.len());
-        let chunks = counts.len().div_ceil(HASH_CHUNK);
+        let hash_chunk = counts.len().div_ceil(HASH_CHUNKS_MAX).max(HASH_CHUNK_MIN);
+        let chunks = counts.len().div_ceil(hash_chunk);
         Self {
             counts,
             held,
             cursor: AtomicU64::new(0),
             used: AtomicU64::new(0),
             hashes: (0..chunks).map(|_| OnceLock::new()).collect(),
+            hash_chunk,
         }
     }
 
@@ -110,22 +115,23 @@ impl Blocks {
 
     /// Remembers the hash of what is written to a block.
     pub fn set_hash(&self, block: u64, hash: PageHash) {
-        let chunk = self.hashes[block as usize / HASH_CHUNK]
-            .get_or_init(|| (0..HASH_CHUNK).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect());
-        let cell = &chunk[block as usize % HASH_CHUNK];
+        let chunk = self.hashes[block as usize / self.hash_chunk]
+            .get_or_init(|| (0..self.hash_chunk).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect());
+        let cell = &chunk[block as usize % self.hash_chunk];
         cell[0].store(hash[0], Relaxed);
         cell[1].store(hash[1], Relaxed);
     }
 
     /// The hash of what was written to a block.
     pub fn hash(&self, block: u64) -> Option<PageHash> {
-        let cell = &self.hashes.get(block as usize / HASH_CHUNK)?.get()?[block as usize % HASH_CHUNK];
+        let cell =
+            &self.hashes.get(block as usize / self.hash_chunk)?.get()?[block as usize % self.hash_chunk];
         Some([cell[0].load(Relaxed), cell[1].load(Relaxed)])
     }
 
     /// Bytes of metadata: the hashes.
     pub fn bytes(&self) -> usize {
-        self.hashes.iter().filter(|chunk| chunk.get().is_some()).count() * HASH_CHUNK * 16
+        self.hashes.iter().filter(|chunk| chunk.get().is_some()).count() * self.hash_chunk * 16
     }
 
     /// Makes `child` a holder of everything that this process holds: before a fork.
@@ -136,7 +142,10 @@ impl Blocks {
                 // 255 holders is more processes than a run may have.
                 self.counts[index * 64 + bit].fetch_add(1, AcqRel);
             }
-            child[index].store(bits, Relaxed);
+            // The child's bits are clear: what need not be written takes no memory.
+            if bits != 0 {
+                child[index].store(bits, Relaxed);
+            }
         }
     }
 
@@ -148,6 +157,7 @@ impl Blocks {
             cursor: AtomicU64::new(self.cursor.load(Relaxed)),
             used: AtomicU64::new(self.used()),
             hashes: std::sync::Arc::clone(&self.hashes),
+            hash_chunk: self.hash_chunk,
         }
     }
 }

@@ -22,6 +22,7 @@
 //! store in flight per entry at most, and nobody waits for a lock while it runs.
 #![forbid(unsafe_code)]
 
+pub mod balance;
 pub mod blocks;
 pub mod config;
 pub mod entry;

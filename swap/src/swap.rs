@@ -23,7 +23,7 @@ use crate::table::{ClusterGuard, Table, lock};
 use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap};
-use std::sync::atomic::{AtomicI64, AtomicU16, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Pages that one transfer brings in at most: 256 KiB.
@@ -46,6 +46,8 @@ pub struct Swap<S: SpanSource> {
     present: AtomicI64,
     cached: AtomicI64,
     swapped: AtomicI64,
+    /// Kept copies that turned out to be of older contents.
+    copies_stale: AtomicU64,
     /// Those who wait for transfers to end.
     waiters: AtomicUsize,
     transfers: Mutex<()>,
@@ -183,6 +185,7 @@ impl<S: SpanSource> Swap<S> {
             present: AtomicI64::new(0),
             cached: AtomicI64::new(0),
             swapped: AtomicI64::new(0),
+            copies_stale: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
             transfer_ended: Condvar::new(),
@@ -225,6 +228,11 @@ impl<S: SpanSource> Swap<S> {
     pub fn swapped(&self) -> i64 {
         self.swapped.load(Relaxed)
     }
+    /// Kept copies that turned out to be of older contents when their page left again. Those that did not
+    /// are counted as `swap_reuse`.
+    pub fn copies_stale(&self) -> u64 {
+        self.copies_stale.load(Relaxed)
+    }
     /// Sets how many pages the pool may take.
     pub fn set_pool_pages_max(&self, pages: usize) {
         self.pool_pages_max.store(pages, Relaxed);
@@ -254,6 +262,7 @@ impl<S: SpanSource> Swap<S> {
             present: AtomicI64::new(self.present()),
             cached: AtomicI64::new(self.cached()),
             swapped: AtomicI64::new(self.swapped()),
+            copies_stale: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
             transfer_ended: Condvar::new(),
@@ -544,6 +553,9 @@ impl<S: SpanSource> Swap<S> {
         {
             c.add(Counter::swap_reuse, 1);
             return Stored::Clean(place);
+        }
+        if kept.is_some() {
+            self.copies_stale.fetch_add(1, Relaxed);
         }
         if self.zswap.pool_pages() >= self.pool_pages_max() {
             c.add(Counter::pool_limit_hit, 1);

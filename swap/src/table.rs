@@ -1,4 +1,4 @@
-//! The swap table: one 64-bit word a page, in clusters of 512, found in two index steps.
+//! The swap table: one 64-bit word a page, in clusters of 512, found in three index steps.
 //!
 //! The table owns the words and the counts over them. It does not know what places mean.
 //!
@@ -16,15 +16,18 @@ use crate::word::{State, Word};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Clusters that one slab segment holds: about 270 KiB.
-const SEGMENT_CLUSTERS: usize = 64;
-/// Slab segments: room for 262 144 clusters, 512 GiB of touched memory. The array of them takes 96 KiB of
-/// every process that has an engine.
-const SEGMENTS_MAX: usize = 1 << 12;
-/// Cluster numbers that one directory covers: 16 GiB of addresses.
-const DIRECTORY_CLUSTERS: usize = 1 << 13;
-/// Directories: 47 bits of addresses.
-const DIRECTORIES: usize = 1 << 13;
+/// Clusters that the first slab segment holds, about 34 KiB; each further one holds twice as many. So the
+/// table of a small process is small, and segments never move.
+const FIRST_SEGMENT: usize = 8;
+/// Slab segments: room for 2^27 clusters, 256 TiB of touched memory.
+const SEGMENTS: usize = 24;
+/// Cluster numbers that one leaf of the directory covers: 512 MiB of addresses.
+const LEAF_CLUSTERS: usize = 1 << 8;
+/// Leaves of one branch: 256 GiB of addresses.
+const BRANCH_LEAVES: usize = 1 << 9;
+const BRANCH_CLUSTERS: usize = LEAF_CLUSTERS * BRANCH_LEAVES;
+/// Branches: 47 bits of addresses.
+const BRANCHES: usize = 1 << 9;
 /// The number of a cluster that is on the free list.
 const FREE: u64 = u64::MAX;
 
@@ -57,14 +60,15 @@ struct Cluster {
     words: [AtomicU64; CLUSTER_PAGES],
 }
 
-type Directory = Box<[AtomicU32]>;
+type Leaf = Box<[AtomicU32; LEAF_CLUSTERS]>;
+type Branch = Box<[OnceLock<Leaf>; BRANCH_LEAVES]>;
 type Segment = Box<[Cluster]>;
 
 /// The table of one object.
 #[derive(Debug)]
 pub struct Table {
-    directories: Box<[OnceLock<Directory>]>,
-    segments: Box<[OnceLock<Segment>]>,
+    branches: Box<[OnceLock<Branch>]>,
+    segments: [OnceLock<Segment>; SEGMENTS],
     free: Mutex<FreeList>,
     bytes: AtomicUsize,
 }
@@ -85,8 +89,8 @@ pub struct ClusterGuard<'a> {
 impl Default for Table {
     fn default() -> Self {
         Self {
-            directories: (0..DIRECTORIES).map(|_| OnceLock::new()).collect(),
-            segments: (0..SEGMENTS_MAX).map(|_| OnceLock::new()).collect(),
+            branches: (0..BRANCHES).map(|_| OnceLock::new()).collect(),
+            segments: [const { OnceLock::new() }; SEGMENTS],
             free: Mutex::default(),
             bytes: AtomicUsize::new(0),
         }
@@ -100,13 +104,29 @@ impl Table {
     }
 
     fn slot(&self, number: ClusterNumber) -> Option<&AtomicU32> {
-        let directory = self.directories.get(number.0 as usize / DIRECTORY_CLUSTERS)?.get()?;
-        Some(&directory[number.0 as usize % DIRECTORY_CLUSTERS])
+        let number = number.0 as usize;
+        let branch = self.branches.get(number / BRANCH_CLUSTERS)?.get()?;
+        let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get()?;
+        Some(&leaf[number % LEAF_CLUSTERS])
+    }
+
+    /// The same, making the way there.
+    fn slot_or_create(&self, number: ClusterNumber) -> &AtomicU32 {
+        let number = number.0 as usize;
+        let branch = self.branches[number / BRANCH_CLUSTERS].get_or_init(|| {
+            self.bytes.fetch_add(size_of::<[OnceLock<Leaf>; BRANCH_LEAVES]>(), Relaxed);
+            Box::new([const { OnceLock::new() }; BRANCH_LEAVES])
+        });
+        let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get_or_init(|| {
+            self.bytes.fetch_add(LEAF_CLUSTERS * size_of::<AtomicU32>(), Relaxed);
+            Box::new([const { AtomicU32::new(0) }; LEAF_CLUSTERS])
+        });
+        &leaf[number % LEAF_CLUSTERS]
     }
 
     fn cluster(&self, id: u32) -> &Cluster {
-        let segment = self.segments[id as usize / SEGMENT_CLUSTERS].get().expect("an id that was handed out");
-        &segment[id as usize % SEGMENT_CLUSTERS]
+        let (segment, at) = segment_of(id);
+        &self.segments[segment].get().expect("an id that was handed out")[at]
     }
 
     fn guard(&self, id: u32) -> ClusterGuard<'_> {
@@ -136,26 +156,24 @@ impl Table {
     /// Locks a cluster, linking a new one where there is none.
     ///
     /// # Panics
-    /// If the cluster number is beyond 47 bits of address space or the slab is full (512 GiB touched).
+    /// If the cluster number is beyond 47 bits of address space or the slab is full (256 TiB touched).
     pub fn lock_or_create(&self, number: ClusterNumber) -> ClusterGuard<'_> {
         loop {
             if let Some(guard) = self.lock(number) {
                 return guard;
             }
             let mut free = lock(&self.free);
-            let directory = self.directories[number.0 as usize / DIRECTORY_CLUSTERS].get_or_init(|| {
-                self.bytes.fetch_add(DIRECTORY_CLUSTERS * size_of::<AtomicU32>(), Relaxed);
-                (0..DIRECTORY_CLUSTERS).map(|_| AtomicU32::new(0)).collect()
-            });
-            let slot = &directory[number.0 as usize % DIRECTORY_CLUSTERS];
+            let slot = self.slot_or_create(number);
             if slot.load(Relaxed) != 0 {
                 continue;
             }
             let id = free.ids.pop().unwrap_or_else(|| {
                 let id = free.used;
-                self.segments[id as usize / SEGMENT_CLUSTERS].get_or_init(|| {
-                    self.bytes.fetch_add(SEGMENT_CLUSTERS * size_of::<Cluster>(), Relaxed);
-                    (0..SEGMENT_CLUSTERS).map(|_| Cluster::new()).collect()
+                let segment = segment_of(id).0;
+                self.segments[segment].get_or_init(|| {
+                    let clusters = FIRST_SEGMENT << segment;
+                    self.bytes.fetch_add(clusters * size_of::<Cluster>(), Relaxed);
+                    (0..clusters).map(|_| Cluster::new()).collect()
                 });
                 free.used += 1;
                 id
@@ -208,13 +226,17 @@ impl Table {
         let mut number = range.start;
         std::iter::from_fn(move || {
             while number < range.end {
-                let Some(directory) =
-                    self.directories.get(number as usize / DIRECTORY_CLUSTERS).and_then(OnceLock::get)
+                let Some(branch) =
+                    self.branches.get(number as usize / BRANCH_CLUSTERS).and_then(OnceLock::get)
                 else {
-                    number = (number / DIRECTORY_CLUSTERS as u64 + 1) * DIRECTORY_CLUSTERS as u64;
+                    number = (number / BRANCH_CLUSTERS as u64 + 1) * BRANCH_CLUSTERS as u64;
                     continue;
                 };
-                let linked = directory[number as usize % DIRECTORY_CLUSTERS].load(Relaxed) != 0;
+                let Some(leaf) = branch[number as usize / LEAF_CLUSTERS % BRANCH_LEAVES].get() else {
+                    number = (number / LEAF_CLUSTERS as u64 + 1) * LEAF_CLUSTERS as u64;
+                    continue;
+                };
+                let linked = leaf[number as usize % LEAF_CLUSTERS].load(Relaxed) != 0;
                 number += 1;
                 if linked {
                     return Some(ClusterNumber(number - 1));
@@ -223,6 +245,13 @@ impl Table {
             None
         })
     }
+}
+
+/// The segment of a cluster, and its place there.
+fn segment_of(id: u32) -> (usize, usize) {
+    let nth = id as usize / FIRST_SEGMENT + 1;
+    let segment = nth.ilog2() as usize;
+    (segment, id as usize - FIRST_SEGMENT * ((1 << segment) - 1))
 }
 
 /// Takes a lock whose holder cannot have left it inconsistent: the data are counters and words that are
@@ -372,9 +401,21 @@ mod tests {
     }
 
     #[test]
+    fn every_id_has_a_place_of_its_own() {
+        let mut next = (0, 0);
+        for id in 0..5000 {
+            assert_eq!(segment_of(id), next);
+            next.1 += 1;
+            if next.1 == FIRST_SEGMENT << next.0 {
+                next = (next.0 + 1, 0);
+            }
+        }
+    }
+
+    #[test]
     fn linked_walks_over_gaps() {
         let table = Table::default();
-        let numbers = [3, 4, 8191, 8192, 50_000_000];
+        let numbers = [3, 4, 255, 256, 131_071, 131_072, 50_000_000];
         for number in numbers {
             drop(table.lock_or_create(ClusterNumber(number)));
         }

@@ -3,6 +3,15 @@
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Ranges whose pages the engine counts one by one: staging and the pool.
+static COUNTED: [(AtomicUsize, AtomicUsize); 64] = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 64];
+
+/// Whether a range holds pages that the engine counts one by one.
+pub fn is_counted(start: usize, end: usize) -> bool {
+    COUNTED.iter().any(|(from, to)| from.load(Relaxed) < end && start < to.load(Relaxed))
+}
 
 /// A reserved range of private anonymous memory, readable and writable, charged only where touched.
 /// Unmapped when dropped.
@@ -37,6 +46,18 @@ impl Reservation {
         // huge pages, which is what we want.
         let _ = unsafe { rustix::mm::madvise(this.base as *mut c_void, length, Advice::LinuxNoHugepage) };
         Ok(this)
+    }
+
+    /// Notes that the engine counts the pages of this range one by one.
+    pub fn counted(self) -> Self {
+        let free = |(from, _): &&(AtomicUsize, AtomicUsize)| {
+            from.compare_exchange(0, self.base, Relaxed, Relaxed).is_ok()
+        };
+        // With the table full it counts as any other memory of the engine: in doubt twice.
+        if let Some((_, to)) = COUNTED.iter().find(free) {
+            to.store(self.base + self.length, Relaxed);
+        }
+        self
     }
 
     /// The first address.
@@ -75,26 +96,75 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if let Some((from, to)) = COUNTED.iter().find(|(from, _)| from.load(Relaxed) == self.base) {
+            to.store(0, Relaxed);
+            from.store(0, Relaxed);
+        }
         // SAFETY: the mapping is ours and whoever borrowed from it is gone with `self`.
         let _ = unsafe { rustix::mm::munmap(self.whole.0 as *mut c_void, self.whole.1) };
     }
 }
 
-/// Replaces a range by fresh private anonymous memory.
+/// Maps fresh private anonymous memory at a range, without huge pages; `how` is FIXED or FIXED_NOREPLACE.
+///
+/// # Safety
+/// With FIXED the range must belong to the caller, and nothing may refer to its contents.
+unsafe fn map_at(address: usize, length: usize, how: MapFlags) -> Result<(), Errno> {
+    let at = address as *mut c_void;
+    let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | how;
+    // SAFETY: the caller owns what is there; FIXED_NOREPLACE maps only where nothing is. Then: advice on a
+    // new mapping of our own, of which an error means a kernel without huge pages.
+    unsafe {
+        rustix::mm::mmap_anonymous(at, length, ProtFlags::READ | ProtFlags::WRITE, flags)?;
+        let _ = rustix::mm::madvise(at, length, Advice::LinuxNoHugepage);
+    }
+    Ok(())
+}
+
+/// Replaces a range by fresh private anonymous memory, without huge pages.
 ///
 /// # Safety
 /// The range must belong to the caller, and nothing may refer to its contents.
 pub unsafe fn replace(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: the caller owns the range.
-    unsafe {
-        rustix::mm::mmap_anonymous(
-            address as *mut c_void,
-            length,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED,
-        )?;
+    unsafe { map_at(address, length, MapFlags::FIXED) }
+}
+
+/// What became of the target of a failed `mremap`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Restored {
+    /// It is what it was.
+    Untouched,
+    /// It had been unmapped, and is fresh memory now.
+    Anew,
+    /// It had been unmapped, and may be another mapping now.
+    Lost,
+}
+
+/// After an `mremap` onto a range of ours failed with `error`: takes the range again.
+///
+/// Before Linux 6.17 the target is unmapped before the source is looked at (`mremap_to`), and for a moment
+/// any thread may map there.
+///
+/// # Safety
+/// The range must have been the caller's, and nothing may refer to its contents.
+pub unsafe fn restore_target(address: usize, length: usize, error: Errno) -> Restored {
+    // SAFETY: the mapping comes about only where there is none.
+    match unsafe { map_at(address, length, MapFlags::FIXED_NOREPLACE) } {
+        Ok(()) => Restored::Anew,
+        // With too many mappings it fails before anything else.
+        Err(Errno::EXIST) if error == Errno::NOMEM || !unmaps_first() => Restored::Untouched,
+        Err(_) => Restored::Lost,
     }
-    Ok(())
+}
+
+/// Whether `mremap` unmaps its target before it looks at its source.
+fn unmaps_first() -> bool {
+    let release = rustix::system::uname();
+    let text = release.release().to_string_lossy();
+    let mut numbers = text.split(|char: char| !char.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version < (6, 17)
 }
 
 /// Makes a range readable and writable.
@@ -126,4 +196,27 @@ pub unsafe fn remap(
 
 pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PAGE;
+
+    #[test]
+    fn a_target_that_a_failed_mremap_unmapped_is_taken_again() {
+        let range = Reservation::new(4 * PAGE, PAGE).unwrap();
+        let target = range.base() + PAGE;
+        // SAFETY: memory of this test, to which nothing refers.
+        unsafe {
+            rustix::mm::munmap(target as *mut c_void, 2 * PAGE).unwrap();
+            assert_eq!(restore_target(target, 2 * PAGE, Errno::FAULT), Restored::Anew);
+            *(target as *mut u64) = 7;
+            // It is there: not unmapped, or somebody else's where the kernel unmaps first.
+            assert_eq!(restore_target(target, 2 * PAGE, Errno::NOMEM), Restored::Untouched);
+            let now = if unmaps_first() { Restored::Lost } else { Restored::Untouched };
+            assert_eq!(restore_target(target, 2 * PAGE, Errno::FAULT), now);
+            assert_eq!(*(target as *const u64), 7);
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use crate::mapping::last_errno;
 use crate::{CLUSTER, PAGE};
 use rustix::io::Errno;
+use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -39,6 +40,27 @@ const SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) 
 pub struct PageSet([u64; 8]);
 
 impl PageSet {
+    /// The pages of a range.
+    pub fn range(pages: Range<usize>) -> Self {
+        let below = |end: usize, word: usize| match end.saturating_sub(word * 64) {
+            0 => 0,
+            bits @ 1..64 => (1 << bits) - 1,
+            _ => u64::MAX,
+        };
+        Self(std::array::from_fn(|word| below(pages.end, word) & !below(pages.start, word)))
+    }
+    /// Pages in either set.
+    pub fn or(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
+    }
+    /// Pages in both sets.
+    pub fn and(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & other.0[word]))
+    }
+    /// Pages in this set and not in the other.
+    pub fn minus(self, other: Self) -> Self {
+        Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
+    }
     /// Whether the page is in the set.
     pub fn contains(&self, page: usize) -> bool {
         self.0[page / 64] >> (page % 64) & 1 == 1
@@ -62,6 +84,18 @@ impl PageSet {
     /// The pages, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..512).filter(move |&page| self.contains(page))
+    }
+    /// The runs of adjacent pages, ascending.
+    pub fn runs(self) -> impl Iterator<Item = Range<usize>> {
+        let mut pages = self.iter().peekable();
+        std::iter::from_fn(move || {
+            let first = pages.next()?;
+            let mut end = first + 1;
+            while pages.next_if_eq(&end).is_some() {
+                end += 1;
+            }
+            Some(first..end)
+        })
     }
     /// The first run of `length` pages in the set, from `from` on.
     pub fn find_run(&self, from: usize, length: usize) -> Option<usize> {

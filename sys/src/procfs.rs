@@ -13,13 +13,6 @@ pub struct Memory {
     pub tables: u64,
 }
 
-impl Memory {
-    /// What the cap counts.
-    pub fn charged(&self) -> u64 {
-        self.anonymous + self.shared + self.tables
-    }
-}
-
 /// Reads the memory of a process. `None` when it is gone.
 pub fn memory(pid: &str) -> Option<Memory> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -35,6 +28,33 @@ pub fn memory(pid: &str) -> Option<Memory> {
         *field = kilobytes / 4;
     }
     Some(memory)
+}
+
+/// Anonymous pages of this process outside of ranges that `skip` knows, each divided by the number of
+/// processes that share it since a fork. `None` where the kernel does not say (before Linux 6.0).
+///
+/// Walks the page tables: microseconds a mapping, and about 10 µs a 1000 pages.
+pub fn proportional(skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut bytes = None;
+    let mut counts = false;
+    for line in smaps.lines() {
+        // Attributes begin with a capital letter, mappings with a hexadecimal address.
+        if line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            if counts && let Some(size) = line.strip_prefix("Pss_Dirty:") {
+                let kilobytes: u64 = size.split_ascii_whitespace().next()?.parse().ok()?;
+                *bytes.get_or_insert(0) += kilobytes << 10;
+            }
+            continue;
+        }
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        // What is dirty in a private mapping is anonymous.
+        let private = fields.next()?.ends_with('p');
+        counts = private && !skip(address(start)?, address(end)?);
+    }
+    bytes.map(|bytes| bytes.div_ceil(crate::PAGE as u64))
 }
 
 /// The processor that a thread of this process ran on last.
@@ -111,6 +131,15 @@ mod tests {
         let memory = memory("self").unwrap();
         assert!(memory.anonymous > 0 && memory.tables > 0);
         assert!(super::memory("0").is_none());
+    }
+
+    #[test]
+    fn memory_that_nobody_shares_counts_in_full() {
+        let memory = vec![1u8; 4 << 20];
+        let at = memory.as_ptr().addr();
+        // Other tests of this process take and free memory meanwhile: only this mapping is looked at.
+        let Some(alone) = proportional(|start, end| !(start..end).contains(&at)) else { return };
+        assert!(alone >= 1024, "{alone}");
     }
 
     #[test]

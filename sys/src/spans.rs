@@ -34,7 +34,7 @@ impl<const SPAN: usize> Spans<SPAN> {
         let count = bytes / SPAN;
         let free = Free { ids: Vec::with_capacity(count), used: 0, count: count as u32 };
         Ok(Self(Arc::new(Area {
-            memory: Reservation::small_pages(count * SPAN, SPAN)?,
+            memory: Reservation::small_pages(count * SPAN, SPAN)?.counted(),
             free: Mutex::new(free),
         })))
     }

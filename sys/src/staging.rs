@@ -3,11 +3,12 @@
 //! Staging is address space cut into slots of one cluster each. A page sits in a slot at the offset that
 //! it has in its own cluster. A populated page of a slot is a *frame*.
 
-use crate::mapping::{self, Reservation, remap};
+use crate::mapping::{self, Reservation, Restored, remap};
 use crate::pagemap::{PageSet, Pagemap};
 use crate::uffd::Uffd;
 use crate::{CLUSTER, PAGE};
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Address space for slots.
@@ -21,8 +22,11 @@ pub struct Slot {
     index: u16,
     populated: PageSet,
     zero: PageSet,
-    /// Whether the slot's memory is registered, as a MOVE into it requires.
-    registered: bool,
+    /// Pages whose memory is registered, as a MOVE into it requires.
+    registered: PageSet,
+    /// Pages that are not the slot's any more: a failed `mremap` unmapped them, and another thread was
+    /// quicker to map there than we.
+    lost: PageSet,
 }
 
 /// How pages leave the program.
@@ -34,17 +38,23 @@ pub enum TakeOutWay {
     Move,
 }
 
+/// The pages of `[start, start + length)`, counted from the start of its cluster.
+fn pages_of(start: usize, length: usize) -> PageSet {
+    PageSet::range(start % CLUSTER / PAGE..(start % CLUSTER + length) / PAGE)
+}
+
 impl Staging {
     /// Reserves address space for `count` slots.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
-        let area = Arc::new(Reservation::small_pages(usize::from(count) * CLUSTER, CLUSTER)?);
+        let area = Arc::new(Reservation::small_pages(usize::from(count) * CLUSTER, CLUSTER)?.counted());
         Ok((0..count)
             .map(|index| Slot {
                 area: Arc::clone(&area),
                 index,
                 populated: PageSet::default(),
                 zero: PageSet::default(),
-                registered: false,
+                registered: PageSet::default(),
+                lost: PageSet::default(),
             })
             .collect())
     }
@@ -111,93 +121,138 @@ impl Slot {
         pagemap: &Pagemap,
     ) -> Result<(), Errno> {
         debug_assert_eq!(start / CLUSTER, (start + length - 1) / CLUSTER);
-        let to = self.base() + start % CLUSTER;
+        if !pages_of(start, length).and(self.lost).is_empty() {
+            return Err(Errno::NOMEM);
+        }
         match way {
-            TakeOutWay::Remap => {
-                const DONTUNMAP: i32 = 4;
-                let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
-                // SAFETY: the source is the program's and stays mapped; the target is ours, and what it
-                // held was dropped by whoever emptied the slot.
-                unsafe { remap(start, length, length, flags, to)? };
-                self.registered = false;
-                if !writable {
-                    // SAFETY: our own range.
-                    if let Err(error) = unsafe { mapping::make_writable(to, length) } {
-                        crate::task::say(&format!("cannot make staging writable: {error}"));
-                        crate::task::kill_self();
-                    }
-                }
-                // The pages are here now: not to know which would lose them.
-                let found = pagemap.presence(to, length).unwrap_or_else(|error| {
-                    crate::task::say(&format!("cannot see which pages are in memory: {error}"));
-                    crate::task::kill_self();
-                });
-                found.present.iter().for_each(|page| self.populated.insert(page));
-                found.zero.iter().for_each(|page| self.zero.insert(page));
-                Ok(())
-            }
+            // SAFETY: the caller's contract.
+            TakeOutWay::Remap => unsafe { self.remap(start, length, writable, pagemap) },
             TakeOutWay::Move => {
-                if !self.registered {
-                    debug_assert!(self.populated.is_empty());
-                    // SAFETY: the slot is empty and ours; nobody but `self` touches it, and `self` only
-                    // where it is populated.
-                    unsafe {
-                        mapping::replace(self.base(), CLUSTER)?;
-                        let _ = rustix::mm::madvise(
-                            self.base() as *mut _,
-                            CLUSTER,
-                            rustix::mm::Advice::LinuxNoHugepage,
-                        );
-                        uffd.register(self.base(), CLUSTER)?;
-                    }
-                    self.registered = true;
-                }
+                self.make_target(start, length, uffd)?;
                 let found = pagemap.presence(start, length)?;
+                let cluster = start / CLUSTER * CLUSTER;
                 let mut stopped = Ok(());
-                let mut pages = found.present.iter().peekable();
-                while let Some(first) = pages.next() {
-                    let mut last = first;
-                    while pages.peek() == Some(&(last + 1)) {
-                        last = pages.next().expect("peeked");
-                    }
-                    stopped = stopped.and(self.move_run(
-                        start / CLUSTER * CLUSTER,
-                        first,
-                        last + 1,
-                        uffd,
-                        &found.zero,
-                    ));
+                for run in found.present.runs() {
+                    stopped = stopped.and(self.move_run(cluster, run, uffd, &found.zero));
                 }
                 stopped
             }
         }
     }
 
-    /// Moves pages `[first, end)` of the cluster at `cluster`, stepping over those that refuse.
+    /// Takes pages by `mremap`, mapping by mapping if there are several.
+    ///
+    /// # Safety
+    /// As for [`Slot::take_out`].
+    unsafe fn remap(
+        &mut self,
+        start: usize,
+        length: usize,
+        writable: bool,
+        pagemap: &Pagemap,
+    ) -> Result<(), Errno> {
+        const DONTUNMAP: i32 = 4;
+        let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
+        let to = self.base() + start % CLUSTER;
+        // SAFETY: the source is the program's and stays mapped; the target is ours, and nothing refers to
+        // it: its pages are not populated.
+        let result = unsafe { remap(start, length, length, flags, to) };
+        let pages = pages_of(start, length);
+        if let Err(error) = result {
+            // SAFETY: the target was ours, and nothing refers to it.
+            match unsafe { mapping::restore_target(to, length, error) } {
+                Restored::Untouched => {}
+                Restored::Anew => self.registered = self.registered.minus(pages),
+                Restored::Lost => {
+                    self.registered = self.registered.minus(pages);
+                    self.lost = self.lost.or(pages);
+                    return Err(error);
+                }
+            }
+            // EFAULT: the range is not one mapping.
+            if error != Errno::FAULT || length == PAGE || pagemap.presence(start, length)?.present.is_empty()
+            {
+                return Err(error);
+            }
+            let half = (length / 2).next_multiple_of(PAGE);
+            // SAFETY: the caller's contract holds for parts of the range.
+            return unsafe {
+                self.remap(start, half, writable, pagemap).and(self.remap(
+                    start + half,
+                    length - half,
+                    writable,
+                    pagemap,
+                ))
+            };
+        }
+        self.registered = self.registered.minus(pages);
+        if !writable {
+            // SAFETY: our own range.
+            if let Err(error) = unsafe { mapping::make_writable(to, length) } {
+                crate::task::say(&format!("cannot make staging writable: {error}"));
+                crate::task::kill_self();
+            }
+        }
+        // The pages are here now: not to know which would lose them.
+        let found = pagemap.presence(to, length).unwrap_or_else(|error| {
+            crate::task::say(&format!("cannot see which pages are in memory: {error}"));
+            crate::task::kill_self();
+        });
+        self.populated = self.populated.or(found.present);
+        self.zero = self.zero.or(found.zero);
+        Ok(())
+    }
+
+    /// Makes the slot's part for `[start, start + length)` registered memory, as a MOVE into it requires.
+    /// What is populated stays as it is.
+    fn make_target(&mut self, start: usize, length: usize, uffd: &Uffd) -> Result<(), Errno> {
+        let missing = pages_of(start, length).minus(self.registered).minus(self.populated);
+        for run in missing.runs() {
+            let (at, length) = (self.base() + run.start * PAGE, run.len() * PAGE);
+            // SAFETY: these pages are ours and not populated, so nothing refers to them; `self` touches a
+            // page only where it is populated, so nobody waits for a fault there.
+            unsafe {
+                mapping::replace(at, length)?;
+                uffd.register(at, length)?;
+            }
+            self.registered = self.registered.or(PageSet::range(run));
+        }
+        Ok(())
+    }
+
+    /// Moves a run of pages of the cluster at `cluster`, stepping over those that refuse.
     fn move_run(
         &mut self,
         cluster: usize,
-        mut first: usize,
-        end: usize,
+        run: Range<usize>,
         uffd: &Uffd,
         zero: &PageSet,
     ) -> Result<(), Errno> {
         let mut refused = Ok(());
-        while first < end {
+        let mut first = run.start;
+        while first < run.end {
             let (from, to) = (cluster + first * PAGE, self.base() + first * PAGE);
+            let left = run.end - first;
             // SAFETY: the source is registered program memory, the target an empty part of our slot.
-            let (done, error) = unsafe { uffd.move_pages(to, from, (end - first) * PAGE, true) };
-            for page in first..first + done / PAGE {
-                self.populated.insert(page);
-                if zero.contains(page) {
-                    self.zero.insert(page);
-                }
-            }
+            let (done, error) = unsafe { uffd.move_pages(to, from, left * PAGE, true) };
+            let moved = PageSet::range(first..first + done / PAGE);
+            self.populated = self.populated.or(moved);
+            self.zero = self.zero.or(moved.and(*zero));
             first += done / PAGE;
-            if let Some(error) = error {
+            match error {
+                None => {}
+                // It may be several mappings, of which MOVE takes one at a time.
+                Some(Errno::INVAL) if done == 0 && left > 1 => {
+                    let middle = first + left / 2;
+                    return refused
+                        .and(self.move_run(cluster, first..middle, uffd, zero))
+                        .and(self.move_run(cluster, middle..run.end, uffd, zero));
+                }
                 // Pinned, shared by fork, or gone meanwhile: it stays with the program.
-                refused = Err(error);
-                first += 1;
+                Some(error) => {
+                    refused = Err(error);
+                    first += 1;
+                }
             }
         }
         refused
@@ -246,10 +301,103 @@ impl Slot {
     /// Gives all frames back to the kernel.
     pub fn clear(&mut self) {
         if !self.populated.is_empty() {
-            // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
-            unsafe { self.area.discard(usize::from(self.index) * CLUSTER, CLUSTER) };
+            let base = usize::from(self.index) * CLUSTER;
+            let discard = |run: Range<usize>| {
+                // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
+                unsafe { self.area.discard(base + run.start * PAGE, run.len() * PAGE) };
+            };
+            match self.lost.is_empty() {
+                true => discard(0..CLUSTER / PAGE),
+                false => self.populated.runs().for_each(discard),
+            }
             self.populated = PageSet::default();
             self.zero = PageSet::default();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cluster of two mappings, every page of which holds its number.
+    fn program() -> Reservation {
+        let program = Reservation::small_pages(CLUSTER, CLUSTER).unwrap();
+        // SAFETY: advice and contents of a mapping of our own.
+        unsafe {
+            rustix::mm::madvise(program.base() as *mut _, 300 * PAGE, rustix::mm::Advice::LinuxDontDump)
+                .unwrap();
+            for page in 0..CLUSTER / PAGE {
+                *((program.base() + page * PAGE) as *mut u64) = page as u64 + 1;
+            }
+        }
+        program
+    }
+
+    fn holds_all(slot: &Slot) {
+        for page in 0..CLUSTER / PAGE {
+            let frame = slot.frame(page).unwrap_or_else(|| panic!("page {page} is missing"));
+            assert_eq!(u64::from_ne_bytes(frame[..8].try_into().unwrap()), page as u64 + 1);
+        }
+    }
+
+    fn take(slot: &mut Slot, program: &Reservation, pieces: &[(Range<usize>, TakeOutWay)], uffd: &Uffd) {
+        let pagemap = Pagemap::open().unwrap();
+        // SAFETY: memory of this test, whose pages nobody touches before the slot is cleared.
+        unsafe { uffd.register(program.base(), CLUSTER).unwrap() };
+        for (pages, way) in pieces {
+            let start = program.base() + pages.start * PAGE;
+            // SAFETY: as above.
+            let taken = unsafe { slot.take_out(start, pages.len() * PAGE, true, *way, uffd, &pagemap) };
+            taken.unwrap();
+        }
+        holds_all(slot);
+    }
+
+    #[test]
+    fn a_cluster_of_several_mappings_leaves_whole_by_every_way_and_by_both() {
+        use TakeOutWay::{Move, Remap};
+        let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
+        let slots = &mut Staging::slots(2).unwrap()[1..];
+        let slot = &mut slots[0];
+        let can_move = uffd.features() & crate::uffd::FEATURE_MOVE != 0;
+        take(slot, &program(), &[(0..512, Remap)], &uffd);
+        slot.clear();
+        if !can_move {
+            return;
+        }
+        take(slot, &program(), &[(0..512, Move)], &uffd);
+        slot.clear();
+        take(slot, &program(), &[(0..200, Remap), (200..512, Move)], &uffd);
+        slot.clear();
+        take(slot, &program(), &[(0..400, Move), (400..512, Remap)], &uffd);
+        slot.clear();
+    }
+
+    #[test]
+    fn what_a_slot_lost_is_left_alone() {
+        let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
+        let pagemap = Pagemap::open().unwrap();
+        let mut slots = Staging::slots(1).unwrap();
+        let slot = &mut slots[0];
+        let program = program();
+        // SAFETY: memory of this test.
+        unsafe { uffd.register(program.base(), CLUSTER).unwrap() };
+        slot.lost = PageSet::range(100..110);
+        let at = slot.base() + 100 * PAGE;
+        // SAFETY: the slot is empty; the page plays a mapping of somebody else.
+        unsafe { *(at as *mut u64) = 77 };
+        // SAFETY: memory of this test.
+        unsafe {
+            let whole = slot.take_out(program.base(), CLUSTER, true, TakeOutWay::Remap, &uffd, &pagemap);
+            assert_eq!(whole, Err(Errno::NOMEM));
+            let part = slot.take_out(program.base(), 50 * PAGE, true, TakeOutWay::Remap, &uffd, &pagemap);
+            assert_eq!(part, Ok(()));
+        }
+        assert_eq!(slot.populated().len(), 50);
+        slot.clear();
+        assert!(slot.populated().is_empty());
+        // SAFETY: as above.
+        assert_eq!(unsafe { *(at as *const u64) }, 77);
     }
 }

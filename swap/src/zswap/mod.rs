@@ -11,6 +11,7 @@ use crate::hash::{HashKey, PageHash};
 use codec::Codec;
 use pool::{Header, Pool, SpanSource};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Memory that one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug)]
@@ -32,12 +33,24 @@ impl Default for Scratch {
 #[derive(Debug)]
 pub struct Zswap<S: SpanSource> {
     pool: Mutex<Pool<S>>,
+    /// The pool's pages, and those of them that are shared by fork: read at every fault, without the lock.
+    pages: AtomicUsize,
+    frozen: AtomicUsize,
 }
 
 impl<S: SpanSource> Zswap<S> {
     /// An empty store on memory from `source`.
     pub fn new(source: S) -> Self {
-        Self { pool: Mutex::new(Pool::new(source)) }
+        Self { pool: Mutex::new(Pool::new(source)), pages: AtomicUsize::new(0), frozen: AtomicUsize::new(0) }
+    }
+
+    /// Changes the pool.
+    fn change<T>(&self, change: impl FnOnce(&mut Pool<S>) -> T) -> T {
+        let mut pool = crate::table::lock(&self.pool);
+        let result = change(&mut pool);
+        self.pages.store(pool.pages(), Relaxed);
+        self.frozen.store(pool.frozen_pages(), Relaxed);
+        result
     }
 
     /// Compresses and stores a page. `hash` is the hash of `page`.
@@ -60,7 +73,7 @@ impl<S: SpanSource> Zswap<S> {
             }
         };
         let header = Header { hash, owner, length: payload.len() as u16, codec: compressor };
-        crate::table::lock(&self.pool).insert(&header, payload).ok_or(StoreError::NoMemory)
+        self.change(|pool| pool.insert(&header, payload)).ok_or(StoreError::NoMemory)
     }
 
     /// Reads a page back and proves it: what comes out is what was stored, or an error.
@@ -97,7 +110,7 @@ impl<S: SpanSource> Zswap<S> {
 
     /// Frees an entry.
     pub fn free(&self, handle: u32) {
-        crate::table::lock(&self.pool).remove(handle);
+        self.change(|pool| pool.remove(handle));
     }
 
     /// Tells an entry that its page has another index now.
@@ -107,17 +120,17 @@ impl<S: SpanSource> Zswap<S> {
 
     /// Pages of memory that the pool holds.
     pub fn pool_pages(&self) -> usize {
-        crate::table::lock(&self.pool).pages()
+        self.pages.load(Relaxed)
     }
 
     /// Pages that the pool holds and shares by fork.
     pub fn frozen_pages(&self) -> usize {
-        crate::table::lock(&self.pool).frozen_pages()
+        self.frozen.load(Relaxed)
     }
 
     /// Freezes the pool before a fork: what it holds stays shared by parent and child.
     pub fn freeze(&self) {
-        crate::table::lock(&self.pool).freeze();
+        self.change(Pool::freeze);
     }
 
     /// Stored entries, and the bytes of their payload.

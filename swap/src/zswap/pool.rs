@@ -44,6 +44,8 @@ pub struct Header {
 pub const HEADER_BYTES: usize = 28;
 const SLOT_BITS: u32 = 10;
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
+/// A pool of fewer spans is small: 2 MiB.
+const SMALL_POOL_SPANS: usize = 64;
 /// Spans: 2^22 × 32 KiB = 128 GiB of pool.
 const SPANS_MAX: usize = 1 << 22;
 
@@ -148,6 +150,7 @@ impl<S: SpanSource> Pool<S> {
     pub fn insert(&mut self, header: &Header, payload: &[u8]) -> Option<u32> {
         let needed = HEADER_BYTES + payload.len();
         let class = self.classes.partition_point(|class| class.size < needed);
+        let class = self.roomier(class);
         let span = match self.classes.get(class)?.partial.last() {
             Some(&span) => span,
             None => self.add_span(class)?,
@@ -167,6 +170,17 @@ impl<S: SpanSource> Pool<S> {
         self.entries += 1;
         self.payload_bytes += payload.len() as u64;
         Some(span << SLOT_BITS | slot as u32)
+    }
+
+    /// The class to use in place of `class`: a small pool would be all half-empty spans if each class had
+    /// its own, so there an entry goes to the next larger class that has room.
+    fn roomier(&self, class: usize) -> usize {
+        if self.span_count - self.frozen_count >= SMALL_POOL_SPANS {
+            return class;
+        }
+        let has_room = |class: &Class| !class.partial.is_empty();
+        let larger = self.classes.get(class..).unwrap_or_default();
+        larger.iter().position(has_room).map_or(class, |at| class + at)
     }
 
     fn locate(&self, handle: u32) -> Option<(&SpanEntry<S::Span>, usize)> {

@@ -1,0 +1,201 @@
+//! How much of its memory a program should give to the compressed pool.
+//!
+//! A page of the pool holds as many pages as it compresses, and each of those is served from memory instead
+//! of the device. It costs one page that would have stayed in the program. So the pool should grow while
+//!
+//! > ratio × (faults a page on the device) × (device − pool) > (faults a page at the tail of memory) × pool
+//!
+//! where *device* and *pool* are what a fault costs there. The tail of memory (what leaves next) is seen from
+//! outside: in faults a page of what left last, which is on probation, or else of the pool. The idea is
+//! marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and Smaragdakis 1999), with rates in
+//! place of their ghost entries.
+
+/// What a fault on a page in the pool costs: trap, wake-up, decompression, and the eviction that makes room.
+const POOL_FAULT_NS: f64 = 12_000.0;
+/// Faults after which the balance is looked at.
+const FAULTS_MIN: u64 = 256;
+/// A side must be so much better before anything changes.
+const MARGIN: f64 = 1.25;
+const STEP: f64 = 1.0 / 64.0;
+const SHARE_MIN: f64 = 0.1;
+/// The share to begin with.
+const SHARE_FIRST: f64 = 0.8;
+
+/// Evictions of pages with a copy after which their worth is looked at.
+const COPIES_MIN: u64 = 64;
+
+/// Whether stored copies of pages in the program are worth their memory.
+///
+/// A copy saves a compression if its page is clean when it leaves next, which matters as far as reclaim has
+/// no time to spare. Its memory would hold a part of a page in the program, and save that page's faults.
+#[derive(Debug)]
+pub struct Copies {
+    reused: u64,
+    stale: u64,
+    clean: f64,
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self { reused: 0, stale: 0, clean: 1.0 }
+    }
+}
+
+impl Copies {
+    /// Whether to keep copies. `reused` and `stale` are counts that only grow: of copies that were of use,
+    /// and of those that were not. `busy` is the part of the time that reclaim works, `store_ns` what it costs
+    /// to store a page again whose copy was not kept.
+    pub fn keep(
+        &mut self,
+        reused: u64,
+        stale: u64,
+        busy: f64,
+        store_ns: f64,
+        sizes: Sizes,
+        resident: u64,
+    ) -> bool {
+        let (more, less) = (reused - self.reused, stale - self.stale);
+        if more + less >= COPIES_MIN {
+            self.clean += (more as f64 / (more + less) as f64 - self.clean) / 4.0;
+            (self.reused, self.stale) = (reused, stale);
+        }
+        let weight = (2.0 * busy - 1.0).clamp(0.0, 1.0);
+        // Each page in the program leaves once for every fault, on one of the pages that are stored. A page of
+        // the pool, given back, holds one in the program, which leaves room in the pool again: 1 / (ratio - 1)
+        // pages for each copy.
+        let surplus = (sizes.stored as f64 / sizes.pool.max(1) as f64 - 1.0).max(0.1);
+        let gain = weight * self.clean * store_ns / resident.max(1) as f64;
+        let loss = (POOL_FAULT_NS + weight * store_ns) / (surplus * sizes.stored as f64).max(1.0);
+        gain > loss
+    }
+}
+
+/// Counts that only grow.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Totals {
+    /// Pages that came from the pool.
+    pub pool_in: u64,
+    /// Pages that came from the device.
+    pub device_in: u64,
+    /// What they waited for it, in nanoseconds.
+    pub device_ns: u64,
+    /// Pages that came back from probation.
+    pub hits: u64,
+}
+
+/// What is where just now, in pages.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sizes {
+    /// Stored in the pool.
+    pub stored: u64,
+    /// Memory of the pool.
+    pub pool: u64,
+    /// On the device.
+    pub device: u64,
+    /// On probation.
+    pub cached: u64,
+}
+
+/// Decides the pool's share.
+#[derive(Debug)]
+pub struct Balance {
+    share: f64,
+    seen: Totals,
+    device_fault_ns: f64,
+}
+
+impl Default for Balance {
+    fn default() -> Self {
+        Self { share: SHARE_FIRST, seen: Totals::default(), device_fault_ns: 100_000.0 }
+    }
+}
+
+impl Balance {
+    /// The pool's share of memory, at most `ceiling`, given what happened since the last call. `full` says
+    /// whether the share is what keeps the pool from growing.
+    pub fn share(&mut self, totals: Totals, sizes: Sizes, full: bool, ceiling: f64) -> f64 {
+        let pool_in = totals.pool_in - self.seen.pool_in;
+        let device_in = totals.device_in - self.seen.device_in;
+        let hits = totals.hits - self.seen.hits;
+        if pool_in + device_in + hits >= FAULTS_MIN {
+            if device_in > 0 {
+                let cost = (totals.device_ns - self.seen.device_ns) as f64 / device_in as f64;
+                self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
+            }
+            self.seen = totals;
+            if full {
+                let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
+                let ratio = rate(sizes.stored, sizes.pool);
+                let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
+                let gain = ratio * rate(device_in, sizes.device) * saved;
+                let tail = rate(pool_in, sizes.stored).max(rate(hits, sizes.cached));
+                let loss = tail * POOL_FAULT_NS;
+                if gain > loss * MARGIN {
+                    self.share += STEP;
+                } else if loss > gain * MARGIN {
+                    self.share -= STEP;
+                }
+            }
+        }
+        self.share = self.share.min(ceiling).max(SHARE_MIN.min(ceiling));
+        self.share
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, cached: 100 };
+
+    fn settle(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
+        let mut balance = Balance::default();
+        let mut totals = Totals::default();
+        let mut share = 0.0;
+        for _ in 0..100 {
+            totals.device_in += device_in;
+            totals.device_ns += device_in * 100_000;
+            totals.pool_in += pool_in;
+            totals.hits += hits;
+            share = balance.share(totals, SIZES, full, 0.8);
+        }
+        share
+    }
+
+    #[test]
+    fn evenly_used_pages_belong_into_the_pool() {
+        assert_eq!(settle(100, 300, 10, true), 0.8);
+    }
+
+    #[test]
+    fn a_cold_device_gives_the_program_its_memory_back() {
+        assert_eq!(settle(0, 300, 10, true), 0.1);
+    }
+
+    #[test]
+    fn pages_that_come_back_from_probation_at_once_are_worth_more_than_cold_ones_on_the_device() {
+        assert_eq!(settle(10, 100, 500, true), 0.1);
+    }
+
+    #[test]
+    fn copies_are_kept_where_reclaim_is_short_of_time_and_pages_stay_clean() {
+        let keep = |reused: u64, stale: u64, busy: f64| {
+            let mut copies = Copies::default();
+            let mut last = false;
+            for round in 1..20 {
+                last = copies.keep(round * reused, round * stale, busy, 10_000.0, SIZES, 1000);
+            }
+            last
+        };
+        assert!(keep(100, 0, 1.0));
+        assert!(!keep(100, 0, 0.4), "reclaim has time");
+        assert!(!keep(5, 95, 1.0), "the program writes what it touches");
+    }
+
+    #[test]
+    fn nothing_changes_without_need() {
+        assert_eq!(settle(100, 300, 10, false), SHARE_FIRST);
+        assert_eq!(settle(1, 0, 0, true), SHARE_FIRST, "few faults tell little");
+        assert_eq!(settle(0, 0, 0, true), SHARE_FIRST);
+    }
+}
