@@ -344,12 +344,12 @@ class Cgroup(Resource):
 
 def page_table_bytes(pid):
     try:
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmPTE:"):
-                return int(line.split()[1]) * 1024
+        with open(f"/proc/{pid}/status", "rb", buffering=0) as status:
+            text = status.read(4096)
     except (FileNotFoundError, ProcessLookupError):
-        pass
-    return 0
+        return 0
+    at = text.find(b"VmPTE:")
+    return int(text[at + 6 : text.index(b"kB", at)]) * 1024 if at >= 0 else 0
 
 
 # --- Kernel settings and kernel swap --------------------------------------------------------------------------------
@@ -364,7 +364,10 @@ class Setting(Resource):
     def open(self):
         before = chosen(self.path)
         if before != self.value:
-            self.path.write_text(self.value)
+            try:
+                self.path.write_text(self.value)
+            except OSError as error:
+                raise OSError(error.errno, f"{error.strerror}: writing {self.value}", str(self.path)) from None
             self.before = before
 
     def close(self):

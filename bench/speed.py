@@ -108,7 +108,12 @@ def scout(case, options):
     runs = {}
     candidates = opponents(case, options)
     for opponent in candidates:
-        runs[opponent.name] = [kernel_run(case, opponent, options) for _ in range(options.scouts)]
+        try:
+            runs[opponent.name] = [kernel_run(case, opponent, options) for _ in range(options.scouts)]
+        except OSError as error:
+            # A codec that this kernel does not have (now), say.
+            lib.progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
+            continue
         values = [case.value(run) for run in runs[opponent.name]]
         fill = case.fill_value(runs[opponent.name][0])
         last = runs[opponent.name][-1]
@@ -117,6 +122,9 @@ def scout(case, options):
             f"CPU {last.cpu_seconds:.1f} s, wall {last.wall_seconds:.1f} s (stolen {last.stolen_seconds:.1f}), Z {last.swap_used_peak_bytes // MIB} MiB"
             + (f", fill {fill:.0f} ns/page" if fill else "")
         )
+    candidates = [opponent for opponent in candidates if opponent.name in runs]
+    if not candidates:
+        raise lib.BenchError("none of the kernel's configurations can be had here")
     best = min(candidates, key=lambda o: lib.quartiles([case.value(run) for run in runs[o.name]])[1])
     return runs, best
 

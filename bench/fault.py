@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Where the time of a fault goes: one thread reads single pages at random from a buffer of which a part is in memory.
+
+The kernel's tracepoints tell the steps of each fault apart; `perf` records them for --seconds while the program runs.
+
+  trap      the access traps, and the kernel hands the fault to the userfaultfd
+  wake-up   until the reader's `read` returns with it
+  work      look up the word, read the page (pool: decompress, check the hash), get ready to map it
+  map       the ioctl that makes the page present, until the waiting thread is woken
+  return    until that thread runs again
+
+Pages that hold one repeated word need no reading, so the difference between the two tables' *work* is the read.
+Tracepoints cost time themselves: the sum is shown beside the mean that the same program measures untraced.
+
+Needs root, and `perf` (Debian: linux-perf).
+"""
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import lib
+from lib import MIB
+
+EVENTS = ("exceptions:page_fault_user", "sched:sched_waking", "sched:sched_switch", "raw_syscalls:sys_enter", "raw_syscalls:sys_exit")
+SYS_READ, SYS_IOCTL = 0, 16
+STEPS = ("trap", "wake-up", "work", "map", "return")
+READER = "pagetide-fault"
+TRACING = Path("/sys/kernel/tracing")
+LINE = re.compile(r"^\s*(?P<comm>.+?)\s+(?P<tid>\d+)\s+(?P<seconds>\d+)\.(?P<ns>\d{9}):\s+(?P<event>[\w:]+):\s*(?P<rest>.*)$")
+FILLS = ("zero", "heap")
+OPERATIONS_MAX = 1_000_000_000
+
+
+def command(options, fill, operations, run_options=()):
+    (touch,) = lib.build_programs("touch")
+    content = f"heap:{lib.heap_file()}" if fill == "heap" else fill
+    words = ["--mib", options.mib, "--fill", content, "--order", "random", "--ops", operations, "--passes", 1]
+    return lib.pagetide_command(options.cap, [touch, *words], options.pagetide, ["--no-disk", *run_options])
+
+
+def untraced_ns(options, fill):
+    """What an access costs, as the program measures it, with accesses that need no fault among them."""
+    run = subprocess.run(command(options, fill, options.operations), stdout=subprocess.PIPE, check=True)
+    return statistics.median(json.loads(run.stdout)["pass_ns_per_page"])
+
+
+def trace(options, fill, directory):
+    """Lines of `perf script` from --seconds in the middle of a run."""
+    stats = Path(directory) / "stats.json"
+    run = subprocess.Popen(command(options, fill, OPERATIONS_MAX, ["--stats", str(stats)]), stdout=subprocess.DEVNULL)
+    try:
+        wait_until_random(run, stats)
+        data = Path(directory) / "perf.data"
+        events = [word for event in EVENTS for word in ("-e", event)]
+        recorder = ["perf", "record", "--quiet", "--all-cpus", "-m", "16M", "-o", data, *events, "--", "sleep", str(options.seconds)]
+        subprocess.run(recorder, check=True, stderr=subprocess.DEVNULL)
+    finally:
+        run.terminate()
+        run.wait()
+    script = ["perf", "script", "--ns", "-i", data, "-F", "comm,tid,time,event,trace"]
+    yield from subprocess.run(script, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout.splitlines()
+
+
+def wait_until_random(run, stats):
+    """Until the buffer is filled: from then on pages come in as fast as they go out."""
+    before = None
+    while run.poll() is None:
+        time.sleep(1.5)
+        try:
+            counters = json.loads(stats.read_text())["counters"]
+        except (OSError, ValueError):
+            continue
+        now = counters.get("pgmajfault", 0)
+        if before is not None and now - before > 10_000:
+            return
+        before = now
+    raise lib.BenchError("the program ended before it could be traced")
+
+
+def faults(lines):
+    """Tuples of the nanoseconds of each step, for faults that went this way from end to end; and how many began."""
+    began, found = 0, []
+    marks = []
+    thread = None
+    for line in lines:
+        if not (match := LINE.match(line)):
+            continue
+        now = int(match["seconds"]) * 10**9 + int(match["ns"])
+        comm, event, rest = match["comm"], match["event"], match["rest"]
+        by_reader = comm.startswith(READER)
+        if event == "exceptions:page_fault_user" and comm == "touch":
+            marks, thread = [now], match["tid"]
+        elif event == "sched:sched_waking" and comm == "touch" and READER in rest and len(marks) == 1:
+            began += 1
+            marks.append(now)
+        elif event == "raw_syscalls:sys_exit" and by_reader and len(marks) == 2 and rest.startswith(f"NR {SYS_READ} = "):
+            marks.append(now)
+        elif event == "raw_syscalls:sys_enter" and by_reader and rest.startswith(f"NR {SYS_IOCTL} "):
+            # The last ioctl before the thread wakes is the one that maps.
+            marks = [*marks[:3], now] if len(marks) >= 3 else marks
+        elif event == "sched:sched_waking" and by_reader and len(marks) == 4 and f"pid={thread} " in rest:
+            marks.append(now)
+        elif event == "sched:sched_switch" and len(marks) == 5 and re.search(rf"next_pid={thread}\b|==> touch:{thread}\b", rest):
+            marks.append(now)
+            found.append(tuple(end - start for start, end in zip(marks, marks[1:])))
+            marks = []
+    return found, began
+
+
+def measure(options, fill):
+    untraced = untraced_ns(options, fill)
+    with tempfile.TemporaryDirectory() as directory:
+        found, began = faults(trace(options, fill, directory))
+    if not found:
+        raise lib.BenchError("no fault was seen from end to end: does `perf record -e sched:sched_waking` work here?")
+    steps = {step: lib.quartiles([fault[at] for fault in found]) for at, step in enumerate(STEPS)}
+    means = {step: statistics.mean(fault[at] for fault in found) for at, step in enumerate(STEPS)}
+    return {"fill": fill, "untraced_ns_per_access": untraced, "faults": len(found), "began": began, "steps": steps, "means": means}
+
+
+def rows(result):
+    total = sum(result["means"].values())
+    for step in STEPS:
+        low, median, high = result["steps"][step]
+        mean = result["means"][step]
+        yield result["fill"], step, f"{median / 1000:.1f}", f"{low / 1000:.1f}–{high / 1000:.1f}", f"{mean / 1000:.1f}", f"{mean / total:.0%}"
+    yield result["fill"], "sum", "", "", f"{total / 1000:.1f}", f"untraced, an access: {result['untraced_ns_per_access'] / 1000:.1f}"
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mib", type=int, default=1024, help="size of the buffer (default %(default)s)")
+    parser.add_argument("--cap", type=lib.parse_bytes, default=504 * MIB, help="--memory of the run (default 504M)")
+    parser.add_argument("--seconds", type=float, default=1.0, help="how long to trace (default %(default)s)")
+    parser.add_argument("--operations", type=int, default=200_000, help="accesses of the untraced run (default %(default)s)")
+    parser.add_argument("--pagetide", type=Path, default=lib.PAGETIDE)
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    return parser.parse_args()
+
+
+def main(options):
+    if not lib.have("perf"):
+        raise lib.BenchError("perf is missing: apt-get install linux-perf")
+    facts = lib.print_machine()
+    was_mounted = TRACING.joinpath("events").exists()
+    try:
+        results = [measure(options, fill) for fill in FILLS]
+    finally:
+        if not was_mounted and TRACING.joinpath("events").exists():
+            # perf mounts it for itself, and leaves it.
+            subprocess.run(["umount", TRACING], check=False)
+    lib.write_json(options.json, {"machine": facts, "results": results})
+    lib.print_table(("fill", "step", "median µs", "quartiles", "mean µs", "share"), [row for result in results for row in rows(result)])
+    for result in results:
+        print(f"{result['fill']}: {result['faults']} of {result['began']} faults seen from end to end")
+    return 0
+
+
+if __name__ == "__main__":
+    lib.main_guard(parse, main)
