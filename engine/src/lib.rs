@@ -13,6 +13,7 @@ pub mod latency;
 pub mod memory;
 pub mod pause;
 pub mod process;
+mod readers;
 pub mod regions;
 pub mod runtime;
 pub mod ways;

@@ -15,10 +15,11 @@ use crate::group::{Field, Group, Slot};
 use crate::kernel::{PoolMemory, ProgramMemory};
 use crate::memory::Memory;
 use crate::pause::Pause;
+use crate::readers::{Place, Reader, Readers};
 use crate::regions::Regions;
 use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
-use pagetide_swap::balance::{Balance, Copies, Sizes, Totals};
+use pagetide_swap::balance::{Balance, Copies, ReclaimLoad, Sizes, Totals};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
@@ -26,7 +27,7 @@ use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -45,7 +46,6 @@ const DISCOUNT_SHARE: u32 = 100;
 /// second number when others had time to give some.
 const RESIDENT_MIN: i64 = 128;
 const RESIDENT_FLOOR: i64 = 512;
-const FAULT_THREADS_MAX: usize = 4;
 /// Reclaim sleeps when no fault has come for this long.
 const SPIN_IDLE: Duration = Duration::from_millis(1);
 
@@ -94,6 +94,8 @@ pub struct Runtime {
     copies: Mutex<Copies>,
     /// Nanoseconds that reclaim has worked.
     worked: AtomicU64,
+    /// The thread that reclaims.
+    reclaimer: AtomicU32,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -113,86 +115,6 @@ struct Sharing {
     charged: i64,
     /// Shared pages that are charged to the parent: slot, pid, pages.
     inherited: Option<(usize, u64, i64)>,
-}
-
-/// Whether several threads of the program fault just now.
-#[derive(Debug, Default)]
-struct Readers {
-    crowd: AtomicBool,
-    /// One more than the processor where the only thread that faults runs, and its reader with it; 0 if
-    /// several fault, or it is not known.
-    home: AtomicUsize,
-    changed: Condvar,
-    lock: Mutex<()>,
-}
-
-impl Readers {
-    fn is_crowd(&self) -> bool {
-        self.crowd.load(Relaxed)
-    }
-    fn set_crowd(&self, crowd: bool) {
-        if self.crowd.load(Relaxed) != crowd {
-            let _guard = lock(&self.lock);
-            self.crowd.store(crowd, Relaxed);
-            self.changed.notify_all();
-        }
-    }
-    fn wait_crowd(&self) {
-        let mut guard = lock(&self.lock);
-        while !self.is_crowd() {
-            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-}
-
-/// Where a thread of the engine runs.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Place {
-    Anywhere,
-    At(usize),
-    /// Anywhere but there.
-    Off(usize),
-}
-
-impl Place {
-    /// Ties the calling thread to `wanted`, unless it is there already.
-    fn settle(&mut self, wanted: Self, processors: &[usize]) {
-        if *self == wanted {
-            return;
-        }
-        *self = wanted;
-        match wanted {
-            Self::Anywhere => task::run_on(processors),
-            Self::At(home) => task::run_on(&[home]),
-            Self::Off(home) => {
-                let others: Vec<usize> = processors.iter().copied().filter(|&at| at != home).collect();
-                task::run_on(&others);
-            }
-        }
-    }
-}
-
-/// The threads behind the last faults that one reader saw.
-#[derive(Debug, Default)]
-struct Faulters {
-    last: u32,
-    changes: u32,
-    seen: u32,
-}
-
-impl Faulters {
-    /// Every so many faults: whether they came from several threads (which take turns).
-    fn note(&mut self, tid: u32) -> Option<bool> {
-        self.changes += u32::from(tid != self.last);
-        self.last = tid;
-        self.seen += 1;
-        if self.seen < 128 {
-            return None;
-        }
-        let crowd = self.changes >= 16;
-        (self.seen, self.changes) = (0, 0);
-        Some(crowd)
-    }
 }
 
 #[derive(Debug, Default)]
@@ -241,6 +163,26 @@ impl Kick {
     fn if_sleeping(&self) {
         if self.sleeping.load(SeqCst) {
             self.now();
+        }
+    }
+}
+
+/// Nanoseconds that only grow: of the clock, and of the thread that reclaims.
+struct Times {
+    clock: u64,
+    worked: u64,
+    ran: u64,
+    waited: u64,
+}
+
+impl Times {
+    fn since(&self, before: &Self) -> ReclaimLoad {
+        let part = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        // A fork begins both anew.
+        let (ran, waited) = (self.ran.saturating_sub(before.ran), self.waited.saturating_sub(before.waited));
+        ReclaimLoad {
+            busy: part(self.worked - before.worked, self.clock - before.clock),
+            waits: part(waited, ran + waited),
         }
     }
 }
@@ -386,7 +328,7 @@ impl Runtime {
             group,
             slot,
             kick: Kick::default(),
-            readers: Readers::default(),
+            readers: Readers::new(task::processors()),
             faults: AtomicU64::new(0),
             errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
@@ -394,6 +336,7 @@ impl Runtime {
             balance: Mutex::default(),
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
+            reclaimer: AtomicU32::new(0),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
@@ -443,10 +386,8 @@ impl Runtime {
         let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
             guest::spawn(name, run).map_err(StartError::Resources)
         };
-        let processors = task::processors();
-        for number in 0..processors.len().min(FAULT_THREADS_MAX) {
-            let processors = processors.clone();
-            spawn("pagetide-fault", Box::new(move || self.serve_faults(number, &processors)))?;
+        for number in 0..self.readers.count() {
+            spawn("pagetide-fault", Box::new(move || self.serve_faults(number)))?;
         }
         if self.engine.device().is_some() {
             spawn("pagetide-io", Box::new(|| self.complete_io()))?;
@@ -468,29 +409,20 @@ impl Runtime {
 
     // ---- threads --------------------------------------------------------------------------------
 
-    /// Reader number `number` of `count`. The first always reads. The others read only while several
-    /// threads of the program fault: every fault wakes every blocked reader, and a wake-up across
-    /// processors costs many times the work itself.
-    fn serve_faults(&self, number: usize, processors: &[usize]) {
+    fn serve_faults(&self, number: usize) {
         let mut work = Workspace::default();
-        let mut faulters = Faulters::default();
-        let mut place = Place::Anywhere;
+        let mut reader = Reader::new(&self.readers, number);
         loop {
-            let crowd = self.readers.is_crowd();
-            if number > 0 && !crowd {
-                self.readers.wait_crowd();
-            }
-            // Among several readers, each answers the faults of its own processor. The only reader stays with
-            // the only thread that faults.
-            let wanted = match self.readers.home.load(Relaxed) {
-                _ if crowd => Place::At(processors[number]),
-                0 => Place::Anywhere,
-                home => Place::At(home - 1),
-            };
-            place.settle(wanted, processors);
+            reader.take_seat();
             match self.engine.memory().kernel().wait() {
                 Ok(Some(fault)) => {
                     let page = PageIndex::of_address(fault.address);
+                    if let Some(processor) = reader.note(fault.tid) {
+                        // Woken in vain it faults again at once, over there.
+                        let kernel = self.engine.memory().kernel();
+                        task::wake_at(fault.tid, processor, || kernel.wake(page.address(), PAGE_SIZE));
+                        continue;
+                    }
                     if self.pause.try_work(fault.tid) {
                         self.engine.fault(page, fault.write, clock(), &mut work);
                         self.pause.end_work();
@@ -500,18 +432,6 @@ impl Runtime {
                     self.faults.fetch_add(1, Relaxed);
                     if self.engine.is_short() {
                         self.kick.if_sleeping();
-                    }
-                    if number == 0
-                        && let Some(crowd) = faulters.note(fault.tid)
-                    {
-                        self.readers.set_crowd(crowd);
-                        let home = if crowd || processors.len() == 1 {
-                            None
-                        } else {
-                            pagetide_sys::procfs::processor_of(fault.tid)
-                                .filter(|home| processors.contains(home))
-                        };
-                        self.readers.home.store(home.map_or(0, |home| home + 1), Relaxed);
                     }
                 }
                 Ok(None) => {}
@@ -543,15 +463,10 @@ impl Runtime {
         let mut idle = 0;
         let mut moved = 0;
         let mut futility = Futility::default();
-        let processors = task::processors();
+        self.reclaimer.store(task::tid(), Relaxed);
         let mut place = Place::Anywhere;
         loop {
-            // A reader and the thread that it serves take turns on one processor: leave it to them.
-            let wanted = match self.readers.home.load(Relaxed) {
-                0 => Place::Anywhere,
-                home => Place::Off(home - 1),
-            };
-            place.settle(wanted, &processors);
+            self.readers.settle(&mut place, self.readers.elsewhere());
             if !self.engine.is_short() && self.slot.get(Field::Asked) == 0 {
                 if !self.spin() {
                     self.kick.wait(Duration::from_millis(100));
@@ -722,7 +637,7 @@ impl Runtime {
         let mut last_faults = 0;
         let mut quiet = 0;
         let mut round = 0u64;
-        let mut looked = (clock(), 0);
+        let mut looked = self.times();
         loop {
             let seen = self.slot.get(Field::Bell);
             if lock(&self.errands).is_empty() && self.slot.get(Field::Asked) == 0 {
@@ -758,8 +673,8 @@ impl Runtime {
             round += 1;
             if round.is_multiple_of(10) && self.pause.try_work(0) {
                 self.look_for_pins();
-                let now = (clock(), self.worked.load(Relaxed));
-                self.judge_copies((now.1 - looked.1) as f64 / (now.0 - looked.0).max(1) as f64);
+                let now = self.times();
+                self.judge_copies(now.since(&looked));
                 looked = now;
                 self.engine.drop_idle_donor();
                 self.pause.end_work();
@@ -858,15 +773,19 @@ impl Runtime {
         }
     }
 
-    /// Whether copies of pages that come in are worth keeping; reclaim was at work for a part `busy` of the
-    /// time.
-    fn judge_copies(&self, busy: f64) {
+    fn times(&self) -> Times {
+        let (ran, waited) = pagetide_sys::procfs::run_times(self.reclaimer.load(Relaxed)).unwrap_or_default();
+        Times { clock: clock(), worked: self.worked.load(Relaxed), ran, waited }
+    }
+
+    /// Whether copies of pages that come in are worth keeping.
+    fn judge_copies(&self, load: ReclaimLoad) {
         let swap = self.engine.swap();
         let reused = swap.counters().get(Counter::swap_reuse);
         let resident = swap.present().max(0) as u64;
         let store_ns = self.engine.store_ns() as f64;
         let stale = swap.copies_stale();
-        let keep = lock(&self.copies).keep(reused, stale, busy, store_ns, self.sizes(), resident);
+        let keep = lock(&self.copies).keep(reused, stale, load, store_ns, self.sizes(), resident);
         self.engine.keep_copies(keep);
     }
 

@@ -24,6 +24,23 @@ const SHARE_FIRST: f64 = 0.8;
 /// Evictions of pages with a copy after which their worth is looked at.
 const COPIES_MIN: u64 = 64;
 
+/// How pressed for time reclaim is, as parts of one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ReclaimLoad {
+    /// Of all time, what reclaim works.
+    pub busy: f64,
+    /// Of the time that reclaim wants to run, what it waits for a processor.
+    pub waits: f64,
+}
+
+impl ReclaimLoad {
+    /// How much of the time that reclaim takes the program loses: all of it if reclaim is what the program
+    /// waits for, or if they take turns on the processors.
+    fn weight(self) -> f64 {
+        (10.0 * self.busy - 9.0).max(3.0 * self.waits).clamp(0.0, 1.0)
+    }
+}
+
 /// Whether stored copies of pages in the program are worth their memory.
 ///
 /// A copy saves a compression if its page is clean when it leaves next, which matters as far as reclaim has
@@ -43,13 +60,12 @@ impl Default for Copies {
 
 impl Copies {
     /// Whether to keep copies. `reused` and `stale` are counts that only grow: of copies that were of use,
-    /// and of those that were not. `busy` is the part of the time that reclaim works, `store_ns` what it costs
-    /// to store a page again whose copy was not kept.
+    /// and of those that were not. `store_ns` is what it costs to store a page again whose copy was not kept.
     pub fn keep(
         &mut self,
         reused: u64,
         stale: u64,
-        busy: f64,
+        load: ReclaimLoad,
         store_ns: f64,
         sizes: Sizes,
         resident: u64,
@@ -59,7 +75,7 @@ impl Copies {
             self.clean += (more as f64 / (more + less) as f64 - self.clean) / 4.0;
             (self.reused, self.stale) = (reused, stale);
         }
-        let weight = (2.0 * busy - 1.0).clamp(0.0, 1.0);
+        let weight = load.weight();
         // Each page in the program leaves once for every fault, on one of the pages that are stored. A page of
         // the pool, given back, holds one in the program, which leaves room in the pool again: 1 / (ratio - 1)
         // pages for each copy.
@@ -179,17 +195,19 @@ mod tests {
 
     #[test]
     fn copies_are_kept_where_reclaim_is_short_of_time_and_pages_stay_clean() {
-        let keep = |reused: u64, stale: u64, busy: f64| {
+        let keep = |reused: u64, stale: u64, busy: f64, waits: f64| {
+            let load = ReclaimLoad { busy, waits };
             let mut copies = Copies::default();
             let mut last = false;
             for round in 1..20 {
-                last = copies.keep(round * reused, round * stale, busy, 10_000.0, SIZES, 1000);
+                last = copies.keep(round * reused, round * stale, load, 10_000.0, SIZES, 1000);
             }
             last
         };
-        assert!(keep(100, 0, 1.0));
-        assert!(!keep(100, 0, 0.4), "reclaim has time");
-        assert!(!keep(5, 95, 1.0), "the program writes what it touches");
+        assert!(keep(100, 0, 1.0, 0.0));
+        assert!(keep(100, 0, 0.4, 0.3), "reclaim takes the program's processors");
+        assert!(!keep(100, 0, 0.8, 0.03), "reclaim has time");
+        assert!(!keep(5, 95, 1.0, 0.3), "the program writes what it touches");
     }
 
     #[test]

@@ -64,6 +64,13 @@ pub fn processor_of(tid: u32) -> Option<usize> {
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
+/// How long a thread of this process has run, and how long it has waited for a processor, in nanoseconds.
+pub fn run_times(tid: u32) -> Option<(u64, u64)> {
+    let times = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+    let mut times = times.split_ascii_whitespace().map(str::parse);
+    Some((times.next()?.ok()?, times.next()?.ok()?))
+}
+
 /// When a process started, in ticks since boot: with the pid it names a process for good.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -140,6 +147,13 @@ mod tests {
         // Other tests of this process take and free memory meanwhile: only this mapping is looked at.
         let Some(alone) = proportional(|start, end| !(start..end).contains(&at)) else { return };
         assert!(alone >= 1024, "{alone}");
+    }
+
+    #[test]
+    fn a_thread_that_runs_is_seen_to_run() {
+        let before = run_times(crate::task::tid()).unwrap();
+        while run_times(crate::task::tid()).unwrap().0 == before.0 {}
+        assert!(run_times(0).is_none());
     }
 
     #[test]

@@ -67,6 +67,37 @@ pub fn run_on(processors: &[usize]) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
+/// Whether the calling thread, when it wakes, leaves the thread that runs on its processor alone
+/// (`SCHED_BATCH`, which needs no privilege), or competes with it as usual. Best effort.
+pub fn wake_gently(gently: bool) {
+    let policy = if gently { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
+    // SAFETY: the kernel reads one `sched_param`, for which all zero is a value, and the right one for both
+    // policies.
+    unsafe {
+        let parameters: libc::sched_param = std::mem::zeroed();
+        libc::sched_setscheduler(0, policy, &raw const parameters);
+    }
+}
+
+/// Calls `wake`, which must wake a thread of this process that sleeps in the kernel, and has it woken on
+/// that processor, if it may run there. The thread may run where it might before once this returns; until
+/// then it should have no reason to return to user space. Best effort.
+pub fn wake_at(tid: u32, processor: usize, wake: impl FnOnce()) {
+    use rustix::thread::{CpuSet, Pid, sched_getaffinity, sched_setaffinity};
+    let thread = i32::try_from(tid).ok().and_then(Pid::from_raw);
+    // `None` would be the calling thread.
+    let allowed = thread.and_then(|_| sched_getaffinity(thread).ok());
+    let Some(allowed) = allowed.filter(|set| set.is_set(processor)) else { return wake() };
+    let mut there = CpuSet::new();
+    there.set(processor);
+    let tied = sched_setaffinity(thread, &there).is_ok();
+    // A thread that is woken is put on a processor before the call that wakes it returns.
+    wake();
+    if tied {
+        let _ = sched_setaffinity(thread, &allowed);
+    }
+}
+
 /// The processors that the calling thread may run on.
 pub fn processors() -> Vec<usize> {
     rustix::thread::sched_getaffinity(None).map_or_else(

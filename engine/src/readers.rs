@@ -1,0 +1,290 @@
+//! Which threads read faults, and where they run.
+//!
+//! Every fault wakes every reader that sleeps, and a wake-up across processors may cost many times the work
+//! itself. So one reader serves a program in which one thread faults, on that thread's processor. When several
+//! fault there is a reader on each processor (as far as there are readers), which lets whoever runs there go
+//! on when it wakes: the fault of another processor has a reader of its own, and a thread that has just
+//! faulted here sleeps anyway.
+
+use pagetide_sys::{procfs, task};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+/// More readers than that are never started.
+pub const READERS_MAX: usize = 4;
+/// Faults of one reader after which it looks who faulted.
+const LOOK: u32 = 128;
+/// So many faults of other threads among them are no accident.
+const SEVERAL: u32 = 16;
+/// Looks after which a reader that serves several threads, while another has little to do, sends one of them
+/// to the other's processor.
+const SPREAD_LOOKS: u32 = 2;
+
+/// What the readers of a process know of each other.
+#[derive(Debug)]
+pub struct Readers {
+    /// The processors that the program may use.
+    processors: Vec<usize>,
+    seats: [Seat; READERS_MAX],
+    /// Whether several threads of the program fault just now.
+    crowd: AtomicBool,
+    /// One more than the processor where the only thread that faults runs, and its reader with it; 0 if
+    /// several fault, or it is not known.
+    home: AtomicUsize,
+    changed: Condvar,
+    lock: Mutex<()>,
+}
+
+/// What a reader shows to the others.
+#[derive(Debug, Default)]
+struct Seat {
+    /// The thread that faulted last.
+    last: AtomicU32,
+    /// Faults, modulo 2³².
+    faults: AtomicU32,
+}
+
+impl Readers {
+    /// For a program that may use these processors.
+    pub fn new(processors: Vec<usize>) -> Self {
+        Self {
+            processors,
+            seats: Default::default(),
+            crowd: AtomicBool::new(false),
+            home: AtomicUsize::new(0),
+            changed: Condvar::new(),
+            lock: Mutex::new(()),
+        }
+    }
+
+    /// How many readers there should be.
+    pub fn count(&self) -> usize {
+        self.processors.len().clamp(1, READERS_MAX)
+    }
+
+    /// Whether several threads of the program fault just now.
+    pub fn is_crowd(&self) -> bool {
+        self.crowd.load(Relaxed)
+    }
+
+    /// Whether each processor has a reader of its own.
+    fn cover(&self) -> bool {
+        self.processors.len() <= READERS_MAX
+    }
+
+    fn set_crowd(&self, crowd: bool) {
+        if self.is_crowd() != crowd {
+            let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.crowd.store(crowd, Relaxed);
+            self.changed.notify_all();
+        }
+    }
+
+    fn wait_crowd(&self) {
+        let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while !self.is_crowd() {
+            guard = self.changed.wait(guard).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Where a thread that works beside the readers should run: a reader and the only thread that it serves
+    /// take turns on one processor, and that is left to them.
+    pub fn elsewhere(&self) -> Place {
+        match self.home.load(Relaxed) {
+            0 => Place::Anywhere,
+            home => Place::Off(home - 1),
+        }
+    }
+
+    /// Ties the calling thread to `wanted`, if `place` says that it is not there.
+    pub fn settle(&self, place: &mut Place, wanted: Place) {
+        if *place == wanted {
+            return;
+        }
+        match wanted {
+            Place::Anywhere => task::run_on(&self.processors),
+            Place::At(at) => task::run_on(&[at]),
+            Place::Off(home) => {
+                let others: Vec<usize> = self.processors.iter().copied().filter(|&at| at != home).collect();
+                task::run_on(&others);
+            }
+        }
+        *place = wanted;
+    }
+}
+
+/// Where a thread of the engine runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// On any processor of the program.
+    Anywhere,
+    /// There only.
+    At(usize),
+    /// Anywhere but there.
+    Off(usize),
+}
+
+/// Whose faults a reader saw.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Scene {
+    /// One thread's, and no other reader saw another's.
+    Alone,
+    /// One thread's, while other readers saw other threads'.
+    Apart,
+    /// Several threads'.
+    Together,
+}
+
+/// One reader.
+#[derive(Debug)]
+pub struct Reader<'a> {
+    readers: &'a Readers,
+    number: usize,
+    place: Place,
+    gentle: bool,
+    /// Faults that came from another thread than the one before.
+    changes: u32,
+    /// Looks at which this reader served several threads, and another next to none.
+    crowded: u32,
+    /// What each reader had served at the last look.
+    seen: [u32; READERS_MAX],
+}
+
+impl<'a> Reader<'a> {
+    /// Reader `number` of those that [`Readers::count`] asks for, on its own thread.
+    pub fn new(readers: &'a Readers, number: usize) -> Self {
+        Self {
+            readers,
+            number,
+            place: Place::Anywhere,
+            gentle: false,
+            changes: 0,
+            crowded: 0,
+            seen: [0; READERS_MAX],
+        }
+    }
+
+    /// Waits until this reader is wanted, and goes where it should read. The first always reads.
+    pub fn take_seat(&mut self) {
+        let crowd = self.readers.is_crowd();
+        if self.number > 0 && !crowd {
+            self.readers.wait_crowd();
+        }
+        let each = crowd && self.readers.cover();
+        let wanted = match self.readers.home.load(Relaxed) {
+            _ if each => Place::At(self.readers.processors[self.number]),
+            home if home > 0 && !crowd => Place::At(home - 1),
+            _ => Place::Anywhere,
+        };
+        self.readers.settle(&mut self.place, wanted);
+        if self.gentle != each {
+            task::wake_gently(each);
+            self.gentle = each;
+        }
+    }
+
+    /// Notes a fault of a thread, which sleeps now. Says to which processor it should go when it wakes, if it
+    /// should leave its own.
+    pub fn note(&mut self, tid: u32) -> Option<usize> {
+        let (scene, other) = self.look(tid)?;
+        let crowd = scene != Scene::Alone;
+        self.readers.set_crowd(crowd);
+        let processors = &self.readers.processors;
+        let home = if crowd || processors.len() == 1 { None } else { procfs::processor_of(tid) };
+        let home = home.filter(|home| processors.contains(home));
+        self.readers.home.store(home.map_or(0, |home| home + 1), Relaxed);
+        let other = other?;
+        (procfs::processor_of(tid) == Some(processors[self.number])).then_some(processors[other])
+    }
+
+    /// Counts a fault, and looks round every so many: who faulted, and which reader should get one of the
+    /// threads.
+    fn look(&mut self, tid: u32) -> Option<(Scene, Option<usize>)> {
+        let seats = &self.readers.seats;
+        let own = &seats[self.number];
+        self.changes += u32::from(own.last.load(Relaxed) != tid);
+        own.last.store(tid, Relaxed);
+        let faults = own.faults.load(Relaxed).wrapping_add(1);
+        own.faults.store(faults, Relaxed);
+        if faults.wrapping_sub(self.seen[self.number]) < LOOK {
+            return None;
+        }
+        let now: [u32; READERS_MAX] = std::array::from_fn(|number| seats[number].faults.load(Relaxed));
+        let before = std::mem::replace(&mut self.seen, now);
+        let changes = std::mem::take(&mut self.changes);
+        let served = |number: usize| now[number].wrapping_sub(before[number]);
+        let others = || (0..self.readers.count()).filter(|&number| number != self.number);
+        let differs = |number: usize| served(number) >= SEVERAL && seats[number].last.load(Relaxed) != tid;
+        let scene = if changes >= SEVERAL {
+            Scene::Together
+        } else if others().any(differs) {
+            Scene::Apart
+        } else {
+            Scene::Alone
+        };
+        let idlest = others().min_by_key(|&number| served(number));
+        let idlest = idlest.filter(|&number| self.readers.cover() && served(number) * 2 < LOOK);
+        self.crowded = if scene == Scene::Together && idlest.is_some() { self.crowded + 1 } else { 0 };
+        if self.crowded < SPREAD_LOOKS {
+            return Some((scene, None));
+        }
+        self.crowded = 0;
+        Some((scene, idlest))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn looks(reader: &mut Reader<'_>, tids: &[u32], looks: u32) -> Vec<(Scene, Option<usize>)> {
+        (0..looks * LOOK).filter_map(|number| reader.look(tids[number as usize % tids.len()])).collect()
+    }
+
+    fn scenes(reader: &mut Reader<'_>, tids: &[u32], number: u32) -> Vec<Scene> {
+        looks(reader, tids, number).into_iter().map(|(scene, _)| scene).collect()
+    }
+
+    fn sent(reader: &mut Reader<'_>, tids: &[u32], number: u32) -> Vec<usize> {
+        looks(reader, tids, number).into_iter().filter_map(|(_, other)| other).collect()
+    }
+
+    #[test]
+    fn one_thread_is_no_crowd_whichever_reader_serves_it() {
+        let readers = Readers::new(vec![0, 1]);
+        let (mut first, mut second) = (Reader::new(&readers, 0), Reader::new(&readers, 1));
+        assert_eq!(scenes(&mut first, &[7], 2), [Scene::Alone; 2]);
+        assert_eq!(scenes(&mut second, &[7], 2), [Scene::Alone; 2]);
+        assert_eq!(scenes(&mut first, &[7], 1), [Scene::Alone]);
+    }
+
+    #[test]
+    fn threads_that_each_have_their_reader_are_a_crowd_until_one_stops() {
+        let readers = Readers::new(vec![0, 1]);
+        let (mut first, mut second) = (Reader::new(&readers, 0), Reader::new(&readers, 1));
+        scenes(&mut first, &[7], 1);
+        assert_eq!(scenes(&mut second, &[8], 1), [Scene::Apart]);
+        assert_eq!(scenes(&mut first, &[7], 2), [Scene::Apart, Scene::Alone]);
+    }
+
+    #[test]
+    fn one_of_several_threads_at_a_reader_is_sent_to_the_reader_that_has_little_to_do() {
+        let readers = Readers::new(vec![4, 6]);
+        let (mut first, mut second) = (Reader::new(&readers, 0), Reader::new(&readers, 1));
+        assert_eq!(sent(&mut second, &[7, 8], 2 * SPREAD_LOOKS), [0, 0]);
+        assert_eq!(sent(&mut second, &[7], 2 * SPREAD_LOOKS), []);
+        // Now the other has much to do.
+        for _ in 0..2 * SPREAD_LOOKS {
+            assert_eq!(sent(&mut second, &[7, 8], 1), []);
+            scenes(&mut first, &[9], 1);
+        }
+    }
+
+    #[test]
+    fn readers_that_do_not_cover_the_processors_leave_threads_where_they_are() {
+        let readers = Readers::new((0..=READERS_MAX).collect());
+        let mut reader = Reader::new(&readers, 1);
+        assert_eq!(scenes(&mut reader, &[7, 8], 1), [Scene::Together]);
+        assert_eq!(sent(&mut reader, &[7, 8], 3 * SPREAD_LOOKS), []);
+    }
+}
