@@ -23,7 +23,7 @@ pub const INTERVAL: Duration = Duration::from_millis(20);
 /// Between looks for processes without a slot.
 const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 /// A look takes no more than one part in so many of the time.
-const SCAN_SHARE: u32 = 50;
+const SCAN_SHARE: u32 = 100;
 /// A fork is done after so many samples, or never will be. Samples, not time: a run may be stopped in a fork.
 const FORK_SAMPLES: u32 = 250;
 /// The same where nobody knows whose fork it is: making room for the child may take a slow disk a while,

@@ -1,5 +1,6 @@
 //! The processes of a run, as `/proc` shows them: whose child is whose.
 
+use pagetide_sys::procfs;
 use std::collections::HashMap;
 use std::fs;
 
@@ -14,7 +15,7 @@ fn state_and_parent(stat: &str) -> Option<(&str, u32)> {
 }
 
 fn read(pid: u32) -> Option<String> {
-    fs::read_to_string(format!("/proc/{pid}/stat")).ok()
+    procfs::small(&format!("/proc/{pid}/stat"))
 }
 
 fn parent(pid: u32) -> Option<u32> {

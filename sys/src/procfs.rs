@@ -2,6 +2,15 @@
 
 use std::fs;
 
+/// A file of `/proc` that is shorter than a page and made anew for each opening, in one read.
+pub fn small(path: &str) -> Option<String> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).ok()?;
+    let mut text = [0; crate::PAGE];
+    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut text)).ok()?;
+    Some(String::from_utf8_lossy(&text[..length]).into_owned())
+}
+
 /// Memory of a process, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
@@ -15,7 +24,7 @@ pub struct Memory {
 
 /// Reads the memory of a process. `None` when it is gone.
 pub fn memory(pid: &str) -> Option<Memory> {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let status = small(&format!("/proc/{pid}/status"))?;
     let mut memory = Memory::default();
     for line in status.lines() {
         let field = match line.split(':').next()? {
@@ -59,21 +68,21 @@ pub fn proportional(skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
 
 /// The processor that a thread of this process ran on last.
 pub fn processor_of(tid: u32) -> Option<usize> {
-    let stat = fs::read_to_string(format!("/proc/self/task/{tid}/stat")).ok()?;
+    let stat = small(&format!("/proc/self/task/{tid}/stat"))?;
     // The command may hold spaces: count from the last parenthesis. Field 39 of stat is the processor.
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 /// How long a thread of this process has run, and how long it has waited for a processor, in nanoseconds.
 pub fn run_times(tid: u32) -> Option<(u64, u64)> {
-    let times = fs::read_to_string(format!("/proc/self/task/{tid}/schedstat")).ok()?;
+    let times = small(&format!("/proc/self/task/{tid}/schedstat"))?;
     let mut times = times.split_ascii_whitespace().map(str::parse);
     Some((times.next()?.ok()?, times.next()?.ok()?))
 }
 
 /// When a process started, in ticks since boot: with the pid it names a process for good.
 pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let stat = small(&format!("/proc/{pid}/stat"))?;
     let fields: Vec<_> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
     // A zombie that still has threads is a process whose first thread has ended.
     let threads: u32 = fields.get(17)?.parse().ok()?;
