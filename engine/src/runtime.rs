@@ -96,6 +96,9 @@ pub struct Runtime {
     worked: AtomicU64,
     /// The thread that reclaims.
     reclaimer: AtomicU32,
+    /// Whether it may stay awake without work, and whether it has of late.
+    may_spin: AtomicBool,
+    spun: AtomicBool,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -184,6 +187,31 @@ impl Times {
             busy: part(self.worked - before.worked, self.clock - before.clock),
             waits: part(waited, ran + waited),
         }
+    }
+}
+
+/// Whether the thread that reclaims may stay awake without work: not where others want its processor.
+#[derive(Debug, Default)]
+struct Vigil {
+    /// When it may try again, and how long it waits then after the next failure; nanoseconds.
+    after: u64,
+    ban: u64,
+}
+
+impl Vigil {
+    const BAN_MIN: u64 = 500_000_000;
+    const BAN_MAX: u64 = 32_000_000_000;
+    /// The part of the time that it wants to run and does not, above which others want to.
+    const WAITS_MAX: f64 = 0.15;
+
+    fn judge(&mut self, spun: bool, waits: f64, now: u64) -> bool {
+        if spun && waits > Self::WAITS_MAX {
+            self.ban = (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX);
+            self.after = now + self.ban;
+        } else if spun {
+            self.ban /= 2;
+        }
+        now >= self.after
     }
 }
 
@@ -337,6 +365,8 @@ impl Runtime {
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
             reclaimer: AtomicU32::new(0),
+            may_spin: AtomicBool::new(true),
+            spun: AtomicBool::new(false),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
@@ -516,14 +546,14 @@ impl Runtime {
     /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
     fn spin(&self) -> bool {
-        if self.readers.is_crowd() || self.group.live().nth(1).is_some() {
-            // The processors have other work.
-            return false;
-        }
-        let start = Instant::now();
         let mut seen = self.faults.load(Relaxed);
-        let mut since = start;
+        let mut since = Instant::now();
         loop {
+            if !self.may_spin.load(Relaxed) {
+                // The processors have other work.
+                return false;
+            }
+            self.spun.store(true, Relaxed);
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
@@ -638,6 +668,7 @@ impl Runtime {
         let mut quiet = 0;
         let mut round = 0u64;
         let mut looked = self.times();
+        let mut vigil = Vigil::default();
         loop {
             let seen = self.slot.get(Field::Bell);
             if lock(&self.errands).is_empty() && self.slot.get(Field::Asked) == 0 {
@@ -674,7 +705,10 @@ impl Runtime {
             if round.is_multiple_of(10) && self.pause.try_work(0) {
                 self.look_for_pins();
                 let now = self.times();
-                self.judge_copies(now.since(&looked));
+                let load = now.since(&looked);
+                self.judge_copies(load);
+                let spun = self.spun.swap(false, Relaxed);
+                self.may_spin.store(vigil.judge(spun, load.waits, now.clock), Relaxed);
                 looked = now;
                 self.engine.drop_idle_donor();
                 self.pause.end_work();
@@ -909,5 +943,29 @@ impl Runtime {
     /// The group's memory.
     pub fn group(&self) -> Group {
         self.group
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reclaim_stays_awake_more_and_more_seldom_where_others_want_its_processor() {
+        let mut vigil = Vigil::default();
+        assert!(vigil.judge(false, 1.0, 0));
+        assert!(vigil.judge(true, 0.05, 1));
+        let mut bans = Vec::new();
+        let mut now = 2;
+        for _ in 0..10 {
+            assert!(!vigil.judge(true, 0.5, now));
+            let from = now;
+            while !vigil.judge(false, 0.5, now) {
+                now += Vigil::BAN_MIN / 4;
+            }
+            bans.push((now - from) / Vigil::BAN_MIN);
+        }
+        assert_eq!(bans, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
+        assert!(vigil.judge(true, 0.0, now));
     }
 }
