@@ -142,7 +142,9 @@ struct Requests {
 struct Waiting {
     page: PageIndex,
     write: bool,
+    /// When the fault came, and when it was parked last.
     since: u64,
+    parked: u64,
 }
 
 /// Counts of the engine's own, in pages.
@@ -425,7 +427,7 @@ impl<M: Memory> Engine<M> {
     pub fn park(&self, page: PageIndex, write: bool, since: u64) {
         self.c(Counter::allocstall, 1);
         self.stalled.fetch_add(1, Relaxed);
-        lock(&self.waiting).push_back(Waiting { page, write, since });
+        lock(&self.waiting).push_back(Waiting { page, write, since, parked: self.now() });
     }
 
     /// Holds back (or lets go) the faults that wait: while a fork is under way.
@@ -449,11 +451,12 @@ impl<M: Memory> Engine<M> {
             if (self.budget.free() <= 0 && !overdrawing) || self.held.load(SeqCst) {
                 return;
             }
-            let Some(Waiting { page, write, since }) = lock(&self.waiting).pop_front() else { return };
+            let Some(Waiting { page, write, since, parked }) = lock(&self.waiting).pop_front() else {
+                return;
+            };
             self.stalled.fetch_sub(1, Relaxed);
-            let waited = self.now().saturating_sub(since);
-            self.swap.counters().add(Counter::stalled_ns, waited);
-            self.fault(page, write, self.now(), work);
+            self.swap.counters().add(Counter::stalled_ns, self.now().saturating_sub(parked));
+            self.fault(page, write, since, work);
         }
     }
 
@@ -1016,19 +1019,24 @@ impl<M: Memory> Engine<M> {
             match self.swap.abandon_store(page) {
                 StoreOutcome::Wanted => self.map_wanted(page, slot_id),
                 StoreOutcome::Swapped => {
-                    if let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) {
-                        match transfer.source {
-                            Source::Frames { slot } => self.bring_from_frames(&transfer, slot, false),
-                            // A fault was faster, and it went on from there.
-                            _ => {
-                                let wanted = self.swap.finish_swapin(&transfer, 0, true);
-                                self.wake_wanted(&transfer, wanted);
-                            }
-                        }
-                    }
+                    self.bring_back(page);
                 }
             }
         }
+    }
+
+    /// Brings a page that is on probation back into the program, unless a fault is faster. False if it is
+    /// somewhere else.
+    fn bring_back(&self, page: PageIndex) -> bool {
+        let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) else { return false };
+        if let Source::Frames { slot } = transfer.source {
+            self.bring_from_frames(&transfer, slot, false);
+        } else {
+            // It has been stored meanwhile: it stays where it is.
+            let wanted = self.swap.finish_swapin(&transfer, 0, true);
+            self.wake_wanted(&transfer, wanted);
+        }
+        true
     }
 
     /// Pages that could not leave since the last call.
@@ -1276,14 +1284,7 @@ impl<M: Memory> Engine<M> {
                 let Some(cluster) = self.swap.lock_settled(number, offset..offset + 1) else { break };
                 let cached = cluster.get(offset).state() == pagetide_swap::State::Cached;
                 drop(cluster);
-                if cached && let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) {
-                    match transfer.source {
-                        Source::Frames { slot } => self.bring_from_frames(&transfer, slot, false),
-                        _ => {
-                            let wanted = self.swap.finish_swapin(&transfer, 0, true);
-                            self.wake_wanted(&transfer, wanted);
-                        }
-                    }
+                if cached && self.bring_back(page) {
                     // Looked at again: it may have failed for want of memory, which passes.
                     std::thread::yield_now();
                     continue;

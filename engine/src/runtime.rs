@@ -786,15 +786,20 @@ impl Runtime {
             return ceiling;
         }
         let swap = self.engine.swap();
-        let counters = swap.counters();
-        let totals = Totals {
+        let full = swap.zswap().pool_pages() * 8 >= swap.pool_pages_max() * 7;
+        lock(&self.balance).share(self.totals(), self.sizes(), full, ceiling)
+    }
+
+    fn totals(&self) -> Totals {
+        let counters = self.engine.swap().counters();
+        Totals {
             pool_in: counters.get(Counter::zswpin),
             device_in: counters.get(Counter::pswpin),
             device_ns: self.engine.read_ns(),
             hits: counters.get(Counter::swap_cache_hit),
-        };
-        let full = swap.zswap().pool_pages() * 8 >= swap.pool_pages_max() * 7;
-        lock(&self.balance).share(totals, self.sizes(), full, ceiling)
+            reused: counters.get(Counter::swap_reuse),
+            stale: self.engine.swap().copies_stale(),
+        }
     }
 
     fn sizes(&self) -> Sizes {
@@ -815,11 +820,9 @@ impl Runtime {
     /// Whether copies of pages that come in are worth keeping.
     fn judge_copies(&self, load: ReclaimLoad) {
         let swap = self.engine.swap();
-        let reused = swap.counters().get(Counter::swap_reuse);
         let resident = swap.present().max(0) as u64;
         let store_ns = self.engine.store_ns() as f64;
-        let stale = swap.copies_stale();
-        let keep = lock(&self.copies).keep(reused, stale, load, store_ns, self.sizes(), resident);
+        let keep = lock(&self.copies).keep(load, store_ns, self.totals(), self.sizes(), resident);
         self.engine.keep_copies(keep);
     }
 

@@ -50,30 +50,38 @@ pub struct Copies {
     reused: u64,
     stale: u64,
     clean: f64,
+    seen: Totals,
+    /// Of all faults, those on each page of the device, times what they cost; nanoseconds.
+    device_loss: f64,
 }
 
 impl Default for Copies {
     fn default() -> Self {
-        Self { reused: 0, stale: 0, clean: 1.0 }
+        Self { reused: 0, stale: 0, clean: 1.0, seen: Totals::default(), device_loss: 0.0 }
     }
 }
 
 impl Copies {
-    /// Whether to keep copies. `reused` and `stale` are counts that only grow: of copies that were of use,
-    /// and of those that were not. `store_ns` is what it costs to store a page again whose copy was not kept.
+    /// Whether to keep copies. `store_ns` is what it costs to store a page again whose copy was not kept.
     pub fn keep(
         &mut self,
-        reused: u64,
-        stale: u64,
         load: ReclaimLoad,
         store_ns: f64,
+        totals: Totals,
         sizes: Sizes,
         resident: u64,
     ) -> bool {
-        let (more, less) = (reused - self.reused, stale - self.stale);
+        let device_in = totals.device_in - self.seen.device_in;
+        let faults = device_in + totals.pool_in - self.seen.pool_in;
+        if faults >= FAULTS_MIN {
+            let cost = (totals.device_ns - self.seen.device_ns) as f64 - device_in as f64 * POOL_FAULT_NS;
+            self.device_loss = cost.max(0.0) / faults as f64 / sizes.device.max(1) as f64;
+            self.seen = totals;
+        }
+        let (more, less) = (totals.reused - self.reused, totals.stale - self.stale);
         if more + less >= COPIES_MIN {
             self.clean += (more as f64 / (more + less) as f64 - self.clean) / 4.0;
-            (self.reused, self.stale) = (reused, stale);
+            (self.reused, self.stale) = (totals.reused, totals.stale);
         }
         let weight = load.weight();
         // Each page in the program leaves once for every fault, on one of the pages that are stored. A page of
@@ -82,7 +90,8 @@ impl Copies {
         let surplus = (sizes.stored as f64 / sizes.pool.max(1) as f64 - 1.0).max(0.1);
         let gain = weight * self.clean * store_ns / resident.max(1) as f64;
         let loss = (POOL_FAULT_NS + weight * store_ns) / (surplus * sizes.stored as f64).max(1.0);
-        gain > loss
+        // Or it holds as large an entry that lies on the device else.
+        gain > loss.max(self.device_loss)
     }
 }
 
@@ -97,6 +106,10 @@ pub struct Totals {
     pub device_ns: u64,
     /// Pages that came back from probation.
     pub hits: u64,
+    /// Kept copies that were of use, for the page was clean when it left.
+    pub reused: u64,
+    /// Kept copies that were of no use.
+    pub stale: u64,
 }
 
 /// What is where just now, in pages.
@@ -195,16 +208,23 @@ mod tests {
 
     #[test]
     fn copies_are_kept_where_reclaim_is_short_of_time_and_pages_stay_clean() {
-        let keep = |reused: u64, stale: u64, busy: f64, waits: f64| {
+        let keep_beside = |reused: u64, stale: u64, busy: f64, waits: f64, device_in: u64| {
             let load = ReclaimLoad { busy, waits };
             let mut copies = Copies::default();
             let mut last = false;
             for round in 1..20 {
-                last = copies.keep(round * reused, round * stale, load, 10_000.0, SIZES, 1000);
+                let device_in = round * device_in;
+                let device_ns = device_in * 100_000;
+                let (pool_in, reused, stale) = (round * 1000, round * reused, round * stale);
+                let totals = Totals { pool_in, device_in, device_ns, hits: 0, reused, stale };
+                last = copies.keep(load, 10_000.0, totals, SIZES, 1000);
             }
             last
         };
+        let keep = |reused, stale, busy, waits| keep_beside(reused, stale, busy, waits, 0);
         assert!(keep(100, 0, 1.0, 0.0));
+        assert!(keep_beside(100, 0, 1.0, 0.0, 10), "the device holds what is cold");
+        assert!(!keep_beside(100, 0, 1.0, 0.0, 300), "the pool is too small for what is not cold");
         assert!(keep(100, 0, 0.4, 0.3), "reclaim takes the program's processors");
         assert!(!keep(100, 0, 0.8, 0.03), "reclaim has time");
         assert!(!keep(5, 95, 1.0, 0.3), "the program writes what it touches");
