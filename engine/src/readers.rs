@@ -63,7 +63,7 @@ impl Readers {
     }
 
     /// Whether several threads of the program fault just now.
-    pub fn is_crowd(&self) -> bool {
+    fn is_crowd(&self) -> bool {
         self.crowd.load(Relaxed)
     }
 

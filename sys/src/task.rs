@@ -136,3 +136,36 @@ pub fn populate(start: usize, length: usize) {
     // SAFETY: populating changes no contents.
     unsafe { libc::syscall(libc::SYS_madvise, start, length, POPULATE_WRITE) };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_thread_that_is_woken_elsewhere_may_run_where_it_might_before() {
+        let (begin, begun) = channel();
+        let (wake, woken) = channel();
+        let sleeper = std::thread::spawn(move || {
+            begin.send(tid()).unwrap();
+            woken.recv().unwrap();
+            // Not before whoever woke us is done with us.
+            woken.recv().unwrap();
+            processors()
+        });
+        let sleeper_tid = begun.recv().unwrap();
+        let all = processors();
+        wake_at(sleeper_tid, *all.last().unwrap(), || wake.send(()).unwrap());
+        wake.send(()).unwrap();
+        assert_eq!(sleeper.join().unwrap(), all);
+    }
+
+    #[test]
+    fn a_thread_that_may_not_run_there_is_woken_all_the_same() {
+        let nowhere = (0..rustix::thread::CpuSet::MAX_CPU).rev().find(|cpu| !processors().contains(cpu));
+        let mut woken = 0;
+        wake_at(tid(), nowhere.unwrap(), || woken += 1);
+        wake_at(0, 0, || woken += 1);
+        assert_eq!(woken, 2);
+    }
+}
