@@ -1,30 +1,29 @@
 //! The codecs of the pool.
 
 use crate::error::LoadError;
-use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use lz4::block::{compress_bound, compress_to_buffer, decompress_to_buffer};
 
-/// LZ4 block format, with the table that its encoder needs.
+/// LZ4 block format, by its authors' library.
 #[derive(Default)]
-pub struct Codec {
-    table: CompressTable,
-}
+pub struct Codec;
 
 impl Codec {
     /// The most that `length` bytes can become.
     pub fn output_max(length: usize) -> usize {
-        get_maximum_output_size(length)
+        compress_bound(length).expect("a page is short")
     }
 
     /// Compresses `page` into `out`, which holds [`Codec::output_max`], and returns the length.
     pub fn compress(&mut self, page: &[u8], out: &mut [u8]) -> usize {
         // The output is as large as the worst case, so the encoder cannot fail; should it, the page
         // counts as incompressible.
-        compress_into_with_table(page, out, &mut self.table).unwrap_or(usize::MAX)
+        compress_to_buffer(page, None, false, out).unwrap_or(usize::MAX)
     }
 
     /// Decompresses `bytes` into all of `out`.
     pub fn decompress(bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
-        match decompress_into(bytes, out) {
+        let length = i32::try_from(out.len()).map_err(|_| LoadError::Decompress)?;
+        match decompress_to_buffer(bytes, Some(length), out) {
             Ok(length) if length == out.len() => Ok(()),
             _ => Err(LoadError::Decompress),
         }
@@ -46,7 +45,7 @@ mod tests {
         #[test]
         fn whatever_goes_in_comes_out(page in proptest::collection::vec(0u8..4, 4096)) {
             let mut out = vec![0; Codec::output_max(4096)];
-            let length = Codec::default().compress(&page, &mut out);
+            let length = Codec.compress(&page, &mut out);
             let mut back = vec![0; 4096];
             Codec::decompress(&out[..length], &mut back).unwrap();
             prop_assert_eq!(page, back);

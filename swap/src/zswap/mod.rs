@@ -23,7 +23,7 @@ pub struct Scratch {
 impl Default for Scratch {
     fn default() -> Self {
         Self {
-            codec: Codec::default(),
+            codec: Codec,
             compressed: vec![0; Codec::output_max(PAGE_SIZE).max(PAGE_SIZE)].into_boxed_slice(),
         }
     }
