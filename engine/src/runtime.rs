@@ -785,9 +785,7 @@ impl Runtime {
         if self.engine.device().is_none() {
             return ceiling;
         }
-        let swap = self.engine.swap();
-        let full = swap.zswap().pool_pages() * 8 >= swap.pool_pages_max() * 7;
-        lock(&self.balance).share(self.totals(), self.sizes(), full, ceiling)
+        lock(&self.balance).share(self.totals(), self.sizes(), ceiling)
     }
 
     fn totals(&self) -> Totals {
@@ -809,6 +807,7 @@ impl Runtime {
             pool: swap.zswap().pool_pages() as u64,
             device: swap.blocks().used(),
             cached: swap.cached().max(0) as u64,
+            full: swap.zswap().pool_pages() * 8 >= swap.pool_pages_max() * 7,
         }
     }
 

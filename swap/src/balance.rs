@@ -90,8 +90,8 @@ impl Copies {
         let surplus = (sizes.stored as f64 / sizes.pool.max(1) as f64 - 1.0).max(0.1);
         let gain = weight * self.clean * store_ns / resident.max(1) as f64;
         let loss = (POOL_FAULT_NS + weight * store_ns) / (surplus * sizes.stored as f64).max(1.0);
-        // Or it holds as large an entry that lies on the device else.
-        gain > loss.max(self.device_loss)
+        // Or it holds as large an entry that lies on the device else, for want of room.
+        gain > loss.max(if sizes.full { self.device_loss } else { 0.0 })
     }
 }
 
@@ -123,6 +123,8 @@ pub struct Sizes {
     pub device: u64,
     /// On probation.
     pub cached: u64,
+    /// Whether the pool's share is what keeps it from growing.
+    pub full: bool,
 }
 
 /// Decides the pool's share.
@@ -140,9 +142,8 @@ impl Default for Balance {
 }
 
 impl Balance {
-    /// The pool's share of memory, at most `ceiling`, given what happened since the last call. `full` says
-    /// whether the share is what keeps the pool from growing.
-    pub fn share(&mut self, totals: Totals, sizes: Sizes, full: bool, ceiling: f64) -> f64 {
+    /// The pool's share of memory, at most `ceiling`, given what happened since the last call.
+    pub fn share(&mut self, totals: Totals, sizes: Sizes, ceiling: f64) -> f64 {
         let pool_in = totals.pool_in - self.seen.pool_in;
         let device_in = totals.device_in - self.seen.device_in;
         let hits = totals.hits - self.seen.hits;
@@ -152,7 +153,7 @@ impl Balance {
                 self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
             }
             self.seen = totals;
-            if full {
+            if sizes.full {
                 let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
                 let ratio = rate(sizes.stored, sizes.pool);
                 let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
@@ -175,7 +176,7 @@ impl Balance {
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, cached: 100 };
+    const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, cached: 100, full: true };
 
     fn settle(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
         let mut balance = Balance::default();
@@ -186,7 +187,7 @@ mod tests {
             totals.device_ns += device_in * 100_000;
             totals.pool_in += pool_in;
             totals.hits += hits;
-            share = balance.share(totals, SIZES, full, 0.8);
+            share = balance.share(totals, Sizes { full, ..SIZES }, 0.8);
         }
         share
     }
@@ -208,7 +209,7 @@ mod tests {
 
     #[test]
     fn copies_are_kept_where_reclaim_is_short_of_time_and_pages_stay_clean() {
-        let keep_beside = |reused: u64, stale: u64, busy: f64, waits: f64, device_in: u64| {
+        let keep_in = |sizes: Sizes, reused: u64, stale: u64, busy: f64, waits: f64, device_in: u64| {
             let load = ReclaimLoad { busy, waits };
             let mut copies = Copies::default();
             let mut last = false;
@@ -217,14 +218,16 @@ mod tests {
                 let device_ns = device_in * 100_000;
                 let (pool_in, reused, stale) = (round * 1000, round * reused, round * stale);
                 let totals = Totals { pool_in, device_in, device_ns, hits: 0, reused, stale };
-                last = copies.keep(load, 10_000.0, totals, SIZES, 1000);
+                last = copies.keep(load, 10_000.0, totals, sizes, 1000);
             }
             last
         };
-        let keep = |reused, stale, busy, waits| keep_beside(reused, stale, busy, waits, 0);
+        let keep = |reused, stale, busy, waits| keep_in(SIZES, reused, stale, busy, waits, 0);
         assert!(keep(100, 0, 1.0, 0.0));
-        assert!(keep_beside(100, 0, 1.0, 0.0, 10), "the device holds what is cold");
-        assert!(!keep_beside(100, 0, 1.0, 0.0, 300), "the pool is too small for what is not cold");
+        assert!(keep_in(SIZES, 100, 0, 1.0, 0.0, 10), "the device holds what is cold");
+        assert!(!keep_in(SIZES, 100, 0, 1.0, 0.0, 300), "the pool is too small for what is not cold");
+        let roomy = Sizes { full: false, ..SIZES };
+        assert!(keep_in(roomy, 100, 0, 1.0, 0.0, 300), "the device holds what does not compress");
         assert!(keep(100, 0, 0.4, 0.3), "reclaim takes the program's processors");
         assert!(!keep(100, 0, 0.8, 0.03), "reclaim has time");
         assert!(!keep(5, 95, 1.0, 0.3), "the program writes what it touches");
