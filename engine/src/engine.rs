@@ -17,8 +17,8 @@ use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::streams::Streams;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, StoreOutcome,
-    Stored, Swap, Swapin, Transfer, WINDOW_MAX,
+    CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, State,
+    StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -39,6 +39,8 @@ const WRITES_MAX: usize = 8;
 const FREE_MIN: i64 = 16;
 /// One page in so many keeps its copy although copies are not worth it just now.
 const COPY_SAMPLE: u64 = 16;
+/// Frames of a slot are given back before the last of its pages has left if that takes no more calls.
+const PARTS_MAX: usize = 64;
 /// Slots kept full of free frames for runs that come in.
 const DONORS_MAX: usize = 4;
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
@@ -617,9 +619,11 @@ impl<M: Memory> Engine<M> {
     fn bring_from_frames(&self, transfer: &Transfer, slot_id: u16, writable: bool) {
         let first = transfer.first.offset();
         let staged = &self.staged[usize::from(slot_id)];
+        // A copy's frame is free only when all of the slot is: where there is no room for both, the page moves.
+        let room = self.budget.free() >= transfer.length as i64;
         let moves = self.memory.can_move()
             && writable
-            && (transfer.length >= MOVE_RUN_MIN || self.ways.masks(Ways::NO_COPY));
+            && (transfer.length >= MOVE_RUN_MIN || !room || self.ways.masks(Ways::NO_COPY));
         let mut paid = 0;
         let mapped = {
             let mut slot = lock(&staged.slot);
@@ -860,7 +864,7 @@ impl<M: Memory> Engine<M> {
         self.budget.take(out.adopted as i64);
         self.budget.give(out.taken as i64 - memory + out.dropped as i64);
         if out.taken == 0 {
-            self.drop_bytes(&mut slot);
+            self.drop_bytes(&mut slot, PageSet::default());
             return Some(0);
         }
         // Before the cluster is unlocked: a fault may bring the first page back at once.
@@ -873,9 +877,11 @@ impl<M: Memory> Engine<M> {
         Some(out.taken)
     }
 
-    fn drop_bytes(&self, slot: &mut M::Slot) -> usize {
-        let pages = slot.memory_pages();
-        slot.clear();
+    /// Gives a slot's frames back to the system but those of `kept`.
+    fn drop_bytes(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
+        let before = slot.memory_pages();
+        slot.retain(kept);
+        let pages = before - slot.memory_pages();
         self.frames.fetch_sub(pages as i64, Relaxed);
         self.budget.give(pages as i64);
         pages
@@ -889,7 +895,7 @@ impl<M: Memory> Engine<M> {
 
     /// Gives a slot's frames back to the system.
     fn drop_frames(&self, slot_id: u16, mut slot: MutexGuard<'_, M::Slot>) -> usize {
-        let pages = self.drop_bytes(&mut slot);
+        let pages = self.drop_bytes(&mut slot, PageSet::default());
         drop(slot);
         lock(&self.lists).empty.push(slot_id);
         pages
@@ -1008,8 +1014,30 @@ impl<M: Memory> Engine<M> {
         }
         stored += self.write(slot_id, &mut batch, &mut refused);
         self.give_up(slot_id, &refused);
+        if staged.refs.load(SeqCst) > 1 {
+            self.drop_stored(slot_id, number);
+        }
         self.unref(slot_id, 1);
         stored
+    }
+
+    /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
+    /// The caller holds a reference of the slot.
+    fn drop_stored(&self, slot_id: u16, number: ClusterNumber) {
+        let staged = &self.staged[usize::from(slot_id)];
+        let mut kept = lock(&staged.slot).populated();
+        if let Some(cluster) = self.swap.table().lock(number) {
+            for offset in kept.iter() {
+                let word = cluster.get(offset);
+                if word.state() != State::Cached || word.slot() != slot_id {
+                    kept.remove(offset);
+                }
+            }
+        }
+        // No page comes into a slot but by a take-out, for which it must be empty: what has left stays away.
+        if kept.runs().count() <= PARTS_MAX {
+            self.drop_bytes(&mut lock(&staged.slot), kept);
+        }
     }
 
     /// Pages that found no place go back to the program.
@@ -1030,7 +1058,7 @@ impl<M: Memory> Engine<M> {
     fn bring_back(&self, page: PageIndex) -> bool {
         let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) else { return false };
         if let Source::Frames { slot } = transfer.source {
-            self.bring_from_frames(&transfer, slot, false);
+            self.bring_from_frames(&transfer, slot, true);
         } else {
             // It has been stored meanwhile: it stays where it is.
             let wanted = self.swap.finish_swapin(&transfer, 0, true);
@@ -1282,7 +1310,7 @@ impl<M: Memory> Engine<M> {
                 // Waits until nothing moves there, then claims what is cached.
                 let offset = page.offset();
                 let Some(cluster) = self.swap.lock_settled(number, offset..offset + 1) else { break };
-                let cached = cluster.get(offset).state() == pagetide_swap::State::Cached;
+                let cached = cluster.get(offset).state() == State::Cached;
                 drop(cluster);
                 if cached && self.bring_back(page) {
                     // Looked at again: it may have failed for want of memory, which passes.

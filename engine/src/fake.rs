@@ -488,10 +488,11 @@ impl Slot for FakeSlot {
         let own = run.clone().all(|page| self.populated.contains(page) && !self.zero.contains(page));
         own.then(|| &mut self.bytes[first * PAGE_SIZE..][..count * PAGE_SIZE])
     }
-    fn clear(&mut self) {
-        self.frames.fetch_sub(self.memory_pages() as i64, Relaxed);
-        self.populated = PageSet::default();
-        self.zero = PageSet::default();
+    fn retain(&mut self, kept: PageSet) {
+        let before = self.memory_pages();
+        self.populated = self.populated.and(kept);
+        self.zero = self.zero.and(kept);
+        self.frames.fetch_sub((before - self.memory_pages()) as i64, Relaxed);
     }
 }
 

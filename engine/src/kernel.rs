@@ -147,7 +147,7 @@ impl Slot for staging::Slot {
     fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]> {
         staging::Slot::frames_mut(self, first, count)
     }
-    fn clear(&mut self) {
-        staging::Slot::clear(self);
+    fn retain(&mut self, kept: PageSet) {
+        staging::Slot::retain(self, kept);
     }
 }

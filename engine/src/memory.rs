@@ -40,8 +40,8 @@ pub trait Slot: Send {
     fn frame(&self, page: usize) -> Option<&[u8]>;
     /// A run of frames to be overwritten, if each is memory of its own.
     fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]>;
-    /// Gives all frames back to the system.
-    fn clear(&mut self);
+    /// Gives all frames back to the system but those of `kept`.
+    fn retain(&mut self, kept: PageSet);
 }
 
 /// A program's memory.

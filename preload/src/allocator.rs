@@ -24,6 +24,12 @@ const ARENAS_MAX: usize = 64;
 const ARENA_ALIGN: usize = 64 << 20;
 /// Larger objects are mappings of their own: mimalloc keeps them out of arenas.
 const OBJECT_MAX: usize = 1 << 30;
+/// An object that grows to this size, or to the largest so far that was given back having grown, becomes a
+/// mapping of its own, with room to grow: copying it again and again would bring all of it in each time.
+const GROWN_MIN: usize = 1 << 20;
+const GROWN_MIN_MAX: usize = 32 << 20;
+/// An object that is a mapping stays one unless it shrinks below this.
+const MAPPED_MIN: usize = 256 << 10;
 const ALIGN: usize = 16;
 
 const OPTION_PURGE_DELAY: mi::mi_option_t = 15;
@@ -250,61 +256,203 @@ unsafe fn engine_free(object: *mut c_void) {
     }
 }
 
-// ---- objects too large for an arena: mappings of their own -------------------------------------------
+// ---- objects that are mappings of their own: too large for an arena, or grown ------------------------
 
-/// A page before the object holds its size; the mapping is managed like any other.
-unsafe fn mapped_allocate(size: usize, align: usize) -> *mut c_void {
-    let front = align.max(PAGE_SIZE);
-    let Some(total) = size.checked_add(2 * front).and_then(|total| total.checked_next_multiple_of(PAGE_SIZE))
-    else {
-        return null_mut();
-    };
-    // SAFETY: a new mapping.
-    let base = unsafe {
-        crate::mappings::mmap(
-            null_mut(),
-            total,
-            libc::PROT_READ | libc::PROT_WRITE,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
-    };
-    if base == libc::MAP_FAILED {
-        return null_mut();
+/// The layout of such an object, and what its header holds. The mapping is managed like any other.
+///
+/// ```text
+/// base          object              open end              base + reserved
+///   │ … header │ contents …             │ reserved to grow into │
+/// ```
+#[derive(Clone, Copy)]
+struct Header {
+    base: usize,
+    /// Bytes of address space from `base` on. What lies beyond the open end has no access.
+    reserved: usize,
+    size: usize,
+}
+
+impl Header {
+    /// Of an object of `size` bytes that lies `front` bytes into its mapping, with room to grow by `room`.
+    fn plan(front: usize, size: usize, room: usize) -> Option<Self> {
+        let reserved = size.checked_add(front)?.checked_add(room)?.checked_next_multiple_of(PAGE_SIZE)?;
+        Some(Self { base: 0, reserved, size })
     }
-    let object = (base as usize + PAGE_SIZE).next_multiple_of(front);
-    // SAFETY: the page before the object is in the mapping.
-    unsafe { ((object - PAGE_SIZE) as *mut [usize; 4]).write([MAPPED_MAGIC, base as usize, total, size]) };
-    object as *mut c_void
+
+    fn end(&self) -> usize {
+        self.base + self.reserved
+    }
+
+    /// Where access ends, for an object at `object`.
+    fn open_end(object: usize, size: usize) -> usize {
+        (object + size).next_multiple_of(PAGE_SIZE)
+    }
+
+    /// Sets the mapping's address space aside.
+    unsafe fn reserve(mut self) -> Option<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping.
+        let base = unsafe { crate::mappings::mmap(null_mut(), self.reserved, libc::PROT_NONE, flags, -1, 0) };
+        self.base = base as usize;
+        (base != libc::MAP_FAILED).then_some(self)
+    }
+
+    unsafe fn release(self) {
+        // SAFETY: the caller gives the mapping up.
+        unsafe { crate::mappings::munmap(self.base as *mut c_void, self.reserved) };
+    }
+
+    /// Writes the header before the object.
+    unsafe fn write(&self, object: usize) {
+        let words = [MAPPED_MAGIC, self.base, self.reserved, self.size];
+        // SAFETY: a page that is open lies before the object.
+        unsafe { ((object - PAGE_SIZE) as *mut [usize; 4]).write(words) };
+    }
+
+    /// The header of an object.
+    unsafe fn read(object: usize) -> Self {
+        // SAFETY: the caller names such an object, which has a page before it.
+        let [magic, base, reserved, size] = unsafe { ((object - PAGE_SIZE) as *const [usize; 4]).read() };
+        assert_eq!(magic, MAPPED_MAGIC, "the header of a large object is overwritten");
+        Self { base, reserved, size }
+    }
+}
+
+unsafe fn open(start: usize, end: usize) -> bool {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    // SAFETY: the range is the caller's.
+    end <= start || unsafe { crate::mappings::mprotect(start as *mut c_void, end - start, access) } == 0
 }
 
 const MAPPED_MAGIC: usize = 0x7061_6765_7469_6465;
 
 /// The header of an object that is a mapping of its own.
-unsafe fn mapped_header(object: *mut c_void) -> Option<[usize; 4]> {
+unsafe fn mapped_header(object: *mut c_void) -> Option<Header> {
     if !(object as usize).is_multiple_of(PAGE_SIZE) || !LARGE.contains(object as usize) {
         return None;
     }
-    // SAFETY: such an object has a page before it.
-    Some(unsafe { ((object as usize - PAGE_SIZE) as *const [usize; 4]).read() })
+    // SAFETY: the table names it.
+    Some(unsafe { Header::read(object as usize) })
 }
 
 /// The addresses of live objects that are mappings: few, so a small table.
 struct Large([AtomicUsize; 256]);
 static LARGE: Large = Large([const { AtomicUsize::new(0) }; 256]);
+/// From which size on an object that grows becomes a mapping. As with glibc's threshold for mappings, what is
+/// given back raises it: a program that grows such an object over and over wants memory that stays.
+static GROWN_FROM: AtomicUsize = AtomicUsize::new(GROWN_MIN);
 
 impl Large {
+    /// A cell that is taken and names no object.
+    const TAKEN: usize = 1;
+
     fn contains(&self, address: usize) -> bool {
         self.0.iter().any(|cell| cell.load(Relaxed) == address)
     }
+    fn take(&self, what: usize, leave: usize) -> Option<&AtomicUsize> {
+        self.0.iter().find(|cell| {
+            cell.load(Relaxed) == what && cell.compare_exchange(what, leave, Relaxed, Relaxed).is_ok()
+        })
+    }
     fn insert(&self, address: usize) -> bool {
-        self.0.iter().any(|cell| cell.compare_exchange(0, address, Relaxed, Relaxed).is_ok())
+        self.take(0, address).is_some()
     }
     fn remove(&self, address: usize) {
-        for cell in &self.0 {
-            let _ = cell.compare_exchange(address, 0, Relaxed, Relaxed);
+        self.take(address, 0);
+    }
+    /// Takes the object's cell, so that no other object at the same address, once it has moved, is taken for
+    /// it.
+    fn begin_move(&self, address: usize) -> Option<&AtomicUsize> {
+        self.take(address, Self::TAKEN)
+    }
+}
+
+/// A new object that is a mapping, with room to grow by `room`; null if that cannot be had.
+unsafe fn large_allocate(size: usize, align: usize, room: usize) -> *mut c_void {
+    // As much before the object as it takes for a page before an aligned address.
+    let front = align.max(PAGE_SIZE);
+    let plan = size.checked_add(front).and_then(|size| Header::plan(PAGE_SIZE, size, room));
+    // SAFETY: a new mapping, of which nobody else knows.
+    unsafe {
+        let Some(mapping) = plan.and_then(|plan| plan.reserve()) else { return null_mut() };
+        let object = (mapping.base + PAGE_SIZE).next_multiple_of(front);
+        if !open(object - PAGE_SIZE, Header::open_end(object, size)) {
+            mapping.release();
+            return null_mut();
         }
+        Header { size, ..mapping }.write(object);
+        if !LARGE.insert(object) {
+            mapping.release();
+            return null_mut();
+        }
+        object as *mut c_void
+    }
+}
+
+/// Changes the size of an object that is a mapping with this header. Null if that cannot be had.
+unsafe fn large_resize(object: *mut c_void, header: Header, size: usize) -> *mut c_void {
+    let address = object as usize;
+    if size > header.end() - address {
+        // SAFETY: the caller's contract.
+        return unsafe { large_move(address, header, size) };
+    }
+    let (was, is) = (Header::open_end(address, header.size), Header::open_end(address, size));
+    let mut reserved = header.reserved;
+    // SAFETY: all of it is the object's.
+    unsafe {
+        if !open(was, is) {
+            return null_mut();
+        }
+        if size < header.size / 2
+            && is < header.end()
+            && crate::mappings::munmap(is as *mut c_void, header.end() - is) == 0
+        {
+            reserved = is - header.base;
+        }
+        Header { size, reserved, ..header }.write(address);
+    }
+    object
+}
+
+/// Moves an object to a place where it may grow to twice the size.
+unsafe fn large_move(address: usize, header: Header, size: usize) -> *mut c_void {
+    let was = Header::open_end(address, header.size);
+    // The header's page and the contents; what an alignment left before them stays behind.
+    let first = address - PAGE_SIZE;
+    let plan = Header::plan(PAGE_SIZE, size, size);
+    // SAFETY: the mappings are the object's, old and new.
+    unsafe {
+        let Some(mapping) = plan.and_then(|plan| plan.reserve()) else { return null_mut() };
+        let Some(cell) = LARGE.begin_move(address) else {
+            mapping.release();
+            return null_mut();
+        };
+        let object = mapping.base + PAGE_SIZE;
+        // All of it moves and is open for a moment: what is opened by and by would be mappings of their own,
+        // which no later move takes together.
+        let moved = crate::mappings::mremap(
+            first as *mut c_void,
+            was - first,
+            mapping.reserved,
+            libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED,
+            mapping.base as *mut c_void,
+        );
+        if moved == libc::MAP_FAILED {
+            cell.store(address, Relaxed);
+            mapping.release();
+            return null_mut();
+        }
+        let open_end = Header::open_end(object, size);
+        // Should this fail, the room is open already.
+        crate::mappings::mprotect(open_end as *mut c_void, mapping.end() - open_end, libc::PROT_NONE);
+        for (start, end) in [(header.base, first), (was, header.end())] {
+            if start < end {
+                crate::mappings::munmap(start as *mut c_void, end - start);
+            }
+        }
+        mapping.write(object);
+        cell.store(object, Relaxed);
+        object as *mut c_void
     }
 }
 
@@ -314,15 +462,9 @@ impl Large {
 unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
     if size > OBJECT_MAX {
         // SAFETY: no conditions.
-        let object = unsafe { mapped_allocate(size, align) };
-        if !object.is_null() && !LARGE.insert(object as usize) {
-            // SAFETY: just made, known to nobody.
-            unsafe {
-                let [_, base, total, _] = ((object as usize - PAGE_SIZE) as *const [usize; 4]).read();
-                crate::mappings::munmap(base as *mut c_void, total);
-            }
+        let object = unsafe { large_allocate(size, align, 0) };
+        if object.is_null() {
             set_errno(libc::ENOMEM);
-            return null_mut();
         }
         return object;
     }
@@ -416,9 +558,12 @@ pub unsafe extern "C" fn free(object: *mut c_void) {
             mi::mi_free(object);
         } else if heap::contains(address) {
             engine_free(object);
-        } else if let Some([_, base, total, _]) = mapped_header(object) {
+        } else if let Some(header) = mapped_header(object) {
+            if header.size <= GROWN_MIN_MAX {
+                GROWN_FROM.fetch_max(header.size, Relaxed);
+            }
             LARGE.remove(address);
-            crate::mappings::munmap(base as *mut c_void, total);
+            header.release();
         } else {
             next_free(object);
         }
@@ -451,8 +596,8 @@ unsafe fn usable(object: *mut c_void) -> usize {
             mi::mi_usable_size(object)
         } else if heap::contains(object as usize) {
             engine_layout(object).0
-        } else if let Some([_, _, _, size]) = mapped_header(object) {
-            size
+        } else if let Some(header) = mapped_header(object) {
+            header.size
         } else {
             0
         }
@@ -469,6 +614,20 @@ pub unsafe extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
     if object.is_null() { 0 } else { unsafe { usable(object) } }
 }
 
+/// Moves an object out of mimalloc's arenas into a mapping of its own. Null if that cannot be had.
+unsafe fn grow_out(object: *mut c_void, size: usize) -> *mut c_void {
+    // SAFETY: the object is mimalloc's; the new one is at least as large as what is copied.
+    unsafe {
+        let moved = large_allocate(size, ALIGN, size);
+        if !moved.is_null() {
+            let old = mi::mi_usable_size(object).min(size);
+            std::ptr::copy_nonoverlapping(object.cast::<u8>(), moved.cast::<u8>(), old);
+            mi::mi_free(object);
+        }
+        moved
+    }
+}
+
 /// `realloc(3)`.
 ///
 /// # Safety
@@ -481,50 +640,27 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
             return malloc(size);
         }
         let program = matches!(from(), From::Program);
-        if program && size <= OBJECT_MAX && in_arena(object as usize) {
-            if size == 0 {
-                mi::mi_free(object);
-                return null_mut();
-            }
-            let moved = mi::mi_realloc(object, size);
-            if !moved.is_null() {
-                return moved;
-            }
-        }
         if size == 0 {
             free(object);
             return null_mut();
         }
-        if program
-            && size > OBJECT_MAX
-            && let Some([_, base, total, _]) = mapped_header(object)
-        {
-            let front = object as usize - base;
-            if let Some(wanted) =
-                size.checked_add(2 * front).and_then(|n| n.checked_next_multiple_of(PAGE_SIZE))
-            {
-                let moved = crate::mappings::mremap(
-                    base as *mut c_void,
-                    total,
-                    wanted,
-                    libc::MREMAP_MAYMOVE,
-                    null_mut(),
-                );
-                if moved != libc::MAP_FAILED {
-                    LARGE.remove(object as usize);
-                    let object = moved as usize + front;
-                    ((object - PAGE_SIZE) as *mut [usize; 4]).write([
-                        MAPPED_MAGIC,
-                        moved as usize,
-                        wanted,
-                        size,
-                    ]);
-                    LARGE.insert(object);
-                    return object as *mut c_void;
-                }
+        if program && size <= OBJECT_MAX && in_arena(object as usize) {
+            let grown = size >= GROWN_FROM.load(Relaxed) && size > mi::mi_usable_size(object);
+            let moved = if grown { grow_out(object, size) } else { null_mut() };
+            let moved = if moved.is_null() { mi::mi_realloc(object, size) } else { moved };
+            if !moved.is_null() {
+                return moved;
             }
-            set_errno(libc::ENOMEM);
-            return null_mut();
+        }
+        if program
+            && size >= MAPPED_MIN
+            && let Some(header) = mapped_header(object)
+        {
+            let moved = large_resize(object, header, size);
+            if moved.is_null() {
+                set_errno(libc::ENOMEM);
+            }
+            return moved;
         }
         let old = usable(object);
         let moved = malloc(size);

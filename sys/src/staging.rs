@@ -298,21 +298,20 @@ impl Slot {
         (done, error)
     }
 
-    /// Gives all frames back to the kernel.
-    pub fn clear(&mut self) {
-        if !self.populated.is_empty() {
-            let base = usize::from(self.index) * CLUSTER;
-            let discard = |run: Range<usize>| {
-                // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
-                unsafe { self.area.discard(base + run.start * PAGE, run.len() * PAGE) };
-            };
-            match self.lost.is_empty() {
-                true => discard(0..CLUSTER / PAGE),
-                false => self.populated.runs().for_each(discard),
-            }
-            self.populated = PageSet::default();
-            self.zero = PageSet::default();
+    /// Gives all frames back to the kernel but those of `kept`.
+    pub fn retain(&mut self, kept: PageSet) {
+        let dropped = self.populated.minus(kept);
+        if dropped.is_empty() {
+            return;
         }
+        let base = usize::from(self.index) * CLUSTER;
+        // Where there is no frame there is nothing to lose: as few and as long runs as can be.
+        for run in PageSet::range(0..CLUSTER / PAGE).minus(kept.and(self.populated)).minus(self.lost).runs() {
+            // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
+            unsafe { self.area.discard(base + run.start * PAGE, run.len() * PAGE) };
+        }
+        self.populated = self.populated.minus(dropped);
+        self.zero = self.zero.minus(dropped);
     }
 }
 
