@@ -255,6 +255,21 @@ fn mappings_move_grow_and_go_with_their_contents() {
 }
 
 #[test]
+fn objects_that_grow_and_shrink_keep_what_is_in_them() {
+    let _turn = turn();
+    let growing = program("growing");
+    // Without "remap": it forks, and what parent and child share does not leave by MOVE (docs/limits.md).
+    for mask in ["", "move", "pool", "copy"] {
+        for seed in ["14", "31"] {
+            println!("PAGETIDE_MASK={mask} growing --seed {seed}");
+            start(pagetide("44M", mask, &[], &[&growing, "--seed", seed, "--rounds", "400"]))
+                .end()
+                .succeeds();
+        }
+    }
+}
+
+#[test]
 fn a_python_job_gives_what_it_gives_natively() {
     let _turn = turn();
     let job = house().join("examples/analytics.py");

@@ -60,6 +60,15 @@ impl ProgramMemory {
         let (start, length) = bytes(&range);
         Ok(self.kernel.register(start, length)?)
     }
+
+    /// Takes a range out of our care until it is registered anew: for a mapping call that moves it.
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn unregister(&self, range: Range<PageIndex>) -> Result<(), std::io::Error> {
+        let (start, length) = bytes(&range);
+        Ok(self.kernel.unregister(start, length)?)
+    }
 }
 
 fn bytes(range: &Range<PageIndex>) -> (usize, usize) {

@@ -281,6 +281,15 @@ impl Process {
     }
 }
 
+/// What a call that resizes a mapping may do.
+#[derive(Clone, Copy, Debug)]
+pub struct Remapping {
+    /// Whether the mapping may end up elsewhere.
+    pub may_move: bool,
+    /// Whether the old place stays mapped, empty.
+    pub keeps_old: bool,
+}
+
 impl Entered<'_> {
     fn regions(&self) -> RegionsGuard<'_> {
         match self.runtime {
@@ -337,10 +346,41 @@ impl Entered<'_> {
             return (result, charged);
         }
         // The kernel refused (too many mappings): the mapping is still there.
-        for (part, region) in removed {
-            self.regions().insert(part, region.access, region.charging);
-        }
+        self.restore(&removed);
         (result, 0)
+    }
+
+    /// Runs `call`, which moves another mapping to `range`. Returns its result, and the pages that need no
+    /// charge any more. What the table knows of the range is for `call` to forget.
+    pub fn replacing<T>(
+        &self,
+        range: Range<PageIndex>,
+        call: impl FnOnce() -> Result<T, i32>,
+    ) -> (Result<T, i32>, i64) {
+        // No region: no fault brings anything in there, and nothing is taken out.
+        let removed = self.regions().remove(range);
+        let result = call();
+        if result.is_ok() {
+            return (result, removed.iter().map(|(part, region)| charge(part, region)).sum());
+        }
+        self.restore(&removed);
+        (result, 0)
+    }
+
+    fn register_again(&self, range: Range<PageIndex>) {
+        let Some(runtime) = self.runtime else { return };
+        if let Err(error) = runtime.register(range) {
+            // What is out of the program could not be brought back any more.
+            task::say(&format!("cannot register a mapping that moved: {error}"));
+            task::kill_self();
+        }
+    }
+
+    /// Puts regions back that a call, which failed, did not take.
+    fn restore(&self, removed: &[(Range<PageIndex>, Region)]) {
+        for (part, region) in removed {
+            self.regions().insert(part.clone(), region.access, region.charging);
+        }
     }
 
     /// Runs `call`, which changes what the program may do with `range`, and notes it. Returns its result,
@@ -381,9 +421,10 @@ impl Entered<'_> {
         &self,
         old: Range<PageIndex>,
         new_pages: u64,
-        keeps_old: bool,
+        way: Remapping,
         call: impl FnOnce() -> Result<PageIndex, i32>,
     ) -> Result<PageIndex, i32> {
+        let Remapping { may_move, keeps_old } = way;
         let old_pages = old.end.0 - old.start.0;
         if let Some(runtime) = self.runtime
             && new_pages < old_pages
@@ -396,21 +437,21 @@ impl Entered<'_> {
         let moved_pages = old_pages.min(new_pages);
         let from = old.start..old.start.plus(moved_pages);
         let removed = self.regions().remove(old.clone());
-        if let Some(runtime) = self.runtime {
+        let released = self.runtime.filter(|_| may_move);
+        if let Some(runtime) = released {
             // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
             // sits at its offset in a cluster, which the move may change: it goes back first.
-            runtime.recall(from.clone());
+            // An error means that a part is not registered: it was unmapped behind our back.
+            let _ = runtime.release(from.clone());
         }
         let result = call();
-        let restore = |regions: &[(Range<PageIndex>, Region)]| {
-            for (part, region) in regions {
-                self.regions().insert(part.clone(), region.access, region.charging);
-            }
-        };
         let to = match result {
             Ok(to) => to,
             Err(error) => {
-                restore(&removed);
+                if released.is_some() {
+                    removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
+                }
+                self.restore(&removed);
                 return Err(error);
             }
         };
@@ -419,7 +460,7 @@ impl Entered<'_> {
         match self.runtime {
             None => {
                 if keeps_old {
-                    restore(&removed);
+                    self.restore(&removed);
                 }
                 self.mapped(target, attributes.access, attributes.charging);
             }
@@ -428,13 +469,10 @@ impl Entered<'_> {
                     runtime.engine().discard(target.clone(), |_| {});
                     runtime.engine().rename(old.start, to, moved_pages);
                 }
-                if let Err(error) = runtime.register(target.clone()) {
-                    // What is out of the program could not be brought back any more.
-                    task::say(&format!("cannot register a mapping that moved: {error}"));
-                    task::kill_self();
-                }
+                self.register_again(target.clone());
                 if keeps_old {
-                    restore(&removed);
+                    removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
+                    self.restore(&removed);
                 }
                 self.regions().insert(target, attributes.access, attributes.charging);
             }

@@ -922,9 +922,13 @@ impl Runtime {
         self.errand(|runtime| _ = runtime.engine.adopt(range));
     }
 
-    /// Brings back into the program what is on probation in a range.
-    pub fn recall(&self, range: Range<PageIndex>) {
-        self.errand(|runtime| runtime.engine.recall(range));
+    /// Prepares a range for being moved: brings back into the program what is on probation there, and takes
+    /// the range out of our care until it is registered anew.
+    pub fn release(&self, range: Range<PageIndex>) -> std::io::Result<()> {
+        self.errand(|runtime| {
+            runtime.engine.recall(range.clone());
+            runtime.engine.memory().unregister(range)
+        })
     }
 
     /// The program opened something through which its pages may be pinned.

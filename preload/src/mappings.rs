@@ -4,7 +4,7 @@
 //! is out of the program. Calls for other memory go straight to the kernel.
 
 use crate::process::process;
-use pagetide::process::Process;
+use pagetide::process::{Process, Remapping};
 use pagetide::regions::{Access, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::guest;
@@ -289,23 +289,22 @@ pub unsafe extern "C" fn mremap(
         process.uncharge(grows.max(0) + released);
         return pointer(result);
     }
-    if flags & libc::MREMAP_FIXED != 0 && entered.manages(to.clone()) {
-        // Whatever lies at the target is unmapped first, as the kernel has it.
-        let length = to.end.address() - to.start.address();
-        // SAFETY: the caller gives the target up.
-        let unmap = || unsafe { kernel(libc::SYS_munmap, [to.start.address(), length, 0, 0, 0, 0]) };
-        let _ = entered.unmapping(to.clone(), unmap);
-    }
-    let keeps_old = flags & MREMAP_DONTUNMAP != 0;
-    let result = entered
-        .remapping(from, new_pages, keeps_old, || call().map(PageIndex::of_address))
-        .map(PageIndex::address);
+    let way =
+        Remapping { may_move: flags & libc::MREMAP_MAYMOVE != 0, keeps_old: flags & MREMAP_DONTUNMAP != 0 };
+    let remap = || entered.remapping(from.clone(), new_pages, way, || call().map(PageIndex::of_address));
+    let (result, released) = match flags & libc::MREMAP_FIXED != 0 && entered.manages(to.clone()) {
+        // Whatever lies at the target goes, as the kernel has it: by the call itself, for a target that were
+        // unmapped before might be another thread's mapping by then.
+        true => entered.replacing(to, remap),
+        false => (remap(), 0),
+    };
     drop(entered);
     match result {
         Err(_) => process.uncharge(grows),
         Ok(_) => process.uncharge(-grows),
     }
-    pointer(result)
+    process.uncharge(released);
+    pointer(result.map(PageIndex::address))
 }
 
 // ---- files through which the kernel may pin pages ---------------------------------------------------

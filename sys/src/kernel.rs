@@ -51,6 +51,15 @@ impl Kernel {
         unsafe { self.uffd.register(start, length) }
     }
 
+    /// Takes a range out of our care, for a mapping call that moves it.
+    ///
+    /// Moved while it is registered, it could become one with a registered neighbour, whose registration would
+    /// be lost with its own.
+    pub fn unregister(&self, start: usize, length: usize) -> Result<(), Errno> {
+        // SAFETY: the caller registers it anew before the program can look at it again.
+        unsafe { self.uffd.unregister(start, length) }
+    }
+
     /// Wakes whoever waits in the range.
     pub fn wake(&self, start: usize, length: usize) {
         self.uffd.wake(start, length);

@@ -46,7 +46,11 @@ fn pages_of(start: usize, length: usize) -> PageSet {
 impl Staging {
     /// Reserves address space for `count` slots.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
-        let area = Arc::new(Reservation::small_pages(usize::from(count) * CLUSTER, CLUSTER)?.counted());
+        // A cluster at either end stays empty. A mapping that is moved next to one that the same userfaultfd
+        // serves becomes one with it, and takes its registration away: evicted pages of a mapping of the
+        // program that ends where a slot begins would read as zeroes.
+        let length = (usize::from(count) + 2) * CLUSTER;
+        let area = Arc::new(Reservation::small_pages(length, CLUSTER)?.counted());
         Ok((0..count)
             .map(|index| Slot {
                 area: Arc::clone(&area),
@@ -66,8 +70,13 @@ impl Slot {
         self.index
     }
 
+    /// Where the slot lies in the reservation.
+    fn offset(&self) -> usize {
+        (usize::from(self.index) + 1) * CLUSTER
+    }
+
     fn base(&self) -> usize {
-        self.area.base() + usize::from(self.index) * CLUSTER
+        self.area.base() + self.offset()
     }
 
     /// The frames: pages of the slot that are there.
@@ -208,16 +217,13 @@ impl Slot {
     fn make_target(&mut self, start: usize, length: usize, uffd: &Uffd) -> Result<(), Errno> {
         let missing = pages_of(start, length).minus(self.registered).minus(self.populated);
         for run in missing.runs() {
-            let (at, length) = (self.base() + run.start * PAGE, run.len() * PAGE);
-            // SAFETY: these pages are ours and not populated, so nothing refers to them; `self` touches a
-            // page only where it is populated, so nobody waits for a fault there.
-            unsafe {
-                mapping::replace(at, length)?;
-                uffd.register(at, length)?;
-            }
+            // SAFETY: these pages are ours and not populated, so nothing refers to them.
+            unsafe { mapping::replace(self.base() + run.start * PAGE, run.len() * PAGE)? };
             self.registered = self.registered.or(PageSet::range(run));
         }
-        Ok(())
+        // All of it, also what was registered: a mapping that was moved next to it may have undone that.
+        // SAFETY: `self` touches a page only where it is populated, so nobody waits for a fault there.
+        unsafe { uffd.register(self.base() + start % CLUSTER, length) }
     }
 
     /// Moves a run of pages of the cluster at `cluster`, stepping over those that refuse.
@@ -304,7 +310,7 @@ impl Slot {
         if dropped.is_empty() {
             return;
         }
-        let base = usize::from(self.index) * CLUSTER;
+        let base = self.offset();
         // Where there is no frame there is nothing to lose: as few and as long runs as can be.
         for run in PageSet::range(0..CLUSTER / PAGE).minus(kept.and(self.populated)).minus(self.lost).runs() {
             // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
@@ -318,6 +324,27 @@ impl Slot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_that_are_retained_stay_and_the_others_give_their_memory_back() {
+        let uffd = Uffd::open().unwrap();
+        let program = program();
+        let mut slots = Staging::slots(1).unwrap();
+        let slot = &mut slots[0];
+        take(slot, &program, &[(0..CLUSTER / PAGE, TakeOutWay::Remap)], &uffd);
+        let kept = PageSet::range(3..5).or(PageSet::range(200..201));
+        slot.retain(kept.or(PageSet::range(100..101)));
+        slot.retain(kept);
+        assert_eq!(slot.populated().iter().collect::<Vec<_>>(), [3, 4, 200]);
+        for page in kept.iter() {
+            let frame = slot.frame(page).unwrap();
+            assert_eq!(u64::from_ne_bytes(frame[..8].try_into().unwrap()), page as u64 + 1);
+        }
+        let present = Pagemap::open().unwrap().presence(slot.base(), CLUSTER).unwrap().present;
+        assert_eq!(present.iter().collect::<Vec<_>>(), [3, 4, 200]);
+        slot.retain(PageSet::default());
+        assert_eq!(slot.memory_pages(), 0);
+    }
 
     /// A cluster of two mappings, every page of which holds its number.
     fn program() -> Reservation {
@@ -361,16 +388,16 @@ mod tests {
         let slot = &mut slots[0];
         let can_move = uffd.features() & crate::uffd::FEATURE_MOVE != 0;
         take(slot, &program(), &[(0..512, Remap)], &uffd);
-        slot.clear();
+        slot.retain(PageSet::default());
         if !can_move {
             return;
         }
         take(slot, &program(), &[(0..512, Move)], &uffd);
-        slot.clear();
+        slot.retain(PageSet::default());
         take(slot, &program(), &[(0..200, Remap), (200..512, Move)], &uffd);
-        slot.clear();
+        slot.retain(PageSet::default());
         take(slot, &program(), &[(0..400, Move), (400..512, Remap)], &uffd);
-        slot.clear();
+        slot.retain(PageSet::default());
     }
 
     #[test]
@@ -394,7 +421,7 @@ mod tests {
             assert_eq!(part, Ok(()));
         }
         assert_eq!(slot.populated().len(), 50);
-        slot.clear();
+        slot.retain(PageSet::default());
         assert!(slot.populated().is_empty());
         // SAFETY: as above.
         assert_eq!(unsafe { *(at as *const u64) }, 77);

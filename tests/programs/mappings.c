@@ -169,6 +169,26 @@ static void move(void) {
     unmap(target, n + 1024);
 }
 
+/* The kernel makes one mapping of two that fit together: when a part comes back to where it was. */
+static void part_and_meet(void) {
+    size_t n = mapping_pages, half = n / 2;
+    begin("mremap takes a half away and back");
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0), *away = map(NULL, n - half, PROT_NONE, 0);
+    char *back = at + half * PAGE_BYTES;
+    size_t bytes = (n - half) * PAGE_BYTES;
+    fill(at, 0, n, 1);
+    press();
+    if (mremap(back, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, away) != away) fail("mremap");
+    press();
+    check(away, half, n - half, 1);
+    press();
+    if (mremap(away, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, back) != back) fail("mremap");
+    check(at, 0, n, 1);
+    press();
+    check(at, 0, n, 1);
+    unmap(at, n);
+}
+
 static void holes(void) {
     size_t n = mapping_pages;
     begin("munmap of a part, and a new mapping over a part");
@@ -268,6 +288,7 @@ int main(int argc, char **argv) {
     press();
     grow_and_shrink();
     move();
+    part_and_meet();
     holes();
     protections();
     drops();

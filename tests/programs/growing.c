@@ -1,0 +1,145 @@
+/* growing: objects that grow and shrink keep what is in them, however they are moved.
+ *
+ * Each thread has objects of sizes from a few bytes to --mib MiB, changes one after the other by realloc, and checks
+ * what it kept and fills what is new. Every now and then the process forks: the child checks all objects of the
+ * forking thread, changes some, and checks those again.
+ *
+ *   growing --threads 3 --mib 12 --rounds 1500 --seed 1
+ *
+ * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
+#define _GNU_SOURCE
+#include <inttypes.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { OBJECTS = 12, STRIDE = 512, THREADS_MAX = 16 };
+
+struct object {
+    unsigned char *at;
+    size_t size;
+    uint64_t tag;
+};
+
+static unsigned long threads = 3, mib_max = 12, rounds = 1500, seed = 1;
+
+static uint64_t next(uint64_t *state) {
+    uint64_t x = *state += 0x9e3779b97f4a7c15u;
+    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27, x *= 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static unsigned char byte_at(uint64_t tag, size_t offset) {
+    uint64_t state = tag + offset / STRIDE;
+    return (unsigned char)(next(&state) >> (offset % 8 * 8));
+}
+
+static void put(const struct object *object, size_t from, size_t to) {
+    for (size_t offset = from; offset < to; offset++)
+        if (offset % STRIDE < 16 || offset + 64 > to) object->at[offset] = byte_at(object->tag, offset);
+}
+
+static void check(const struct object *object, size_t size, const char *when) {
+    for (size_t offset = 0; offset < size; offset++) {
+        if (offset % STRIDE >= 16) {
+            offset += STRIDE - 17;
+            continue;
+        }
+        unsigned char want = byte_at(object->tag, offset), found = object->at[offset];
+        if (want == found) continue;
+        printf("%s: byte %zu of %zu at %p: expected %02x, found %02x (seed %lu)\n", when, offset, object->size,
+               (void *)object->at, want, found, seed);
+        fflush(stdout);
+        _exit(1);
+    }
+}
+
+static size_t random_size(uint64_t *state) {
+    uint64_t most = (uint64_t)mib_max << 20, shift = next(state) % 20;
+    return 1 + next(state) % (most >> shift);
+}
+
+static void change(struct object *object, uint64_t *state) {
+    size_t old = object->size;
+    /* Mostly it grows a little, as arrays do. */
+    size_t size = next(state) % 4 ? old + old / 8 + 16 : random_size(state);
+    if (size > mib_max << 20) size = random_size(state);
+    if (next(state) % 16 == 0) {
+        free(object->at);
+        int zeroed = next(state) % 2;
+        object->at = zeroed ? calloc(1, size) : aligned_alloc(65536, size);
+        for (size_t offset = 0; zeroed && object->at && offset < size; offset++)
+            if (object->at[offset]) {
+                printf("calloc: byte %zu of %zu is not zero (seed %lu)\n", offset, size, seed);
+                fflush(stdout);
+                _exit(1);
+            }
+        old = 0;
+    } else {
+        object->at = realloc(object->at, size);
+    }
+    if (!object->at || malloc_usable_size(object->at) < size) {
+        fprintf(stderr, "growing: no object of %zu bytes\n", size);
+        _exit(2);
+    }
+    object->size = size;
+    check(object, old < size ? old : size, "after a change");
+    put(object, old < size ? old : 0, size);
+}
+
+static void *work(void *argument) {
+    uint64_t state = seed * 1000 + (uint64_t)(uintptr_t)argument;
+    struct object objects[OBJECTS];
+    for (int i = 0; i < OBJECTS; i++) {
+        objects[i] = (struct object){malloc(64), 64, next(&state)};
+        put(&objects[i], 0, 64);
+    }
+    for (unsigned long round = 0; round < rounds; round++) {
+        struct object *object = &objects[next(&state) % OBJECTS];
+        check(object, object->size, "before a change");
+        change(object, &state);
+        if (next(&state) % 400) continue;
+        pid_t child = fork();
+        if (child == 0) {
+            for (int i = 0; i < OBJECTS; i++) check(&objects[i], objects[i].size, "in a child");
+            for (int i = 0; i < OBJECTS; i += 2) change(&objects[i], &state);
+            for (int i = 0; i < OBJECTS; i++) check(&objects[i], objects[i].size, "in a child, changed");
+            _exit(0);
+        }
+        int status;
+        if (child < 0 || waitpid(child, &status, 0) != child) {
+            perror("growing: fork");
+            _exit(2);
+        }
+        if (status) _exit(WIFEXITED(status) ? WEXITSTATUS(status) : 2);
+    }
+    for (int i = 0; i < OBJECTS; i++) {
+        check(&objects[i], objects[i].size, "at the end");
+        free(objects[i].at);
+    }
+    return NULL;
+}
+
+int main(int count, char **words) {
+    for (int i = 1; i + 1 < count; i += 2) {
+        unsigned long value = strtoul(words[i + 1], NULL, 10);
+        if (!strcmp(words[i], "--threads")) threads = value;
+        else if (!strcmp(words[i], "--mib")) mib_max = value;
+        else if (!strcmp(words[i], "--rounds")) rounds = value;
+        else if (!strcmp(words[i], "--seed")) seed = value;
+        else return fprintf(stderr, "growing: unknown option %s\n", words[i]), 2;
+    }
+    if (threads < 1 || threads > THREADS_MAX || mib_max < 1) return fprintf(stderr, "growing: bad number\n"), 2;
+    printf("seed %lu\n", seed);
+    pthread_t ids[THREADS_MAX];
+    for (unsigned long i = 0; i < threads; i++)
+        if (pthread_create(&ids[i], NULL, work, (void *)(uintptr_t)i)) return 2;
+    for (unsigned long i = 0; i < threads; i++) pthread_join(ids[i], NULL);
+    return 0;
+}
