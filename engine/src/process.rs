@@ -333,21 +333,14 @@ impl Entered<'_> {
         range: Range<PageIndex>,
         call: impl FnOnce() -> Result<T, i32>,
     ) -> (Result<T, i32>, i64) {
-        let removed = self.regions().remove(range);
-        if let Some(runtime) = self.runtime {
-            for (part, _) in &removed {
-                // No region, so no fault brings anything in any more, and nothing is taken out.
-                runtime.engine().discard(part.clone(), |_| {});
+        self.giving_up(range, |removed| {
+            if let Some(runtime) = self.runtime {
+                for (part, _) in removed {
+                    runtime.engine().discard(part.clone(), |_| {});
+                }
             }
-        }
-        let result = call();
-        if result.is_ok() {
-            let charged = removed.iter().map(|(part, region)| charge(part, region)).sum();
-            return (result, charged);
-        }
-        // The kernel refused (too many mappings): the mapping is still there.
-        self.restore(&removed);
-        (result, 0)
+            call()
+        })
     }
 
     /// Runs `call`, which moves another mapping to `range`. Returns its result, and the pages that need no
@@ -357,12 +350,22 @@ impl Entered<'_> {
         range: Range<PageIndex>,
         call: impl FnOnce() -> Result<T, i32>,
     ) -> (Result<T, i32>, i64) {
-        // No region: no fault brings anything in there, and nothing is taken out.
+        self.giving_up(range, |_| call())
+    }
+
+    /// Runs `call`, after which what is managed of `range` now is not there any more.
+    fn giving_up<T>(
+        &self,
+        range: Range<PageIndex>,
+        call: impl FnOnce(&[(Range<PageIndex>, Region)]) -> Result<T, i32>,
+    ) -> (Result<T, i32>, i64) {
+        // No region: no fault brings anything in there any more, and nothing is taken out.
         let removed = self.regions().remove(range);
-        let result = call();
+        let result = call(&removed);
         if result.is_ok() {
             return (result, removed.iter().map(|(part, region)| charge(part, region)).sum());
         }
+        // The kernel refused (too many mappings): the mapping is still there.
         self.restore(&removed);
         (result, 0)
     }

@@ -371,7 +371,7 @@ impl Large {
 unsafe fn large_allocate(size: usize, align: usize, room: usize) -> *mut c_void {
     // As much before the object as it takes for a page before an aligned address.
     let front = align.max(PAGE_SIZE);
-    let plan = size.checked_add(front).and_then(|size| Header::plan(PAGE_SIZE, size, room));
+    let plan = Header::plan(PAGE_SIZE + front, size, room);
     // SAFETY: a new mapping, of which nobody else knows.
     unsafe {
         let Some(mapping) = plan.and_then(|plan| plan.reserve()) else { return null_mut() };
@@ -380,7 +380,7 @@ unsafe fn large_allocate(size: usize, align: usize, room: usize) -> *mut c_void 
             mapping.release();
             return null_mut();
         }
-        Header { size, ..mapping }.write(object);
+        mapping.write(object);
         if !LARGE.insert(object) {
             mapping.release();
             return null_mut();

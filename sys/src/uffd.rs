@@ -182,7 +182,8 @@ impl Uffd {
     /// Takes a range out of our care.
     ///
     /// # Safety
-    /// No page of the range may be out of the program: it would read as zeroes.
+    /// A page of the range that is out of the program reads as zeroes until the range is registered again: none
+    /// may be, or nothing may look.
     pub unsafe fn unregister(&self, start: usize, length: usize) -> Result<(), Errno> {
         let mut arg = Range { start: start as u64, len: length as u64 };
         self.ioctl(ior(0x01, size_of::<Range>()), (&raw mut arg).cast())

@@ -16,16 +16,12 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Memory that one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug)]
 pub struct Scratch {
-    codec: Codec,
     compressed: Box<[u8]>,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self {
-            codec: Codec,
-            compressed: vec![0; Codec::output_max(PAGE_SIZE).max(PAGE_SIZE)].into_boxed_slice(),
-        }
+        Self { compressed: vec![0; Codec::output_max(PAGE_SIZE).max(PAGE_SIZE)].into_boxed_slice() }
     }
 }
 
@@ -65,7 +61,7 @@ impl<S: SpanSource> Zswap<S> {
         let payload = match compressor {
             Compressor::None => page,
             Compressor::Lz4 => {
-                let length = scratch.codec.compress(page, &mut scratch.compressed);
+                let length = Codec::compress(page, &mut scratch.compressed);
                 if length > COMPRESSED_MAX {
                     return Err(StoreError::Incompressible);
                 }
