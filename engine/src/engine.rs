@@ -478,7 +478,7 @@ impl<M: Memory> Engine<M> {
         if transfer.length >= MOVE_RUN_MIN && writable && !matches!(transfer.source, Source::Device { .. }) {
             self.runs_wanted.fetch_add(1, Relaxed);
             self.donors_used.store(true, Relaxed);
-            if self.bring_by_move(&transfer, work) {
+            if self.bring_by_move(&transfer) {
                 self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
                 return;
             }
@@ -502,7 +502,7 @@ impl<M: Memory> Engine<M> {
             }
             Source::Memory => {
                 work.make_room(transfer.length);
-                let (loaded, error) = self.load(&transfer, &mut work.pages, &mut work.scratch);
+                let (loaded, error) = self.load(&transfer, &mut work.pages);
                 self.map_loaded(&transfer, loaded, error, &work.pages);
             }
             Source::Device { block } => {
@@ -531,14 +531,9 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    fn load(
-        &self,
-        transfer: &Transfer,
-        into: &mut [u8],
-        scratch: &mut Scratch,
-    ) -> (usize, Option<LoadError>) {
+    fn load(&self, transfer: &Transfer, into: &mut [u8]) -> (usize, Option<LoadError>) {
         for (nth, page) in into.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
-            if let Err(error) = self.swap.load(transfer, nth, page, scratch) {
+            if let Err(error) = self.swap.load(transfer, nth, page) {
                 return (nth, Some(error));
             }
         }
@@ -661,7 +656,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.
-    fn bring_by_move(&self, transfer: &Transfer, work: &mut Workspace) -> bool {
+    fn bring_by_move(&self, transfer: &Transfer) -> bool {
         if !self.memory.can_move() {
             return false;
         }
@@ -674,7 +669,7 @@ impl<M: Memory> Engine<M> {
         let done = match slot.frames_mut(frame, transfer.length) {
             None => None,
             Some(bytes) => match transfer.source {
-                Source::Memory => Some(self.load(transfer, bytes, &mut work.scratch)),
+                Source::Memory => Some(self.load(transfer, bytes)),
                 _ => {
                     bytes.fill(0);
                     Some((transfer.length, None))
@@ -1184,7 +1179,7 @@ impl<M: Memory> Engine<M> {
         entries.retain(|&(handle, owner)| !self.swap.drop_copy(owner, handle));
         let mut sent = 0;
         for chunk in entries.chunks(WRITE_BATCH_PAGES) {
-            sent += self.write_back(chunk, &mut work.scratch);
+            sent += self.write_back(chunk);
         }
         work.entries = entries;
         self.settle_pool();
@@ -1192,7 +1187,7 @@ impl<M: Memory> Engine<M> {
         before.saturating_sub(zswap.pool_pages()) + sent / 4
     }
 
-    fn write_back(&self, entries: &[(u32, PageIndex)], scratch: &mut Scratch) -> usize {
+    fn write_back(&self, entries: &[(u32, PageIndex)]) -> usize {
         let Some(device) = &self.device else { return 0 };
         if self.device_failed.load(Relaxed) || lock(&self.requests).writes >= WRITES_MAX {
             return 0;
@@ -1205,7 +1200,7 @@ impl<M: Memory> Engine<M> {
                 break;
             }
             let bytes = &mut buffer[begun.len() * BLOCK..][..BLOCK];
-            if let Some(hash) = self.swap.begin_writeback(owner, handle, bytes, scratch) {
+            if let Some(hash) = self.swap.begin_writeback(owner, handle, bytes) {
                 self.swap.blocks().set_hash(run.start + begun.len() as u64, hash);
                 begun.push((owner, handle, hash));
             }

@@ -162,9 +162,9 @@ impl Kick {
         *due = false;
         self.sleeping.store(false, SeqCst);
     }
-    /// A kick that costs nothing while reclaim is at work.
+    /// A kick that costs nothing while reclaim is at work, or has been kicked and is not awake yet.
     fn if_sleeping(&self) {
-        if self.sleeping.load(SeqCst) {
+        if self.sleeping.load(SeqCst) && self.sleeping.swap(false, SeqCst) {
             self.now();
         }
     }

@@ -30,6 +30,7 @@ pub mod error;
 pub mod hash;
 pub mod place;
 pub mod reclaim;
+mod slab;
 pub mod stats;
 pub mod streams;
 pub mod swap;

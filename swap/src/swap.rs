@@ -346,17 +346,11 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Reads page number `nth` of a transfer whose source is memory.
-    pub fn load(
-        &self,
-        transfer: &Transfer,
-        nth: usize,
-        out: &mut [u8],
-        scratch: &mut Scratch,
-    ) -> Result<(), LoadError> {
+    pub fn load(&self, transfer: &Transfer, nth: usize, out: &mut [u8]) -> Result<(), LoadError> {
         match transfer.words[nth].place() {
             Some(Place::Same(pattern)) => Place::fill(pattern, out),
             Some(Place::Pool(handle)) => {
-                self.zswap.load(handle, out, &self.key, scratch)?;
+                self.zswap.load(handle, out, &self.key)?;
             }
             _ => unreachable!("only pages in memory are loaded"),
         }
@@ -668,13 +662,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// Begins to write a pool entry back to the device: its bytes and their hash. The entry can be read
     /// and freed meanwhile; the flag in its word says at the end whether it was.
-    pub fn begin_writeback(
-        &self,
-        owner: PageIndex,
-        handle: u32,
-        out: &mut [u8],
-        scratch: &mut Scratch,
-    ) -> Option<PageHash> {
+    pub fn begin_writeback(&self, owner: PageIndex, handle: u32, out: &mut [u8]) -> Option<PageHash> {
         {
             let mut cluster = self.table.lock(owner.cluster())?;
             let word = cluster.get(owner.offset());
@@ -689,7 +677,7 @@ impl<S: SpanSource> Swap<S> {
         }
         // The entry may be freed now, and the handle be another page's: then the flag is gone, or the
         // hashes differ, and the end of the writeback drops what was written.
-        self.zswap.load(handle, out, &self.key, scratch).ok()
+        self.zswap.load(handle, out, &self.key).ok()
     }
 
     /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the

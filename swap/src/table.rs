@@ -12,15 +12,14 @@
 //! which takes them in order of cluster number.
 
 use crate::entry::{CLUSTER_PAGES, ClusterNumber};
+use crate::slab::Slab;
 use crate::word::{State, Word};
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Clusters that the first slab segment holds, about 34 KiB; each further one holds twice as many. So the
-/// table of a small process is small, and segments never move.
+/// Clusters that the first segment of the slab holds, about 34 KiB. There is room for 2^27, 256 TiB of touched
+/// memory.
 const FIRST_SEGMENT: usize = 8;
-/// Slab segments: room for 2^27 clusters, 256 TiB of touched memory.
-const SEGMENTS: usize = 24;
 /// Cluster numbers that one leaf of the directory covers: 512 MiB of addresses.
 const LEAF_CLUSTERS: usize = 1 << 8;
 /// Leaves of one branch: 256 GiB of addresses.
@@ -62,13 +61,12 @@ struct Cluster {
 
 type Leaf = Box<[AtomicU32; LEAF_CLUSTERS]>;
 type Branch = Box<[OnceLock<Leaf>; BRANCH_LEAVES]>;
-type Segment = Box<[Cluster]>;
 
 /// The table of one object.
 #[derive(Debug)]
 pub struct Table {
     branches: Box<[OnceLock<Branch>]>,
-    segments: [OnceLock<Segment>; SEGMENTS],
+    clusters: Slab<Cluster, FIRST_SEGMENT>,
     free: Mutex<FreeList>,
     bytes: AtomicUsize,
 }
@@ -90,7 +88,7 @@ impl Default for Table {
     fn default() -> Self {
         Self {
             branches: (0..BRANCHES).map(|_| OnceLock::new()).collect(),
-            segments: [const { OnceLock::new() }; SEGMENTS],
+            clusters: Slab::default(),
             free: Mutex::default(),
             bytes: AtomicUsize::new(0),
         }
@@ -125,8 +123,7 @@ impl Table {
     }
 
     fn cluster(&self, id: u32) -> &Cluster {
-        let (segment, at) = segment_of(id);
-        &self.segments[segment].get().expect("an id that was handed out")[at]
+        self.clusters.get(id).expect("an id that was handed out")
     }
 
     fn guard(&self, id: u32) -> ClusterGuard<'_> {
@@ -169,12 +166,7 @@ impl Table {
             }
             let id = free.ids.pop().unwrap_or_else(|| {
                 let id = free.used;
-                let segment = segment_of(id).0;
-                self.segments[segment].get_or_init(|| {
-                    let clusters = FIRST_SEGMENT << segment;
-                    self.bytes.fetch_add(clusters * size_of::<Cluster>(), Relaxed);
-                    (0..clusters).map(|_| Cluster::new()).collect()
-                });
+                self.bytes.fetch_add(self.clusters.make(id, Cluster::new), Relaxed);
                 free.used += 1;
                 id
             });
@@ -245,13 +237,6 @@ impl Table {
             None
         })
     }
-}
-
-/// The segment of a cluster, and its place there.
-fn segment_of(id: u32) -> (usize, usize) {
-    let nth = id as usize / FIRST_SEGMENT + 1;
-    let segment = nth.ilog2() as usize;
-    (segment, id as usize - FIRST_SEGMENT * ((1 << segment) - 1))
 }
 
 /// Takes a lock whose holder cannot have left it inconsistent: the data are counters and words that are
@@ -398,18 +383,6 @@ mod tests {
         table.lock_or_create(b).set(1, Word::present(None));
         table.release_if_empty(b);
         assert!(table.lock(b).is_some(), "a cluster with a page stays");
-    }
-
-    #[test]
-    fn every_id_has_a_place_of_its_own() {
-        let mut next = (0, 0);
-        for id in 0..5000 {
-            assert_eq!(segment_of(id), next);
-            next.1 += 1;
-            if next.1 == FIRST_SEGMENT << next.0 {
-                next = (next.0 + 1, 0);
-            }
-        }
     }
 
     #[test]

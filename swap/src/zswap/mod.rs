@@ -10,8 +10,6 @@ use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
 use codec::Codec;
 use pool::{Header, Pool, SpanSource};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Memory that one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug)]
@@ -25,28 +23,16 @@ impl Default for Scratch {
     }
 }
 
-/// The compressed store. Its lock is held for a copy of at most a page, never while a codec runs.
+/// The compressed store.
 #[derive(Debug)]
 pub struct Zswap<S: SpanSource> {
-    pool: Mutex<Pool<S>>,
-    /// The pool's pages, and those of them that are shared by fork: read at every fault, without the lock.
-    pages: AtomicUsize,
-    frozen: AtomicUsize,
+    pool: Pool<S>,
 }
 
 impl<S: SpanSource> Zswap<S> {
     /// An empty store on memory from `source`.
     pub fn new(source: S) -> Self {
-        Self { pool: Mutex::new(Pool::new(source)), pages: AtomicUsize::new(0), frozen: AtomicUsize::new(0) }
-    }
-
-    /// Changes the pool.
-    fn change<T>(&self, change: impl FnOnce(&mut Pool<S>) -> T) -> T {
-        let mut pool = crate::table::lock(&self.pool);
-        let result = change(&mut pool);
-        self.pages.store(pool.pages(), Relaxed);
-        self.frozen.store(pool.frozen_pages(), Relaxed);
-        result
+        Self { pool: Pool::new(source) }
     }
 
     /// Compresses and stores a page. `hash` is the hash of `page`.
@@ -69,80 +55,67 @@ impl<S: SpanSource> Zswap<S> {
             }
         };
         let header = Header { hash, owner, length: payload.len() as u16, codec: compressor };
-        self.change(|pool| pool.insert(&header, payload)).ok_or(StoreError::NoMemory)
+        self.pool.insert(&header, payload).ok_or(StoreError::NoMemory)
     }
 
     /// Reads a page back and proves it: what comes out is what was stored, or an error.
-    pub fn load(
-        &self,
-        handle: u32,
-        out: &mut [u8],
-        key: &HashKey,
-        scratch: &mut Scratch,
-    ) -> Result<PageHash, LoadError> {
-        let header = {
-            let pool = crate::table::lock(&self.pool);
-            let (header, payload) = pool.get(handle).ok_or(LoadError::Decompress)?;
-            let into = if header.codec == Compressor::None { &mut *out } else { &mut scratch.compressed };
-            into.get_mut(..payload.len()).ok_or(LoadError::Decompress)?.copy_from_slice(payload);
-            header
+    pub fn load(&self, handle: u32, out: &mut [u8], key: &HashKey) -> Result<PageHash, LoadError> {
+        let decode = |header: Header, payload: &[u8]| {
+            match header.codec {
+                Compressor::None if payload.len() == out.len() => out.copy_from_slice(payload),
+                Compressor::None => return Err(LoadError::Decompress),
+                Compressor::Lz4 => Codec::decompress(payload, out)?,
+            }
+            Ok(header.hash)
         };
-        let length = usize::from(header.length);
-        match header.codec {
-            Compressor::None if length == out.len() => {}
-            Compressor::None => return Err(LoadError::Decompress),
-            Compressor::Lz4 => Codec::decompress(&scratch.compressed[..length], out)?,
-        }
-        if key.hash(out) != header.hash {
-            return Err(LoadError::Hash);
-        }
-        Ok(header.hash)
+        let hash = self.pool.read(handle, decode).ok_or(LoadError::Decompress)??;
+        if key.hash(out) == hash { Ok(hash) } else { Err(LoadError::Hash) }
     }
 
     /// The hash under which an entry was stored.
     pub fn hash(&self, handle: u32) -> Option<PageHash> {
-        Some(crate::table::lock(&self.pool).get(handle)?.0.hash)
+        self.pool.read(handle, |header, _| header.hash)
     }
 
     /// Frees an entry.
     pub fn free(&self, handle: u32) {
-        self.change(|pool| pool.remove(handle));
+        self.pool.remove(handle);
     }
 
     /// Tells an entry that its page has another index now.
     pub fn set_owner(&self, handle: u32, owner: PageIndex) {
-        crate::table::lock(&self.pool).set_owner(handle, owner);
+        self.pool.set_owner(handle, owner);
     }
 
     /// Pages of memory that the pool holds.
     pub fn pool_pages(&self) -> usize {
-        self.pages.load(Relaxed)
+        self.pool.pages()
     }
 
     /// Pages that the pool holds and shares by fork.
     pub fn frozen_pages(&self) -> usize {
-        self.frozen.load(Relaxed)
+        self.pool.frozen_pages()
     }
 
     /// Freezes the pool before a fork: what it holds stays shared by parent and child.
     pub fn freeze(&self) {
-        self.change(Pool::freeze);
+        self.pool.freeze();
     }
 
     /// Stored entries, and the bytes of their payload.
     pub fn stored(&self) -> (u64, u64) {
-        let pool = crate::table::lock(&self.pool);
-        (pool.entries(), pool.payload_bytes())
+        self.pool.stored()
     }
 
-    /// The next entries under the clock hand: (handle, owner), at most `count`, and at most one turn.
+    /// The next entries under the clock hand: (handle, owner), at least `count` if there are so many, and at
+    /// most one turn.
     pub fn clock(&self, count: usize, into: &mut Vec<(u32, PageIndex)>) {
-        crate::table::lock(&self.pool).clock(count, into);
+        self.pool.clock(count, into);
     }
 
     /// Flips a bit of a stored entry: for tests of damage.
     #[doc(hidden)]
     pub fn damage(&self, handle: u32) {
-        crate::table::lock(&self.pool).damage(handle);
+        self.pool.damage(handle);
     }
 }

@@ -14,7 +14,11 @@
 use crate::config::{Compressor, SPAN_BYTES, SPAN_PAGES};
 use crate::entry::PageIndex;
 use crate::hash::PageHash;
+use crate::slab::Slab;
+use crate::table::lock;
 use std::ops::DerefMut;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard};
 
 /// Where the pool's memory comes from.
 ///
@@ -42,12 +46,15 @@ pub struct Header {
 
 /// Bytes of an encoded [`Header`].
 pub const HEADER_BYTES: usize = 28;
-const SLOT_BITS: u32 = 10;
+/// Slots of the smallest class: 512.
+const SLOT_BITS: u32 = 9;
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
 /// A pool of fewer spans is small: 2 MiB.
 const SMALL_POOL_SPANS: usize = 64;
-/// Spans: 2^22 × 32 KiB = 128 GiB of pool.
-const SPANS_MAX: usize = 1 << 22;
+/// Spans: 2^23 × 32 KiB = 256 GiB of pool.
+const SPANS_MAX: usize = 1 << (32 - SLOT_BITS);
+/// Spans in the first segment of their slab: 1 MiB.
+const FIRST_SEGMENT: usize = 32;
 
 impl Header {
     fn write(&self, to: &mut [u8]) {
@@ -92,257 +99,305 @@ fn class_sizes() -> Vec<usize> {
 struct Class {
     size: usize,
     slots: usize,
-    /// Spans of this class with a free slot.
-    partial: Vec<u32>,
 }
 
-struct SpanEntry<M> {
+/// A span with its memory. Its lock is held while an entry is read, decompressed or written: nobody who waits
+/// for it holds up others.
+struct Span<M> {
     memory: M,
     class: u8,
     used_count: u16,
-    /// Index in the class's `partial`, if the span is there.
-    partial: Option<u32>,
     /// Shared with another process by fork: read and freed, never written, so that it stays shared.
     frozen: bool,
-    used: [u64; SLOTS_MAX / 64],
+    used: Used,
 }
 
-/// The pool.
-pub struct Pool<S: SpanSource> {
+type Used = [u64; SLOTS_MAX / 64];
+
+/// Which spans have room, and what there is in all.
+struct Lists<S> {
     source: S,
-    classes: Vec<Class>,
-    spans: Vec<Option<Box<SpanEntry<S::Span>>>>,
+    /// Of each class, the spans with a free slot.
+    partial: Vec<Vec<u32>>,
+    /// Of each span, its index in `partial` of its class, if it is there.
+    partial_at: Vec<Option<u32>>,
     free_ids: Vec<u32>,
-    span_count: usize,
-    frozen_count: usize,
     entries: u64,
     payload_bytes: u64,
     hand: u32,
 }
 
+/// The pool.
+///
+/// Lock order: the lists, then a span; two spans are never locked at once.
+pub struct Pool<S: SpanSource> {
+    classes: Vec<Class>,
+    spans: Slab<Mutex<Option<Span<S::Span>>>, FIRST_SEGMENT>,
+    lists: Mutex<Lists<S>>,
+    /// Pages held, and those of them that are shared by fork: read at every fault, without the lock.
+    pages: AtomicUsize,
+    frozen: AtomicUsize,
+}
+
 impl<S: SpanSource> std::fmt::Debug for Pool<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pool({} entries in {} spans)", self.entries, self.span_count)
+        write!(f, "Pool({} entries in {} pages)", self.stored().0, self.pages())
+    }
+}
+
+fn split(handle: u32) -> (u32, usize) {
+    (handle >> SLOT_BITS, handle as usize & (SLOTS_MAX - 1))
+}
+
+impl<M: DerefMut<Target = [u8]>> Span<M> {
+    fn holds(&self, slot: usize) -> bool {
+        self.used[slot / 64] >> (slot % 64) & 1 == 1
+    }
+
+    fn entry(&self, slot: usize, size: usize) -> Option<(Header, &[u8])> {
+        let bytes = self.memory.get(slot * size..)?.get(..size)?;
+        let header = Header::read(bytes)?;
+        Some((header, bytes[HEADER_BYTES..].get(..usize::from(header.length))?))
     }
 }
 
 impl<S: SpanSource> Pool<S> {
     /// An empty pool.
     pub fn new(source: S) -> Self {
-        let classes = class_sizes()
+        let classes: Vec<Class> = class_sizes()
             .into_iter()
-            .map(|size| Class { size, slots: (SPAN_BYTES / size).min(SLOTS_MAX), partial: Vec::new() })
+            .map(|size| Class { size, slots: (SPAN_BYTES / size).min(SLOTS_MAX) })
             .collect();
-        Self {
+        let lists = Lists {
             source,
-            classes,
-            spans: Vec::new(),
+            partial: classes.iter().map(|_| Vec::new()).collect(),
+            partial_at: Vec::new(),
             free_ids: Vec::new(),
-            span_count: 0,
-            frozen_count: 0,
             entries: 0,
             payload_bytes: 0,
             hand: 0,
+        };
+        Self {
+            classes,
+            spans: Slab::default(),
+            lists: Mutex::new(lists),
+            pages: AtomicUsize::new(0),
+            frozen: AtomicUsize::new(0),
         }
     }
 
+    fn span(&self, id: u32) -> Option<MutexGuard<'_, Option<Span<S::Span>>>> {
+        self.spans.get(id).map(lock)
+    }
+
+    /// Runs `change` on the span of an entry that is there, with its slot and the size of slots.
+    fn with<T>(&self, handle: u32, change: impl FnOnce(&mut Span<S::Span>, usize, usize) -> T) -> Option<T> {
+        let (id, slot) = split(handle);
+        let mut guard = self.span(id)?;
+        let span = guard.as_mut().filter(|span| span.holds(slot))?;
+        let size = self.classes[usize::from(span.class)].size;
+        Some(change(span, slot, size))
+    }
+
     /// Stores a payload under a header and returns its handle; `None` if no memory can be had.
-    pub fn insert(&mut self, header: &Header, payload: &[u8]) -> Option<u32> {
+    pub fn insert(&self, header: &Header, payload: &[u8]) -> Option<u32> {
         let needed = HEADER_BYTES + payload.len();
         let class = self.classes.partition_point(|class| class.size < needed);
-        let class = self.roomier(class);
-        let span = match self.classes.get(class)?.partial.last() {
-            Some(&span) => span,
-            None => self.add_span(class)?,
+        let mut lists = lock(&self.lists);
+        let class = self.roomier(&lists, class);
+        let id = match lists.partial.get(class)?.last() {
+            Some(&id) => id,
+            None => self.add_span(&mut lists, class)?,
         };
-        let Class { size, slots, .. } = self.classes[class];
-        let entry = self.spans[span as usize].as_mut().expect("a partial span exists");
-        let slot = first_clear(&entry.used).expect("a partial span has room");
+        let Class { size, slots } = self.classes[class];
+        let mut guard = self.span(id).expect("a partial span exists");
+        let span = guard.as_mut().expect("a partial span exists");
+        let slot = first_clear(&span.used).expect("a partial span has room");
         debug_assert!(slot < slots);
-        entry.used[slot / 64] |= 1 << (slot % 64);
-        entry.used_count += 1;
-        let bytes = &mut entry.memory[slot * size..][..needed];
+        span.used[slot / 64] |= 1 << (slot % 64);
+        span.used_count += 1;
+        if usize::from(span.used_count) == slots {
+            lists.unlink_partial(id, class);
+        }
+        lists.entries += 1;
+        lists.payload_bytes += payload.len() as u64;
+        // The span's lock keeps others from the entry until it is whole.
+        drop(lists);
+        let bytes = &mut span.memory[slot * size..][..needed];
         header.write(bytes);
         bytes[HEADER_BYTES..].copy_from_slice(payload);
-        if usize::from(entry.used_count) == slots {
-            self.unlink_partial(span);
-        }
-        self.entries += 1;
-        self.payload_bytes += payload.len() as u64;
-        Some(span << SLOT_BITS | slot as u32)
+        Some(id << SLOT_BITS | slot as u32)
     }
 
     /// The class to use in place of `class`: a small pool would be all half-empty spans if each class had
     /// its own, so there an entry goes to the next larger class that has room.
-    fn roomier(&self, class: usize) -> usize {
-        if self.span_count - self.frozen_count >= SMALL_POOL_SPANS {
+    fn roomier(&self, lists: &Lists<S>, class: usize) -> usize {
+        if self.pages() - self.frozen_pages() >= SMALL_POOL_SPANS * SPAN_PAGES {
             return class;
         }
-        let has_room = |class: &Class| !class.partial.is_empty();
-        let larger = self.classes.get(class..).unwrap_or_default();
-        larger.iter().position(has_room).map_or(class, |at| class + at)
+        let larger = lists.partial.get(class..).unwrap_or_default();
+        larger.iter().position(|partial| !partial.is_empty()).map_or(class, |at| class + at)
     }
 
-    fn locate(&self, handle: u32) -> Option<(&SpanEntry<S::Span>, usize)> {
-        let slot = handle as usize & (SLOTS_MAX - 1);
-        let entry = self.spans.get((handle >> SLOT_BITS) as usize)?.as_ref()?;
-        (entry.used[slot / 64] >> (slot % 64) & 1 == 1).then_some((entry, slot))
-    }
-
-    /// The header and payload behind a handle.
-    pub fn get(&self, handle: u32) -> Option<(Header, &[u8])> {
-        let (entry, slot) = self.locate(handle)?;
-        let size = self.classes[usize::from(entry.class)].size;
-        let bytes = &entry.memory[slot * size..][..size];
-        let header = Header::read(bytes)?;
-        Some((header, bytes[HEADER_BYTES..].get(..usize::from(header.length))?))
+    /// Lends the header and payload behind a handle.
+    pub fn read<T>(&self, handle: u32, use_it: impl FnOnce(Header, &[u8]) -> T) -> Option<T> {
+        self.with(handle, |span, slot, size| {
+            let (header, payload) = span.entry(slot, size)?;
+            Some(use_it(header, payload))
+        })?
     }
 
     /// Frees an entry.
     ///
     /// # Panics
     /// If the handle names none: an entry freed twice would be somebody else's the second time.
-    pub fn remove(&mut self, handle: u32) {
-        let (_, payload) = self.get(handle).expect("a handle is freed once");
-        self.payload_bytes -= payload.len() as u64;
-        self.entries -= 1;
-        let (span, slot) = (handle >> SLOT_BITS, handle as usize & (SLOTS_MAX - 1));
-        let entry = self.spans[span as usize].as_mut().expect("located above");
-        entry.used[slot / 64] &= !(1 << (slot % 64));
-        entry.used_count -= 1;
-        let class = usize::from(entry.class);
-        if entry.used_count == 0 {
-            let frozen = entry.frozen;
-            if entry.partial.is_some() {
-                self.unlink_partial(span);
+    pub fn remove(&self, handle: u32) {
+        let (id, slot) = split(handle);
+        let mut lists = lock(&self.lists);
+        let mut guard = self.span(id).expect("a handle is freed once");
+        let span = guard.as_mut().filter(|span| span.holds(slot)).expect("a handle is freed once");
+        let class = usize::from(span.class);
+        let payload = span.entry(slot, self.classes[class].size).map_or(0, |(_, payload)| payload.len());
+        lists.payload_bytes -= payload as u64;
+        lists.entries -= 1;
+        span.used[slot / 64] &= !(1 << (slot % 64));
+        span.used_count -= 1;
+        if span.used_count > 0 {
+            if lists.partial_at[id as usize].is_none() && !span.frozen {
+                lists.link_partial(id, class);
             }
-            self.frozen_count -= usize::from(frozen);
-            self.spans[span as usize] = None;
-            // Capacity was reserved when the span was added: freeing needs no memory.
-            self.free_ids.push(span);
-            self.span_count -= 1;
-        } else if entry.partial.is_none() && !entry.frozen {
-            entry.partial = Some(self.classes[class].partial.len() as u32);
-            self.classes[class].partial.push(span);
+            return;
         }
+        let span = guard.take();
+        drop(guard);
+        if lists.partial_at[id as usize].is_some() {
+            lists.unlink_partial(id, class);
+        }
+        // Capacity was reserved when the span was added: freeing needs no memory.
+        lists.free_ids.push(id);
+        drop(lists);
+        let frozen = span.is_some_and(|span| span.frozen);
+        // Its memory has gone back: now it counts no more.
+        if frozen {
+            self.frozen.fetch_sub(SPAN_PAGES, Relaxed);
+        }
+        self.pages.fetch_sub(SPAN_PAGES, Relaxed);
     }
 
     /// Changes an entry's owner.
-    pub fn set_owner(&mut self, handle: u32, owner: PageIndex) {
-        if let Some((mut header, _)) = self.get(handle) {
-            header.owner = owner;
-            let (span, slot) = (handle >> SLOT_BITS, handle as usize & (SLOTS_MAX - 1));
-            let entry = self.spans[span as usize].as_mut().expect("located above");
-            let size = self.classes[usize::from(entry.class)].size;
-            header.write(&mut entry.memory[slot * size..][..HEADER_BYTES]);
-        }
-    }
-
-    fn add_span(&mut self, class: usize) -> Option<u32> {
-        let id = match self.free_ids.last() {
-            Some(&id) => id,
-            None if self.spans.len() == SPANS_MAX => return None,
-            None => self.spans.len() as u32,
-        };
-        let memory = self.source.take()?;
-        assert_eq!(memory.len(), SPAN_BYTES);
-        if self.free_ids.pop().is_none() {
-            self.spans.push(None);
-            let spans = self.spans.len();
-            self.free_ids.reserve(spans);
-            for class in &mut self.classes {
-                // A span is partial in one class only, but may be in any.
-                let wanted = spans.min(class.partial.len() + 64);
-                class.partial.reserve(wanted - class.partial.len());
+    pub fn set_owner(&self, handle: u32, owner: PageIndex) {
+        self.with(handle, |span, slot, size| {
+            if let Some((header, _)) = span.entry(slot, size) {
+                Header { owner, ..header }.write(&mut span.memory[slot * size..][..HEADER_BYTES]);
             }
-        }
-        let partial = &mut self.classes[class].partial;
-        self.spans[id as usize] = Some(Box::new(SpanEntry {
-            memory,
-            class: class as u8,
-            used_count: 0,
-            partial: Some(partial.len() as u32),
-            frozen: false,
-            // Slots beyond the class's number are marked used for ever.
-            used: used_beyond(self.classes[class].slots),
-        }));
-        self.classes[class].partial.push(id);
-        self.span_count += 1;
-        Some(id)
+        });
     }
 
-    fn unlink_partial(&mut self, span: u32) {
-        let entry = self.spans[span as usize].as_mut().expect("a linked span exists");
-        let at = entry.partial.take().expect("it was partial") as usize;
-        let partial = &mut self.classes[usize::from(entry.class)].partial;
-        partial.swap_remove(at);
-        if let Some(&moved) = partial.get(at) {
-            self.spans[moved as usize].as_mut().expect("a linked span exists").partial = Some(at as u32);
+    fn add_span(&self, lists: &mut Lists<S>, class: usize) -> Option<u32> {
+        let id = match lists.free_ids.last() {
+            Some(&id) => id,
+            None if lists.partial_at.len() == SPANS_MAX => return None,
+            None => lists.partial_at.len() as u32,
+        };
+        let memory = lists.source.take()?;
+        assert_eq!(memory.len(), SPAN_BYTES);
+        if lists.free_ids.pop().is_none() {
+            self.spans.make(id, Mutex::default);
+            lists.partial_at.push(None);
+            lists.reserve();
         }
+        let used = used_beyond(self.classes[class].slots);
+        *self.span(id).expect("made above") =
+            Some(Span { memory, class: class as u8, used_count: 0, frozen: false, used });
+        lists.link_partial(id, class);
+        self.pages.fetch_add(SPAN_PAGES, Relaxed);
+        Some(id)
     }
 
     /// Pages of memory held.
     pub fn pages(&self) -> usize {
-        self.span_count * SPAN_PAGES
+        self.pages.load(Relaxed)
     }
 
     /// Pages of memory that are shared by fork.
     pub fn frozen_pages(&self) -> usize {
-        self.frozen_count * SPAN_PAGES
+        self.frozen.load(Relaxed)
     }
 
     /// Freezes every span: before a fork, in the name of both processes. What is stored from now on goes
     /// to spans of its own.
-    pub fn freeze(&mut self) {
-        for class in &mut self.classes {
-            class.partial.clear();
+    pub fn freeze(&self) {
+        let mut lists = lock(&self.lists);
+        lists.partial.iter_mut().for_each(Vec::clear);
+        lists.partial_at.fill(None);
+        let mut frozen = 0;
+        for id in 0..lists.partial_at.len() as u32 {
+            if let Some(span) = self.span(id).expect("made when it was added").as_mut() {
+                span.frozen = true;
+                frozen += SPAN_PAGES;
+            }
         }
-        for entry in self.spans.iter_mut().flatten() {
-            entry.partial = None;
-            entry.frozen = true;
-        }
-        self.frozen_count = self.span_count;
+        self.frozen.store(frozen, Relaxed);
     }
 
-    /// Entries stored.
-    pub fn entries(&self) -> u64 {
-        self.entries
-    }
-
-    /// Bytes of their payload.
-    pub fn payload_bytes(&self) -> u64 {
-        self.payload_bytes
+    /// Entries stored, and the bytes of their payload.
+    pub fn stored(&self) -> (u64, u64) {
+        let lists = lock(&self.lists);
+        (lists.entries, lists.payload_bytes)
     }
 
     /// Advances the clock hand over up to `count` entries. Spans are visited in the order of their ids,
     /// which is roughly the order in which they were filled.
-    pub fn clock(&mut self, count: usize, into: &mut Vec<(u32, PageIndex)>) {
-        let spans = self.spans.len() as u32;
+    pub fn clock(&self, count: usize, into: &mut Vec<(u32, PageIndex)>) {
+        let mut lists = lock(&self.lists);
+        let spans = lists.partial_at.len() as u32;
         for _ in 0..spans {
             if into.len() >= count {
                 return;
             }
-            let span = self.hand % spans;
-            self.hand = span + 1;
-            let Some(entry) = &self.spans[span as usize] else { continue };
-            let slots = self.classes[usize::from(entry.class)].slots;
-            for slot in 0..slots {
-                if entry.used[slot / 64] >> (slot % 64) & 1 == 1 {
-                    let handle = span << SLOT_BITS | slot as u32;
-                    if let Some((header, _)) = self.get(handle) {
-                        into.push((handle, header.owner));
-                    }
+            let id = lists.hand % spans;
+            lists.hand = id + 1;
+            let guard = self.span(id).expect("made when it was added");
+            let Some(span) = guard.as_ref() else { continue };
+            let Class { size, slots } = self.classes[usize::from(span.class)];
+            for slot in (0..slots).filter(|&slot| span.holds(slot)) {
+                if let Some((header, _)) = span.entry(slot, size) {
+                    into.push((id << SLOT_BITS | slot as u32, header.owner));
                 }
             }
         }
     }
 
     #[doc(hidden)]
-    pub fn damage(&mut self, handle: u32) {
-        let (span, slot) = (handle >> SLOT_BITS, handle as usize & (SLOTS_MAX - 1));
-        let entry = self.spans[span as usize].as_mut().expect("a handle");
-        let size = self.classes[usize::from(entry.class)].size;
-        entry.memory[slot * size + HEADER_BYTES] ^= 0x10;
+    pub fn damage(&self, handle: u32) {
+        self.with(handle, |span, slot, size| span.memory[slot * size + HEADER_BYTES] ^= 0x10);
+    }
+}
+
+impl<S> Lists<S> {
+    /// Makes room for all that linking and freeing spans may push.
+    fn reserve(&mut self) {
+        let spans = self.partial_at.len();
+        self.free_ids.reserve(spans);
+        for partial in &mut self.partial {
+            // A span is partial in one class only, but may be in any.
+            let wanted = spans.min(partial.len() + 64);
+            partial.reserve(wanted - partial.len());
+        }
+    }
+
+    fn link_partial(&mut self, id: u32, class: usize) {
+        self.partial_at[id as usize] = Some(self.partial[class].len() as u32);
+        self.partial[class].push(id);
+    }
+
+    fn unlink_partial(&mut self, id: u32, class: usize) {
+        let at = self.partial_at[id as usize].take().expect("it was partial") as usize;
+        let partial = &mut self.partial[class];
+        partial.swap_remove(at);
+        if let Some(&moved) = partial.get(at) {
+            self.partial_at[moved as usize] = Some(at as u32);
+        }
     }
 }
 
@@ -351,7 +406,8 @@ fn first_clear(bits: &[u64]) -> Option<usize> {
     Some(word * 64 + bits[word].trailing_ones() as usize)
 }
 
-fn used_beyond(slots: usize) -> [u64; SLOTS_MAX / 64] {
+/// Slots beyond the class's number are marked used for ever.
+fn used_beyond(slots: usize) -> Used {
     std::array::from_fn(|word| match slots.saturating_sub(word * 64) {
         0 => u64::MAX,
         n @ 1..64 => u64::MAX << n,
@@ -408,7 +464,7 @@ pub(crate) mod tests {
             limit in 1usize..40,
         ) {
             let left = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(limit));
-            let mut pool = Pool::new(Heap(left.clone()));
+            let pool = Pool::new(Heap(left.clone()));
             let mut model: HashMap<u32, (Header, Vec<u8>)> = HashMap::new();
             for (kind, length, tag) in steps {
                 if kind < 160 {
@@ -430,9 +486,10 @@ pub(crate) mod tests {
                     model.remove(&handle);
                 }
                 for (handle, (header, payload)) in &model {
-                    prop_assert_eq!(pool.get(*handle), Some((*header, &payload[..])));
+                    prop_assert_eq!(pool.read(*handle, |h, p| (h, p.to_vec())), Some((*header, payload.clone())));
                 }
-                prop_assert_eq!(pool.entries(), model.len() as u64);
+                let bytes: usize = model.values().map(|(_, payload)| payload.len()).sum();
+                prop_assert_eq!(pool.stored(), (model.len() as u64, bytes as u64));
                 let mut seen = Vec::new();
                 pool.clock(usize::MAX, &mut seen);
                 prop_assert_eq!(seen.len(), model.len());

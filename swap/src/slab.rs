@@ -1,0 +1,76 @@
+//! Values that are found by number and never move: segments, each twice as large as the one before, so that
+//! the slab of a small process is small.
+
+use std::sync::OnceLock;
+
+const SEGMENTS: usize = 24;
+
+/// Room for `FIRST` × 2²⁴ values; the first segment holds `FIRST`.
+#[derive(Debug)]
+pub(crate) struct Slab<T, const FIRST: usize> {
+    segments: [OnceLock<Box<[T]>>; SEGMENTS],
+}
+
+impl<T, const FIRST: usize> Default for Slab<T, FIRST> {
+    fn default() -> Self {
+        Self { segments: [const { OnceLock::new() }; SEGMENTS] }
+    }
+}
+
+impl<T, const FIRST: usize> Slab<T, FIRST> {
+    /// The value of that number, if its segment was made.
+    pub(crate) fn get(&self, id: u32) -> Option<&T> {
+        let (segment, at) = Self::segment_of(id);
+        Some(&self.segments.get(segment)?.get()?[at])
+    }
+
+    /// Makes the segment of that number, if there is none. Returns the bytes that it took.
+    ///
+    /// # Panics
+    /// If the number is beyond the slab.
+    pub(crate) fn make(&self, id: u32, mut value: impl FnMut() -> T) -> usize {
+        let segment = Self::segment_of(id).0;
+        let mut bytes = 0;
+        self.segments[segment].get_or_init(|| {
+            let values = FIRST << segment;
+            bytes = values * size_of::<T>();
+            (0..values).map(|_| value()).collect()
+        });
+        bytes
+    }
+
+    /// The segment of a number, and its place there.
+    fn segment_of(id: u32) -> (usize, usize) {
+        let nth = id as usize / FIRST + 1;
+        let segment = nth.ilog2() as usize;
+        (segment, id as usize - FIRST * ((1 << segment) - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_place_of_its_own() {
+        let mut next = (0, 0);
+        for id in 0..5000 {
+            assert_eq!(Slab::<u8, 8>::segment_of(id), next);
+            next.1 += 1;
+            if next.1 == 8 << next.0 {
+                next = (next.0 + 1, 0);
+            }
+        }
+    }
+
+    #[test]
+    fn segments_are_made_once_and_only_where_asked() {
+        let slab = Slab::<std::cell::Cell<u32>, 4>::default();
+        assert!(slab.get(0).is_none() && slab.get(u32::MAX).is_none());
+        assert_eq!(slab.make(5, || std::cell::Cell::new(7)), 8 * 4);
+        assert!(slab.get(3).is_none() && slab.get(12).is_none());
+        slab.get(5).unwrap().set(9);
+        assert_eq!(slab.make(4, || std::cell::Cell::new(1)), 0);
+        assert_eq!((slab.get(4).unwrap().get(), slab.get(5).unwrap().get()), (7, 9));
+    }
+}
