@@ -7,7 +7,8 @@ without swap of CAP × 1.03 + 32 MiB. It passes when it exits with 0, prints the
 of memory, and resident memory with page tables, sampled every 10 ms, never exceeded CAP × 1.03.
 
 Beside it the kernel's swap to zram (lz4), with CAP as the cgroup's limit: here zram's memory comes on top (column Z),
-so this arm has more RAM than ours; speed.py compares at equal RAM.
+so this arm has more RAM than ours. With --same-total a further run of ours has CAP + Z, the kernel's total, under the
+same conditions; speed.py compares that way in pairs.
 """
 
 import argparse
@@ -152,6 +153,10 @@ def measure(program, options):
         cap_bytes = whole_cap(int(native.resident_peak_bytes * factor))
         kernel = None if options.skip_kernel else measure_kernel(program, command, cap_bytes, options)
         ours = None if options.skip_ours else measure_ours(program, command, cap_bytes, options)
+        same_total_bytes, same_total = None, None
+        if options.same_total and kernel and ours:
+            same_total_bytes = whole_cap(cap_bytes + kernel.swap_used_peak_bytes)
+            same_total = measure_ours(program, command, same_total_bytes, options)
         results.append({
             "program": program.name,
             "factor": factor,
@@ -161,12 +166,13 @@ def measure(program, options):
             "kernel": kernel and kernel.figures(),
             "kernel_failed": kernel and bool(kernel.status or kernel.stdout != native.stdout),
             "ours": ours and ours.figures(),
-            "failures": ours and failures(ours, native, cap_bytes),
+            "same_total": same_total and same_total.figures(),
+            "failures": ours and failures(ours, native, cap_bytes) + (failures(same_total, native, same_total_bytes) if same_total else []),
         })  # fmt: skip
     return results
 
 
-HEADER = ("program", "need MiB", "factor", "cap MiB", "native s", "kernel s", "Z MiB", "ours s", "peak MiB", "of cap", "CPU native/kernel/ours", "verdict")
+HEADER = ("program", "need MiB", "factor", "cap MiB", "native s", "kernel s", "Z MiB", "ours s", "ours + Z s", "peak MiB", "of cap", "CPU native/kernel/ours", "verdict")
 
 
 def table_row(result):
@@ -182,6 +188,7 @@ def table_row(result):
         f"{kernel['wall_seconds']:.1f}{' FAILED' if result['kernel_failed'] else ''}" if kernel else "–",
         kernel["swap_used_peak_bytes"] // MIB if kernel else "–",
         f"{ours['wall_seconds']:.1f}" if ours else "–",
+        f"{result['same_total']['wall_seconds']:.1f}" if result["same_total"] else "–",
         f"{peak / MIB:.0f}" if ours else "–",
         f"{peak / result['cap_bytes']:.3f}" if ours else "–",
         cpu,
@@ -196,6 +203,7 @@ def parse():
     parser.add_argument("--factor", action="append", type=float, help="cap as a part of the need (default 0.6; may be repeated)")
     parser.add_argument("--skip-kernel", action="store_true", help="leave the kernel's arm out")
     parser.add_argument("--skip-ours", action="store_true", help="leave our arm out")
+    parser.add_argument("--same-total", action="store_true", help="run ours with the kernel's total memory too")
     parser.add_argument("--timeout", type=float, default=600, help="seconds until a run is given up (default %(default)s)")
     lib.add_arm_options(parser)
     options = parser.parse_args()

@@ -2,7 +2,8 @@
  *
  * Each thread has objects of sizes from a few bytes to --mib MiB, changes one after the other by realloc, and checks
  * what it kept and fills what is new. Every now and then the process forks: the child checks all objects of the
- * forking thread, changes some, and checks those again.
+ * forking thread, changes some, and checks those again. Before that, more objects than an allocator keeps special
+ * track of grow beyond the size from which it may give each a mapping, and shrink and go again.
  *
  *   growing --threads 3 --mib 12 --rounds 1500 --seed 1
  *
@@ -126,6 +127,33 @@ static void *work(void *argument) {
     return NULL;
 }
 
+enum { CROWD = 300, CROWD_STEP = 65536 };
+
+/* One byte in each 64 KiB says whose it is. */
+static void crowd(void) {
+    static unsigned char *objects[CROWD];
+    size_t sizes[] = {600000, 1300000, 1900000, 1200000, 5000};
+    for (size_t step = 0, before = 0; step < sizeof sizes / sizeof *sizes; before = sizes[step++])
+        for (int nth = 0; nth < CROWD; nth++) {
+            unsigned char *object = realloc(objects[nth], sizes[step]);
+            if (!object) {
+                perror("growing: realloc");
+                _exit(2);
+            }
+            objects[nth] = object;
+            for (size_t offset = 0; offset < sizes[step]; offset += CROWD_STEP) {
+                unsigned char want = (unsigned char)(1 + nth % 251 + (int)(offset / CROWD_STEP) % 3);
+                if (offset < before && object[offset] != want) {
+                    printf("object %d of a crowd, byte %zu: expected %02x, found %02x\n", nth, offset, want, object[offset]);
+                    fflush(stdout);
+                    _exit(1);
+                }
+                object[offset] = want;
+            }
+        }
+    for (int nth = 0; nth < CROWD; nth++) free(objects[nth]);
+}
+
 int main(int count, char **words) {
     for (int i = 1; i + 1 < count; i += 2) {
         unsigned long value = strtoul(words[i + 1], NULL, 10);
@@ -137,6 +165,7 @@ int main(int count, char **words) {
     }
     if (threads < 1 || threads > THREADS_MAX || mib_max < 1) return fprintf(stderr, "growing: bad number\n"), 2;
     printf("seed %lu\n", seed);
+    crowd();
     pthread_t ids[THREADS_MAX];
     for (unsigned long i = 0; i < threads; i++)
         if (pthread_create(&ids[i], NULL, work, (void *)(uintptr_t)i)) return 2;
