@@ -35,6 +35,9 @@ const STORE_BATCH: usize = 16;
 const STORE_NS_FIRST: u64 = 5_000;
 /// Batches on their way to the device at most.
 const WRITES_MAX: usize = 8;
+/// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
+/// stores.
+const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
 /// Free pages that a process keeps at least, however many share the cap.
 const FREE_MIN: i64 = 16;
 /// One page in so many keeps its copy although copies are not worth it just now.
@@ -1165,21 +1168,26 @@ impl<M: Memory> Engine<M> {
         pool_pages * 16 >= self.swap.pool_pages_max() * 15
     }
 
-    /// Makes room in a pool that nears its limit: kept copies go, then the entries under the clock hand
-    /// are written to the device. Returns the pages that were freed at once.
+    /// Makes room in a pool that nears its limit: kept copies go, and where there are none, the entries under
+    /// the clock hand are written to the device. Returns the pages that were freed at once.
     fn trim_pool(&self, work: &mut Workspace) -> usize {
         let zswap = self.swap.zswap();
         let before = zswap.pool_pages();
         if !self.is_nearly_full(before) {
             return 0;
         }
-        work.entries.clear();
-        zswap.clock(4 * WRITE_BATCH_PAGES, &mut work.entries);
         let mut entries = std::mem::take(&mut work.entries);
-        entries.retain(|&(handle, owner)| !self.swap.drop_copy(owner, handle));
         let mut sent = 0;
-        for chunk in entries.chunks(WRITE_BATCH_PAGES) {
-            sent += self.write_back(chunk);
+        if self.swap.drop_copies(TRIM_ENTRIES) == 0 {
+            while sent < TRIM_ENTRIES && self.is_nearly_full(zswap.pool_pages()) {
+                entries.clear();
+                zswap.clock(4 * WRITE_BATCH_PAGES, &mut entries);
+                let more: usize = entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk)).sum();
+                if more == 0 {
+                    break;
+                }
+                sent += more;
+            }
         }
         work.entries = entries;
         self.settle_pool();

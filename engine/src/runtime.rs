@@ -795,6 +795,8 @@ impl Runtime {
             device_in: counters.get(Counter::pswpin),
             device_ns: self.engine.read_ns(),
             hits: counters.get(Counter::swap_cache_hit),
+            displaced: counters.get(Counter::pool_limit_hit) + counters.get(Counter::zswpwb),
+            incompressible: counters.get(Counter::reject_compress_poor),
             reused: counters.get(Counter::swap_reuse),
             stale: self.engine.swap().copies_stale(),
         }
@@ -807,7 +809,7 @@ impl Runtime {
             pool: swap.zswap().pool_pages() as u64,
             device: swap.blocks().used(),
             cached: swap.cached().max(0) as u64,
-            full: swap.zswap().pool_pages() * 8 >= swap.pool_pages_max() * 7,
+            full: !swap.pool_has_room(),
         }
     }
 

@@ -21,6 +21,11 @@ const SHARE_MIN: f64 = 0.1;
 /// The share to begin with.
 const SHARE_FIRST: f64 = 0.8;
 
+/// What goes to the device first is a little colder than the pool: of pages that would be new there, faults are
+/// expected at this part of the pool's rate, until as many as this part of the pool's pages have been seen.
+const EXPECTED_RATE: f64 = 1.0 / 4.0;
+const EXPECTED_WEIGHT: f64 = 1.0 / 64.0;
+
 /// Evictions of pages with a copy after which their worth is looked at.
 const COPIES_MIN: u64 = 64;
 
@@ -75,7 +80,8 @@ impl Copies {
         let faults = device_in + totals.pool_in - self.seen.pool_in;
         if faults >= FAULTS_MIN {
             let cost = (totals.device_ns - self.seen.device_ns) as f64 - device_in as f64 * POOL_FAULT_NS;
-            self.device_loss = cost.max(0.0) / faults as f64 / sizes.device.max(1) as f64;
+            let each = cost.max(0.0) / faults as f64 / sizes.device.max(1) as f64;
+            self.device_loss = each * totals.displaced_part();
             self.seen = totals;
         }
         let (more, less) = (totals.reused - self.reused, totals.stale - self.stale);
@@ -106,10 +112,21 @@ pub struct Totals {
     pub device_ns: u64,
     /// Pages that came back from probation.
     pub hits: u64,
+    /// Pages that went to the device for want of room in the pool.
+    pub displaced: u64,
+    /// Pages that went there because they do not compress: no pool would hold them.
+    pub incompressible: u64,
     /// Kept copies that were of use, for the page was clean when it left.
     pub reused: u64,
     /// Kept copies that were of no use.
     pub stale: u64,
+}
+
+impl Totals {
+    /// The part of the device's pages that a larger pool would hold.
+    fn displaced_part(&self) -> f64 {
+        self.displaced as f64 / (self.displaced + self.incompressible).max(1) as f64
+    }
 }
 
 /// What is where just now, in pages.
@@ -157,8 +174,12 @@ impl Balance {
                 let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
                 let ratio = rate(sizes.stored, sizes.pool);
                 let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
-                let gain = ratio * rate(device_in, sizes.device) * saved;
-                let tail = rate(pool_in, sizes.stored).max(rate(hits, sizes.cached));
+                let pool_rate = rate(pool_in, sizes.stored);
+                let prior = (sizes.stored as f64 * EXPECTED_WEIGHT).max(1.0);
+                let device_rate =
+                    (device_in as f64 + prior * EXPECTED_RATE * pool_rate) / (sizes.device as f64 + prior);
+                let gain = ratio * device_rate * saved;
+                let tail = pool_rate.max(rate(hits, sizes.cached));
                 let loss = tail * POOL_FAULT_NS;
                 if gain > loss * MARGIN {
                     self.share += STEP;
@@ -179,6 +200,10 @@ mod tests {
     const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, cached: 100, full: true };
 
     fn settle(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
+        settle_in(Sizes { full, ..SIZES }, device_in, pool_in, hits)
+    }
+
+    fn settle_in(sizes: Sizes, device_in: u64, pool_in: u64, hits: u64) -> f64 {
         let mut balance = Balance::default();
         let mut totals = Totals::default();
         let mut share = 0.0;
@@ -187,7 +212,8 @@ mod tests {
             totals.device_ns += device_in * 100_000;
             totals.pool_in += pool_in;
             totals.hits += hits;
-            share = balance.share(totals, Sizes { full, ..SIZES }, 0.8);
+            totals.displaced += 1;
+            share = balance.share(totals, sizes, 0.8);
         }
         share
     }
@@ -203,31 +229,47 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_that_holds_all_keeps_its_room() {
+        let all = Sizes { device: 0, ..SIZES };
+        assert_eq!(settle_in(all, 0, 300, 10), 0.8);
+        assert_eq!(settle_in(all, 0, 3, 500), 0.1, "what is in it is cold");
+    }
+
+    #[test]
     fn pages_that_come_back_from_probation_at_once_are_worth_more_than_cold_ones_on_the_device() {
         assert_eq!(settle(10, 100, 500, true), 0.1);
     }
 
     #[test]
     fn copies_are_kept_where_reclaim_is_short_of_time_and_pages_stay_clean() {
-        let keep_in = |sizes: Sizes, reused: u64, stale: u64, busy: f64, waits: f64, device_in: u64| {
+        let keep_in = |sizes: Sizes, each: Totals, busy: f64, waits: f64| {
             let load = ReclaimLoad { busy, waits };
             let mut copies = Copies::default();
+            let mut totals = Totals { pool_in: 0, ..each };
             let mut last = false;
-            for round in 1..20 {
-                let device_in = round * device_in;
-                let device_ns = device_in * 100_000;
-                let (pool_in, reused, stale) = (round * 1000, round * reused, round * stale);
-                let totals = Totals { pool_in, device_in, device_ns, hits: 0, reused, stale };
+            for _ in 1..20 {
+                totals.pool_in += 1000;
+                totals.device_in += each.device_in;
+                totals.device_ns += each.device_in * 100_000;
+                totals.reused += each.reused;
+                totals.stale += each.stale;
                 last = copies.keep(load, 10_000.0, totals, sizes, 1000);
             }
             last
         };
-        let keep = |reused, stale, busy, waits| keep_in(SIZES, reused, stale, busy, waits, 0);
+        let clean = Totals { reused: 100, displaced: 1, ..Totals::default() };
+        let keep =
+            |reused, stale, busy, waits| keep_in(SIZES, Totals { reused, stale, ..clean }, busy, waits);
+        let busy_in = |sizes, each| keep_in(sizes, each, 1.0, 0.0);
         assert!(keep(100, 0, 1.0, 0.0));
-        assert!(keep_in(SIZES, 100, 0, 1.0, 0.0, 10), "the device holds what is cold");
-        assert!(!keep_in(SIZES, 100, 0, 1.0, 0.0, 300), "the pool is too small for what is not cold");
-        let roomy = Sizes { full: false, ..SIZES };
-        assert!(keep_in(roomy, 100, 0, 1.0, 0.0, 300), "the device holds what does not compress");
+        assert!(busy_in(SIZES, Totals { device_in: 10, ..clean }), "the device holds what is cold");
+        let warm = Totals { device_in: 300, ..clean };
+        assert!(!busy_in(SIZES, warm), "the pool is too small for what is not cold");
+        assert!(busy_in(Sizes { full: false, ..SIZES }, warm), "there is room");
+        assert!(
+            busy_in(SIZES, Totals { incompressible: 99, ..warm }),
+            "the device holds what does not compress"
+        );
         assert!(keep(100, 0, 0.4, 0.3), "reclaim takes the program's processors");
         assert!(!keep(100, 0, 0.8, 0.03), "reclaim has time");
         assert!(!keep(5, 95, 1.0, 0.3), "the program writes what it touches");

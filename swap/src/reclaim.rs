@@ -25,6 +25,12 @@ impl Queue {
         lock(&self.clusters).pop_front()
     }
 
+    /// Number `nth` from the young end.
+    pub fn youngest(&self, nth: usize) -> Option<ClusterId> {
+        let clusters = lock(&self.clusters);
+        clusters.len().checked_sub(nth + 1).map(|at| clusters[at])
+    }
+
     /// Clusters in the queue.
     pub fn len(&self) -> usize {
         lock(&self.clusters).len()

@@ -19,7 +19,7 @@ use crate::hash::{HashKey, PageHash};
 use crate::place::Place;
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
-use crate::table::{ClusterGuard, Table, lock};
+use crate::table::{ClusterGuard, ClusterId, Table, lock};
 use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap};
@@ -28,6 +28,10 @@ use std::sync::{Arc, Condvar, Mutex};
 
 /// Pages that one transfer brings in at most: 256 KiB.
 pub const WINDOW_MAX: usize = 64;
+/// Kept copies that are dropped under one lock of their cluster.
+const DROP_BATCH: usize = 64;
+/// Clusters that are asked for copies at a time.
+const DROP_CLUSTERS: usize = 1024;
 
 /// The swap subsystem of one process.
 #[derive(Debug)]
@@ -47,6 +51,7 @@ pub struct Swap<S: SpanSource> {
     cached: AtomicI64,
     swapped: AtomicI64,
     /// Kept copies that turned out to be of older contents.
+    copies: AtomicI64,
     copies_stale: AtomicU64,
     /// Those who wait for transfers to end.
     waiters: AtomicUsize,
@@ -185,6 +190,7 @@ impl<S: SpanSource> Swap<S> {
             present: AtomicI64::new(0),
             cached: AtomicI64::new(0),
             swapped: AtomicI64::new(0),
+            copies: AtomicI64::new(0),
             copies_stale: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
@@ -262,6 +268,7 @@ impl<S: SpanSource> Swap<S> {
             present: AtomicI64::new(self.present()),
             cached: AtomicI64::new(self.cached()),
             swapped: AtomicI64::new(self.swapped()),
+            copies: AtomicI64::new(self.copies()),
             copies_stale: AtomicU64::new(0),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
@@ -275,6 +282,9 @@ impl<S: SpanSource> Swap<S> {
         if old.state() != word.state() {
             self.total(old.state(), -1);
             self.total(word.state(), 1);
+        }
+        if old.has_pool_copy() != word.has_pool_copy() {
+            self.copies.fetch_add(if word.has_pool_copy() { 1 } else { -1 }, Relaxed);
         }
         cluster.set(offset, word);
     }
@@ -542,9 +552,16 @@ impl<S: SpanSource> Swap<S> {
             return Stored::New(place);
         }
         let hash = self.key.hash(bytes);
-        if let Some(place) = kept
-            && self.hash_at(place) == Some(hash)
-        {
+        let clean = kept.filter(|&place| self.hash_at(place) == Some(hash));
+        if let Some(place) = clean {
+            // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
+            if matches!(place, Place::Device(_))
+                && self.pool_has_room()
+                && let Ok(handle) = self.zswap.store(page, bytes, hash, self.config.compressor, scratch)
+            {
+                c.add(Counter::zswpout, 1);
+                return Stored::New(Place::Pool(handle));
+            }
             c.add(Counter::swap_reuse, 1);
             return Stored::Clean(place);
         }
@@ -569,6 +586,11 @@ impl<S: SpanSource> Swap<S> {
                 Stored::Refused(error, hash)
             }
         }
+    }
+
+    /// Whether the pool may take what it need not take.
+    pub fn pool_has_room(&self) -> bool {
+        self.zswap.pool_pages() * 8 < self.pool_pages_max() * 7
     }
 
     fn hash_at(&self, place: Place) -> Option<PageHash> {
@@ -647,17 +669,51 @@ impl<S: SpanSource> Swap<S> {
 
     // ---- the pool's copies ----------------------------------------------------------------------
 
-    /// Drops a copy that is kept for a page in the program. Returns whether it was one.
-    pub fn drop_copy(&self, owner: PageIndex, handle: u32) -> bool {
-        let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
-        let word = cluster.get(owner.offset());
-        if word.state() != State::Present || word.is_locked() || word.place() != Some(Place::Pool(handle)) {
-            return false;
+    /// Pages in the program of which the pool keeps a copy.
+    pub fn copies(&self) -> i64 {
+        self.copies.load(Relaxed)
+    }
+
+    /// Drops kept copies, about `wanted`, of the pages first that came in last: those leave last, and are the
+    /// likeliest to be written until then. Returns how many it dropped.
+    pub fn drop_copies(&self, wanted: usize) -> usize {
+        let mut dropped = 0;
+        let mut nth = 0;
+        while dropped < wanted
+            && nth < DROP_CLUSTERS
+            && self.copies() > 0
+            && let Some(id) = self.queue.youngest(nth)
+        {
+            let found = self.drop_copies_of(id);
+            dropped += found;
+            nth += usize::from(found < DROP_BATCH);
         }
-        self.set(&mut cluster, owner.offset(), word.without_place());
-        self.zswap.free(handle);
-        self.counters.add(Counter::swap_copy_dropped, 1);
-        true
+        self.counters.add(Counter::swap_copy_dropped, dropped as u64);
+        dropped
+    }
+
+    /// Drops at most [`DROP_BATCH`] copies of a cluster.
+    fn drop_copies_of(&self, id: ClusterId) -> usize {
+        let mut handles = [0; DROP_BATCH];
+        let mut count = 0;
+        if let Some(mut cluster) = self.table.lock_id(id)
+            && cluster.copies() > 0
+        {
+            for offset in 0..CLUSTER_PAGES {
+                let word = cluster.get(offset);
+                if let Some(Place::Pool(handle)) = word.place()
+                    && word.has_pool_copy()
+                    && !word.is_locked()
+                    && count < DROP_BATCH
+                {
+                    self.set(&mut cluster, offset, word.without_place());
+                    handles[count] = handle;
+                    count += 1;
+                }
+            }
+        }
+        handles[..count].iter().for_each(|&handle| self.zswap.free(handle));
+        count
     }
 
     /// Begins to write a pool entry back to the device: its bytes and their hash. The entry can be read

@@ -43,6 +43,7 @@ pub struct ClusterState {
     swapped: u16,
     poisoned: u16,
     locked: u16,
+    copies: u16,
     /// Whether the cluster stands in the reclaim queue.
     pub queued: bool,
     /// Second chance: probation hits say that its pages are hot.
@@ -254,6 +255,7 @@ impl Default for ClusterState {
             swapped: 0,
             poisoned: 0,
             locked: 0,
+            copies: 0,
             queued: false,
             referenced: false,
             hits: 0,
@@ -299,6 +301,8 @@ impl ClusterGuard<'_> {
                 *count += 1;
             }
         }
+        self.state.copies =
+            self.state.copies + u16::from(word.has_pool_copy()) - u16::from(old.has_pool_copy());
         self.state.locked = self.state.locked + u16::from(word.is_locked()) - u16::from(old.is_locked());
     }
 
@@ -335,6 +339,11 @@ impl ClusterGuard<'_> {
     /// Pages with a transfer under way.
     pub fn locked(&self) -> usize {
         self.state.locked.into()
+    }
+
+    /// Pages in the program of which the pool keeps a copy.
+    pub fn copies(&self) -> usize {
+        self.state.copies.into()
     }
 
     /// Whether every page is a hole.

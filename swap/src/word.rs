@@ -80,6 +80,11 @@ impl Word {
         Place::from_bits((self.0 & PLACE_MASK) >> PLACE_SHIFT)
     }
 
+    /// Whether the page is in the program, and a copy of it kept in the pool.
+    pub const fn has_pool_copy(self) -> bool {
+        matches!((self.state(), self.place()), (State::Present, Some(Place::Pool(_))))
+    }
+
     /// The staging slot of a cached page.
     pub const fn slot(self) -> u16 {
         (self.0 >> TOP_SHIFT) as u16
