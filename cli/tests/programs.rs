@@ -42,7 +42,7 @@ fn program(name: &str) -> String {
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let source = house().join("tests/programs").join(name).with_extension("c");
     let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    if time(&binary) < time(&source) {
+    if time(&binary) < time(&source).max(time(&source.with_file_name("pages.h"))) {
         let output = Command::new("gcc")
             .args(["-O2", "-Wall", "-Wextra", "-o"])
             .args([&binary, &source])
@@ -251,6 +251,16 @@ fn mappings_move_grow_and_go_with_their_contents() {
     let _turn = turn();
     for mask in ["", "remap", "move", "pool"] {
         start(pagetide("48M", mask, &[], &[&program("mappings")])).end().succeeds();
+    }
+}
+
+#[test]
+fn the_kernel_finds_what_is_out_of_memory() {
+    let _turn = turn();
+    // Without "remap", for it forks, and without "move", for it pins pages (docs/limits.md).
+    for mask in ["", "copy", "pool"] {
+        println!("PAGETIDE_MASK={mask} syscalls");
+        start(pagetide("48M", mask, &[], &[&program("syscalls")])).end().succeeds();
     }
 }
 

@@ -5,8 +5,10 @@
 //! ordinary allocator.
 
 mod allocator;
+mod call;
 mod mappings;
 mod process;
+mod references;
 
 #[global_allocator]
 static HEAP: pagetide_sys::heap::Heap = pagetide_sys::heap::Heap::new();

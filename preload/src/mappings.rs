@@ -3,51 +3,18 @@
 //! Each does what the kernel documents; managed memory only takes a detour, so that no page is lost that
 //! is out of the program. Calls for other memory go straight to the kernel.
 
-use crate::process::process;
-use pagetide::process::{Process, Remapping};
+use crate::call::{kernel, pointer, status};
+use crate::process::managed;
+use pagetide::process::Remapping;
 use pagetide::regions::{Access, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
-use pagetide_sys::guest;
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::ops::Range;
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// Smaller mappings are not worth managing: 64 KiB.
 const MANAGED_MIN: usize = 16 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
 const MADV_DONTNEED_LOCKED: c_int = 24;
-
-// Straight to the kernel: the C library's names are ours.
-unsafe fn kernel(call: i64, arguments: [usize; 6]) -> Result<usize, c_int> {
-    let result: isize;
-    // SAFETY: the caller vouches for the call and its arguments.
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") call as isize => result,
-            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2],
-            in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    if (-4095..0).contains(&result) { Err(-result as c_int) } else { Ok(result as usize) }
-}
-
-fn answer(result: Result<usize, c_int>) -> Result<usize, ()> {
-    result.map_err(|error| {
-        // SAFETY: the location is the calling thread's own.
-        unsafe { *libc::__errno_location() = error };
-    })
-}
-
-fn pointer(result: Result<usize, c_int>) -> *mut c_void {
-    answer(result).map_or(libc::MAP_FAILED, |address| address as *mut c_void)
-}
-
-fn status(result: Result<usize, c_int>) -> c_int {
-    answer(result).map_or(-1, |_| 0)
-}
 
 fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
     let end = address.checked_add(length)?.checked_next_multiple_of(PAGE_SIZE)?;
@@ -62,11 +29,6 @@ fn access(protection: c_int) -> Access {
     } else {
         Access::None
     }
-}
-
-/// The process, unless an engine thread asks: its own mappings are nobody's business.
-fn managed() -> Option<&'static Process> {
-    process().filter(|_| !guest::is_guest())
 }
 
 /// Drops pages in the kernel.
@@ -305,69 +267,4 @@ pub unsafe extern "C" fn mremap(
     }
     process.uncharge(released);
     pointer(result.map(PageIndex::address))
-}
-
-// ---- files through which the kernel may pin pages ---------------------------------------------------
-
-type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
-
-/// The C library's own `openat`: a cancellation point, as it was.
-fn next_openat() -> OpenAt {
-    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    let mut next = NEXT.load(Relaxed);
-    if next.is_null() {
-        // SAFETY: the name is a C string.
-        next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"openat64".as_ptr()) };
-        assert!(!next.is_null(), "the C library has openat64");
-        NEXT.store(next, Relaxed);
-    }
-    // SAFETY: the function of that name has this type: what it reads of the variable arguments is one mode.
-    unsafe { std::mem::transmute::<*mut c_void, OpenAt>(next) }
-}
-
-/// Notes that pages may be pinned from now on: before the descriptor exists.
-fn opening(flags: c_int) {
-    if flags & libc::O_DIRECT != 0
-        && let Some(runtime) = managed().and_then(Process::runtime)
-    {
-        runtime.note_pins();
-    }
-}
-
-macro_rules! open_functions {
-    ($($(#[$doc:meta])* $name:ident, $name_at:ident;)+) => {$(
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As in C.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-            opening(flags);
-            // SAFETY: the caller's contract.
-            unsafe { next_openat()(libc::AT_FDCWD, path, flags, mode) }
-        }
-
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As in C.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name_at(
-            directory: c_int,
-            path: *const c_char,
-            flags: c_int,
-            mode: libc::mode_t,
-        ) -> c_int {
-            opening(flags);
-            // SAFETY: the caller's contract.
-            unsafe { next_openat()(directory, path, flags, mode) }
-        }
-    )+};
-}
-
-open_functions! {
-    /// `open(2)`: notices O_DIRECT.
-    open, openat;
-    /// `open64`: the same where offsets have 64 bits.
-    open64, openat64;
 }

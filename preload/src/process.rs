@@ -3,7 +3,7 @@
 use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
 use pagetide_sys::kernel::Kernel;
-use pagetide_sys::task;
+use pagetide_sys::{guest, task};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -13,6 +13,11 @@ static PROCESS: OnceLock<Process> = OnceLock::new();
 /// This process, if it belongs to a run and has joined it.
 pub(crate) fn process() -> Option<&'static Process> {
     PROCESS.get()
+}
+
+/// The process, unless an engine thread asks: its own mappings are nobody's business.
+pub(crate) fn managed() -> Option<&'static Process> {
+    process().filter(|_| !guest::is_guest())
 }
 
 /// Runs before `main`, and before the constructors of other libraries (`-z initfirst`).

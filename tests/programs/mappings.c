@@ -7,97 +7,14 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <inttypes.h>
+#include "pages.h"
 #include <setjmp.h>
 #include <signal.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8 };
-
-static size_t mapping_pages = 24 * 256, press_pages = 64 * 256;
-static char *press_buffer;
-static uint64_t press_round;
-static const char *step = "setup";
-
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27, x *= 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "mappings: %s: %s: %s\n", step, what, strerror(errno));
-    exit(2);
-}
-
-static void wrong(const char *what, const void *at, uint64_t want, uint64_t found) {
-    printf("%s: %s at %p: expected %016" PRIx64 ", found %016" PRIx64 "\n", step, what, at, want, found);
-    fflush(stdout);
-    _exit(1);
-}
-
-static uint64_t word_at(uint64_t tag, size_t page, int word) {
-    uint64_t stamp = mix(tag * 1000003 + page);
-    if (page % 8 == 5) return mix(stamp + (uint64_t)word);
-    return word % 8 ? stamp & 0xff : mix(stamp + (uint64_t)word);
-}
-
-/* Page `from + i` of what was filled under `tag` lies at at + i * PAGE_BYTES. */
-static void fill(char *at, size_t from, size_t count, uint64_t tag) {
-    for (size_t page = 0; page < count; page++)
-        for (int word = 0; word < PAGE_WORDS; word++)
-            ((uint64_t *)(void *)(at + page * PAGE_BYTES))[word] = word_at(tag, from + page, word);
-}
-
-static void check(const char *at, size_t from, size_t count, uint64_t tag) {
-    for (size_t page = 0; page < count; page++)
-        for (int word = 0; word < PAGE_WORDS; word++) {
-            const uint64_t *found = (const uint64_t *)(const void *)(at + page * PAGE_BYTES) + word;
-            if (*found != word_at(tag, from + page, word)) wrong("contents", found, word_at(tag, from + page, word), *found);
-        }
-}
-
-static void check_zero(const char *at, size_t count) {
-    for (size_t word = 0; word < count * PAGE_WORDS; word++) {
-        const uint64_t *found = (const uint64_t *)(const void *)at + word;
-        if (*found) wrong("not zero", found, 0, *found);
-    }
-}
-
-/* Everything else leaves memory, or would if it could. */
-static void press(void) {
-    press_round++;
-    for (size_t page = 0; page < press_pages; page++) {
-        uint64_t *words = (uint64_t *)(void *)(press_buffer + page * PAGE_BYTES);
-        if (press_round > 1 && words[1] != mix(page + press_round - 1)) wrong("the other buffer", words, mix(page + press_round - 1), words[1]);
-        words[1] = mix(page + press_round);
-        words[300] = mix(words[1]);
-    }
-}
-
-static char *map(void *at, size_t pages, int protection, int flags) {
-    char *mapped = mmap(at, pages * PAGE_BYTES, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
-    if (mapped == MAP_FAILED) fail("mmap");
-    return mapped;
-}
-
-static void unmap(char *at, size_t pages) {
-    if (munmap(at, pages * PAGE_BYTES)) fail("munmap");
-}
+static size_t mapping_pages = 24 * 256;
 
 static void protect(char *at, size_t pages, int protection) {
     if (mprotect(at, pages * PAGE_BYTES, protection)) fail("mprotect");
-}
-
-static void begin(const char *name) {
-    step = name;
-    fprintf(stderr, "mappings: %s\n", name);
 }
 
 static sigjmp_buf jump;

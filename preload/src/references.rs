@@ -1,0 +1,165 @@
+//! The calls by which the kernel comes to hold pages beyond a call.
+//!
+//! O_DIRECT pins pages for its transfers: the engine is told, and looks for pins from then on. `vmsplice` and
+//! MSG_ZEROCOPY hold pages in a way that nobody can see: such a page could leave, its frame be used again, and
+//! the pipe or socket carry another page's bytes. So `vmsplice` copies, and sockets do without MSG_ZEROCOPY.
+
+use crate::call::{count, kernel, status};
+use crate::process::managed;
+use pagetide::process::Process;
+use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
+
+type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
+
+/// The C library's own `openat`: a cancellation point, as it was.
+fn next_openat() -> OpenAt {
+    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+    let mut next = NEXT.load(Relaxed);
+    if next.is_null() {
+        // SAFETY: the name is a C string.
+        next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"openat64".as_ptr()) };
+        assert!(!next.is_null(), "the C library has openat64");
+        NEXT.store(next, Relaxed);
+    }
+    // SAFETY: the function of that name has this type: what it reads of the variable arguments is one mode.
+    unsafe { std::mem::transmute::<*mut c_void, OpenAt>(next) }
+}
+
+/// Notes that pages may be pinned from now on: before the descriptor exists.
+fn opening(flags: c_int) {
+    if flags & libc::O_DIRECT != 0
+        && let Some(runtime) = managed().and_then(Process::runtime)
+    {
+        runtime.note_pins();
+    }
+}
+
+macro_rules! open_functions {
+    ($($(#[$doc:meta])* $name:ident, $name_at:ident;)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+            opening(flags);
+            // SAFETY: the caller's contract.
+            unsafe { next_openat()(libc::AT_FDCWD, path, flags, mode) }
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name_at(
+            directory: c_int,
+            path: *const c_char,
+            flags: c_int,
+            mode: libc::mode_t,
+        ) -> c_int {
+            opening(flags);
+            // SAFETY: the caller's contract.
+            unsafe { next_openat()(directory, path, flags, mode) }
+        }
+    )+};
+}
+
+open_functions! {
+    /// `open(2)`: notices O_DIRECT.
+    open, openat;
+    /// `open64`: the same where offsets have 64 bits.
+    open64, openat64;
+}
+
+/// Which way a pipe's end goes: true if it is written. `None` if it is no pipe.
+fn pipe_is_written(fd: c_int) -> Option<bool> {
+    // SAFETY: the kernel fills the structure, for which all zero is a value.
+    let is_pipe = unsafe {
+        let mut stat: libc::stat = std::mem::zeroed();
+        libc::fstat(fd, &raw mut stat) == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFIFO
+    };
+    // SAFETY: no memory is passed.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    (is_pipe && flags >= 0).then_some(flags & libc::O_ACCMODE != libc::O_RDONLY)
+}
+
+/// Copies as much as the pipe takes (or has) now, at least something unless `wait` is false.
+///
+/// # Safety
+/// As for `writev(2)` and `readv(2)`.
+unsafe fn copy_through_pipe(
+    fd: c_int,
+    vector: *const libc::iovec,
+    number: usize,
+    writes: bool,
+    wait: bool,
+) -> Result<usize, c_int> {
+    let call = if writes { libc::SYS_pwritev2 } else { libc::SYS_preadv2 };
+    let here = usize::MAX;
+    loop {
+        let arguments = [fd as usize, vector as usize, number, here, here, libc::RWF_NOWAIT as usize];
+        // SAFETY: the caller's contract.
+        match unsafe { kernel(call, arguments) } {
+            Err(libc::EAGAIN) if wait => {
+                let events = if writes { libc::POLLOUT } else { libc::POLLIN };
+                let mut polled = libc::pollfd { fd, events, revents: 0 };
+                // SAFETY: one structure is passed.
+                if unsafe { libc::poll(&raw mut polled, 1, -1) } < 0 {
+                    return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINTR));
+                }
+            }
+            result => return result,
+        }
+    }
+}
+
+/// `vmsplice(2)`, but for the pages, which are copied (SPLICE_F_GIFT gives nothing away).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vmsplice(
+    fd: c_int,
+    vector: *const libc::iovec,
+    number: usize,
+    flags: c_uint,
+) -> isize {
+    let known = libc::SPLICE_F_MOVE | libc::SPLICE_F_NONBLOCK | libc::SPLICE_F_MORE | libc::SPLICE_F_GIFT;
+    if managed().is_some()
+        && flags & !known == 0
+        && let Some(writes) = pipe_is_written(fd)
+    {
+        let wait = flags & libc::SPLICE_F_NONBLOCK == 0;
+        // SAFETY: the caller's contract.
+        let copied = unsafe { copy_through_pipe(fd, vector, number, writes, wait) };
+        // A kernel that cannot do this without waiting (before 5.12) splices.
+        if copied != Err(libc::EOPNOTSUPP) {
+            return count(copied);
+        }
+    }
+    // SAFETY: the caller's contract.
+    count(unsafe { kernel(libc::SYS_vmsplice, [fd as usize, vector as usize, number, flags as usize, 0, 0]) })
+}
+
+/// `setsockopt(2)`: SO_ZEROCOPY is not supported, as for sockets that never could; without it the kernel
+/// ignores MSG_ZEROCOPY.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn setsockopt(
+    fd: c_int,
+    level: c_int,
+    option: c_int,
+    value: *const c_void,
+    length: libc::socklen_t,
+) -> c_int {
+    if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && managed().is_some() {
+        return status(Err(libc::EOPNOTSUPP));
+    }
+    let arguments = [fd as usize, level as usize, option as usize, value as usize, length as usize, 0];
+    // SAFETY: the caller's contract.
+    status(unsafe { kernel(libc::SYS_setsockopt, arguments) })
+}

@@ -1,0 +1,123 @@
+/* What the programs that test memory have in common: patterns, pressure, and what the kernel says of a page. */
+#pragma once
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8 };
+
+static const char *step = "setup";
+static size_t press_pages = 64 * 256;
+static char *press_buffer;
+static uint64_t press_round;
+
+static inline uint64_t mix(uint64_t x) {
+    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
+    x ^= x >> 27, x *= 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static inline void fail(const char *what) {
+    fprintf(stderr, "%s: %s: %s\n", step, what, strerror(errno));
+    exit(2);
+}
+
+static inline void begin(const char *name) {
+    step = name;
+    fprintf(stderr, "%s\n", name);
+}
+
+static inline void wrong(const char *what, const void *at, uint64_t want, uint64_t found) {
+    printf("%s: %s at %p: expected %016" PRIx64 ", found %016" PRIx64 "\n", step, what, at, want, found);
+    fflush(stdout);
+    _exit(1);
+}
+
+static inline void demand(int holds, const char *what) {
+    if (holds) return;
+    printf("%s: not so: %s\n", step, what);
+    fflush(stdout);
+    _exit(1);
+}
+
+static inline uint64_t word_at(uint64_t tag, size_t page, int word) {
+    uint64_t stamp = mix(tag * 1000003 + page);
+    if (page % 8 == 5) return mix(stamp + (uint64_t)word);
+    return word % 8 ? stamp & 0xff : mix(stamp + (uint64_t)word);
+}
+
+/* Page `from + i` of what was filled under `tag` lies at at + i * PAGE_BYTES. */
+static inline void fill(char *at, size_t from, size_t count, uint64_t tag) {
+    for (size_t page = 0; page < count; page++)
+        for (int word = 0; word < PAGE_WORDS; word++)
+            ((uint64_t *)(void *)(at + page * PAGE_BYTES))[word] = word_at(tag, from + page, word);
+}
+
+static inline void check(const char *at, size_t from, size_t count, uint64_t tag) {
+    for (size_t page = 0; page < count; page++)
+        for (int word = 0; word < PAGE_WORDS; word++) {
+            const uint64_t *found = (const uint64_t *)(const void *)(at + page * PAGE_BYTES) + word;
+            if (*found != word_at(tag, from + page, word)) wrong("contents", found, word_at(tag, from + page, word), *found);
+        }
+}
+
+static inline void check_zero(const char *at, size_t count) {
+    for (size_t word = 0; word < count * PAGE_WORDS; word++) {
+        const uint64_t *found = (const uint64_t *)(const void *)at + word;
+        if (*found) wrong("not zero", found, 0, *found);
+    }
+}
+
+static inline char *map(void *at, size_t pages, int protection, int flags) {
+    char *mapped = mmap(at, pages * PAGE_BYTES, protection, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0);
+    if (mapped == MAP_FAILED) fail("mmap");
+    return mapped;
+}
+
+static inline void unmap(char *at, size_t pages) {
+    if (munmap(at, pages * PAGE_BYTES)) fail("munmap");
+}
+
+/* Everything else leaves memory, or would if it could. */
+static inline void press(void) {
+    if (!press_buffer) press_buffer = map(NULL, press_pages, PROT_READ | PROT_WRITE, 0);
+    press_round++;
+    for (size_t page = 0; page < press_pages; page++) {
+        uint64_t *words = (uint64_t *)(void *)(press_buffer + page * PAGE_BYTES);
+        if (press_round > 1 && words[1] != mix(page + press_round - 1)) wrong("the other buffer", words, mix(page + press_round - 1), words[1]);
+        words[1] = mix(page + press_round);
+        words[300] = mix(words[1]);
+    }
+}
+
+/* Pages of a range that the page tables do not hold just now. */
+static inline size_t absent(const void *at, size_t pages) {
+    static int pagemap = -1;
+    if (pagemap < 0) pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    if (pagemap < 0) fail("/proc/self/pagemap");
+    size_t found = 0;
+    for (size_t page = 0; page < pages; page++) {
+        uint64_t entry;
+        off_t offset = (off_t)((uintptr_t)at / PAGE_BYTES + page) * 8;
+        if (pread(pagemap, &entry, 8, offset) != 8) fail("reading /proc/self/pagemap");
+        found += !(entry >> 63);
+    }
+    return found;
+}
+
+/* Presses until at least half of a range has left memory. A program that runs without a cap says so by --native. */
+static int native;
+static inline void send_away(const void *at, size_t pages) {
+    for (int round = 0; round < 20; round++) {
+        press();
+        if (native || absent(at, pages) * 2 >= pages) return;
+    }
+    errno = 0;
+    fail("the pages do not leave memory: is there a cap?");
+}
