@@ -114,6 +114,11 @@ def scout(case, options):
             # A codec that this kernel does not have (now), say.
             lib.progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
             continue
+        except lib.BenchError as error:
+            # With huge pages a job may not fit that fits without.
+            lib.progress(f"{case.name}: {opponent.name} left out: {error}")
+            runs.pop(opponent.name, None)
+            continue
         values = [case.value(run) for run in runs[opponent.name]]
         fill = case.fill_value(runs[opponent.name][0])
         last = runs[opponent.name][-1]
