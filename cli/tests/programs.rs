@@ -249,9 +249,11 @@ fn a_family_that_fits_keeps_its_own_pages() {
 #[test]
 fn mappings_move_grow_and_go_with_their_contents() {
     let _turn = turn();
+    let mappings = program("mappings");
     for mask in ["", "remap", "move", "pool"] {
-        start(pagetide("48M", mask, &[], &[&program("mappings")])).end().succeeds();
+        start(pagetide("48M", mask, &[], &[&mappings])).end().succeeds();
     }
+    start(pagetide("48M", "", &[], &[&mappings, "--raw"])).end().succeeds();
 }
 
 #[test]
@@ -261,6 +263,17 @@ fn the_kernel_finds_what_is_out_of_memory() {
     for mask in ["", "copy", "pool"] {
         println!("PAGETIDE_MASK={mask} syscalls");
         start(pagetide("48M", mask, &[], &[&program("syscalls")])).end().succeeds();
+    }
+}
+
+#[test]
+fn locks_hold_and_advice_is_taken() {
+    let _turn = turn();
+    let advice = program("advice");
+    for (mask, option) in [("", None), ("", Some("--raw")), ("copy", None), ("pool", None)] {
+        println!("PAGETIDE_MASK={mask} advice {}", option.unwrap_or_default());
+        let command: Vec<&str> = std::iter::once(&*advice).chain(option).collect();
+        start(pagetide("48M", mask, &[], &command)).end().succeeds();
     }
 }
 

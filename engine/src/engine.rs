@@ -10,7 +10,7 @@
 use crate::budget::Budget;
 use crate::latency::Latency;
 use crate::memory::{MapError, Mapped, Memory, PageSet, Slot, TakeOutWay};
-use crate::regions::{Access, Regions};
+use crate::regions::{Access, Attributes, Regions};
 use crate::ways::Ways;
 use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
@@ -214,6 +214,8 @@ pub struct Engine<M: Memory> {
     held: AtomicBool,
     /// Whether faults are served although the budget is spent.
     overdrawing: AtomicBool,
+    /// Clusters that should leave whatever room there is.
+    hastened: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -296,6 +298,7 @@ impl<M: Memory> Engine<M> {
             refused: AtomicUsize::new(0),
             held: AtomicBool::new(false),
             overdrawing: AtomicBool::new(false),
+            hastened: AtomicUsize::new(0),
         }
     }
 
@@ -360,7 +363,20 @@ impl<M: Memory> Engine<M> {
     }
     /// Whether reclaim should run.
     pub fn is_short(&self) -> bool {
-        self.budget.free() < self.low.load(Relaxed) || self.waiting() > 0
+        self.budget.free() < self.low.load(Relaxed) || self.waiting() > 0 || self.is_hastened()
+    }
+
+    /// Whether clusters should leave whatever room there is.
+    pub fn is_hastened(&self) -> bool {
+        self.hastened.load(Relaxed) > 0
+    }
+
+    /// The clusters of a range are the next to leave; `at_once`, they leave although there is room.
+    pub fn hasten(&self, range: Range<PageIndex>, at_once: bool) {
+        let count = self.swap.hasten(range);
+        if at_once {
+            self.hastened.fetch_add(count, Relaxed);
+        }
     }
 
     /// What is in use.
@@ -423,7 +439,7 @@ impl<M: Memory> Engine<M> {
                 if transfer.length < asked {
                     self.streams.brought_in(page, asked, transfer.length);
                 }
-                self.bring_in(transfer, write, since, region.access == Access::Write, work);
+                self.bring_in(transfer, write, since, region.attributes.access == Access::Write, work);
             }
         }
     }
@@ -800,6 +816,8 @@ impl<M: Memory> Engine<M> {
     fn take_out(&self) -> Option<usize> {
         let slot_id = lock(&self.lists).empty.pop()?;
         let taken = self.take_out_into(slot_id);
+        let hastened = if taken.is_none() { 0 } else { self.hastened.load(Relaxed).saturating_sub(1) };
+        self.hastened.store(hastened, Relaxed);
         if taken.is_none_or(|taken| taken == 0) {
             // Behind the others: it may be the slot that is at fault, having lost a part.
             lock(&self.lists).empty.insert(0, slot_id);
@@ -827,10 +845,11 @@ impl<M: Memory> Engine<M> {
         let whole = 0..CLUSTER_PAGES;
         let way = if pins || self.ways.masks(Ways::NO_REMAP) { TakeOutWay::Move } else { TakeOutWay::Remap };
         for (range, region) in regions.pieces_of(number) {
-            if region.access == Access::None && way == TakeOutWay::Move {
+            let Attributes { access, locked, .. } = region.attributes;
+            if locked || (access == Access::None && way == TakeOutWay::Move) {
                 continue;
             }
-            let writable = region.access == Access::Write;
+            let writable = access == Access::Write;
             if !self.memory.take_out(range.clone(), writable, way, &mut slot)
                 && way == TakeOutWay::Remap
                 && self.memory.can_move()

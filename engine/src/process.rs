@@ -11,9 +11,9 @@
 use crate::engine::{Progress, Workspace};
 use crate::group::{Field, Group, Slot};
 use crate::pause::Pause;
-use crate::regions::{Access, Charging, Region, Regions};
+use crate::regions::{Access, AtFork, Attributes, Charging, Region, Regions};
 use crate::runtime::{Heritage, OpenKernel, Runtime};
-use pagetide_swap::{Counter, PageIndex, State};
+use pagetide_swap::{CLUSTER_PAGES, Counter, PageIndex, State};
 use pagetide_sys::task::{self, SignalsBlocked};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
@@ -23,6 +23,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
 const GRANT_STEP: i64 = 256;
 /// Pages that processes without an engine leave to others: 16 MiB.
 const ASLEEP_RESERVE: i64 = 4096;
+
+/// Pages of a run that is listed as one.
+const RUN_MAX: u64 = 64;
 
 /// Forks of forks, each without an exec in between, that one chain of processes may have.
 const GENERATIONS: usize = 256;
@@ -55,6 +58,8 @@ struct Generation {
     failed: AtomicBool,
     /// One more than the number of the slot that a fork under way has taken for the child.
     forking: AtomicUsize,
+    /// Whether what is mapped stays in memory.
+    holds_new: AtomicBool,
     /// Signals that the forking thread has blocked until the fork is over.
     signals: Mutex<Option<SignalsBlocked>>,
 }
@@ -70,6 +75,7 @@ impl Generation {
             arming: Mutex::new(()),
             failed: AtomicBool::new(false),
             forking: AtomicUsize::new(0),
+            holds_new: AtomicBool::new(false),
             signals: Mutex::new(None),
         }
     }
@@ -128,8 +134,8 @@ impl std::ops::DerefMut for RegionsGuard<'_> {
 }
 
 /// Pages that a region counts for before the engine runs.
-fn charge(range: &Range<PageIndex>, region: &Region) -> i64 {
-    match (region.charging, region.access) {
+fn charge(range: &Range<PageIndex>, attributes: &Attributes) -> i64 {
+    match (attributes.charging, attributes.access) {
         (Charging::ByMapping, Access::Read | Access::Write) => (range.end.0 - range.start.0) as i64,
         _ => 0,
     }
@@ -274,10 +280,12 @@ impl Process {
             return 0;
         }
         let entered = self.enter();
-        let closed = |region: &Region| region.access == Access::None;
+        let closed = |region: &Region| region.attributes.access == Access::None;
         let regions = entered.regions();
         let pieces = regions.pieces(range).filter(|(_, region)| closed(region));
-        pieces.map(|(part, region)| charge(&part, &Region { access: Access::Write, ..region })).sum()
+        pieces
+            .map(|(part, region)| charge(&part, &Attributes { access: Access::Write, ..region.attributes }))
+            .sum()
     }
 }
 
@@ -312,13 +320,14 @@ impl Entered<'_> {
     }
 
     /// A new private anonymous mapping is managed from now on. `range` was not managed before.
-    pub fn mapped(&self, range: Range<PageIndex>, access: Access, charging: Charging) {
+    pub fn mapped(&self, range: Range<PageIndex>, mut attributes: Attributes) {
+        attributes.locked |= self.generation.holds_new.load(Relaxed);
         match self.runtime {
-            None => self.regions().insert(range, access, charging),
+            None => self.regions().insert(range, attributes),
             Some(runtime) => {
                 // What the kernel does not register (a mapping of another kind) is not managed.
                 if runtime.register(range.clone()).is_ok() {
-                    self.regions().insert(range.clone(), access, charging);
+                    self.regions().insert(range.clone(), attributes);
                     // Populated already, by MAP_POPULATE or a lock: it counts.
                     runtime.adopt(range);
                 }
@@ -363,7 +372,7 @@ impl Entered<'_> {
         let removed = self.regions().remove(range);
         let result = call(&removed);
         if result.is_ok() {
-            return (result, removed.iter().map(|(part, region)| charge(part, region)).sum());
+            return (result, removed.iter().map(|(part, region)| charge(part, &region.attributes)).sum());
         }
         // The kernel refused (too many mappings): the mapping is still there.
         self.restore(&removed);
@@ -382,7 +391,7 @@ impl Entered<'_> {
     /// Puts regions back that a call, which failed, did not take.
     fn restore(&self, removed: &[(Range<PageIndex>, Region)]) {
         for (part, region) in removed {
-            self.regions().insert(part.clone(), region.access, region.charging);
+            self.regions().insert(part.clone(), region.attributes);
         }
     }
 
@@ -403,11 +412,56 @@ impl Entered<'_> {
         let pieces: Vec<_> = regions.pieces(range).collect();
         let mut released = 0;
         for (part, region) in pieces {
-            let after = Region { access, ..region };
-            released += (charge(&part, &region) - charge(&part, &after)).max(0);
-            regions.insert(part, access, region.charging);
+            let after = Attributes { access, ..region.attributes };
+            released += (charge(&part, &region.attributes) - charge(&part, &after)).max(0);
+            regions.insert(part, after);
         }
         (result, released)
+    }
+
+    /// What is managed of `range` stays in memory from now on, or need not any more. What is out comes back
+    /// when it is touched.
+    pub fn hold(&self, range: Range<PageIndex>, locked: bool) {
+        self.regions().change(range, |attributes| attributes.locked = locked);
+    }
+
+    /// Whether what is mapped from now on stays in memory.
+    pub fn hold_new(&self, locked: bool) {
+        self.generation.holds_new.store(locked, Relaxed);
+    }
+
+    /// Runs of pages of `range` that are out of the program, at most 64 each.
+    pub fn out(&self, range: Range<PageIndex>) -> Vec<Range<PageIndex>> {
+        let Some(runtime) = self.runtime else { return Vec::new() };
+        let table = runtime.engine().swap().table();
+        let clusters = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
+        let mut runs: Vec<Range<PageIndex>> = Vec::new();
+        for page in
+            table.linked(clusters).flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
+        {
+            let out = matches!(table.peek(page).state(), State::Swapped | State::Cached);
+            match runs.last_mut() {
+                _ if !out || !range.contains(&page) => {}
+                Some(run) if run.end == page && page.0 - run.start.0 < RUN_MAX => run.end = page.plus(1),
+                _ => runs.push(page..page.plus(1)),
+            }
+        }
+        runs
+    }
+
+    /// Every managed range.
+    pub fn ranges(&self) -> Vec<Range<PageIndex>> {
+        self.regions().iter().map(|(start, region)| start..region.end).collect()
+    }
+
+    /// Whether a part of `range` must stay in memory.
+    pub fn holds(&self, range: Range<PageIndex>) -> bool {
+        self.regions().pieces(range).any(|(_, region)| region.attributes.locked)
+    }
+
+    /// Notes what a forked child is to find in `range`.
+    pub fn at_fork(&self, range: Range<PageIndex>, at_fork: AtFork) {
+        self.regions().change(range, |attributes| attributes.at_fork = at_fork);
     }
 
     /// Drops the contents of `range`, which reads as zeroes afterwards. `call` does it in the kernel, for
@@ -458,14 +512,14 @@ impl Entered<'_> {
                 return Err(error);
             }
         };
-        let Some((_, attributes)) = removed.first().cloned() else { return Ok(to) };
+        let Some((_, Region { attributes, .. })) = removed.first().cloned() else { return Ok(to) };
         let target = to..to.plus(new_pages);
         match self.runtime {
             None => {
                 if keeps_old {
                     self.restore(&removed);
                 }
-                self.mapped(target, attributes.access, attributes.charging);
+                self.mapped(target, attributes);
             }
             Some(runtime) => {
                 if to != old.start {
@@ -477,7 +531,7 @@ impl Entered<'_> {
                     removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
                     self.restore(&removed);
                 }
-                self.regions().insert(target, attributes.access, attributes.charging);
+                self.regions().insert(target, attributes);
             }
         }
         Ok(to)
@@ -590,7 +644,7 @@ impl Process {
                 let mut regions = engine.engine().regions.write().unwrap_or_else(PoisonError::into_inner);
                 std::mem::take(&mut *regions)
             }
-            None => std::mem::take(&mut *lock(&parent.early)),
+            None => lock(&parent.early).inherited(),
         };
         let unspent = parent.unspent.load(Relaxed);
         let _ = self.generations[next].set(Box::new(Generation::new(slot, regions, unspent)));

@@ -24,15 +24,45 @@ pub enum Charging {
     ByCommit,
 }
 
+/// What a forked child finds in a range (see `madvise(2)`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum AtFork {
+    /// What the parent had there.
+    #[default]
+    Inherit,
+    /// Zeroes: MADV_WIPEONFORK.
+    Wipe,
+    /// No mapping: MADV_DONTFORK.
+    Omit,
+}
+
+/// What is known of a range.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attributes {
+    /// What the program may do there.
+    pub access: Access,
+    /// How it is charged.
+    pub charging: Charging,
+    /// Whether its pages stay in memory: `mlock(2)`.
+    pub locked: bool,
+    /// What a forked child finds there.
+    pub at_fork: AtFork,
+}
+
+impl Attributes {
+    /// Those of a new mapping.
+    pub fn new(access: Access, charging: Charging) -> Self {
+        Self { access, charging, locked: false, at_fork: AtFork::default() }
+    }
+}
+
 /// A range with one set of attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Region {
     /// The first page beyond it.
     pub end: PageIndex,
-    /// What the program may do there.
-    pub access: Access,
-    /// How it is charged.
-    pub charging: Charging,
+    /// What is known of it.
+    pub attributes: Attributes,
 }
 
 /// All managed ranges, by their first page. Ranges never overlap; neighbours with the same attributes
@@ -95,14 +125,14 @@ impl Regions {
     }
 
     /// Manages `range`, in place of whatever was managed there.
-    pub fn insert(&mut self, range: Range<PageIndex>, access: Access, charging: Charging) {
+    pub fn insert(&mut self, range: Range<PageIndex>, attributes: Attributes) {
         if range.is_empty() {
             return;
         }
         self.remove(range.clone());
-        let mut region = Region { end: range.end, access, charging };
+        let mut region = Region { end: range.end, attributes };
         let mut start = range.start;
-        let like = |other: &Region| other.access == access && other.charging == charging;
+        let like = |other: &Region| other.attributes == attributes;
         if let Some((&before, other)) = self.0.range(..start).next_back()
             && other.end == start
             && like(other)
@@ -117,6 +147,26 @@ impl Regions {
         }
         self.0.insert(start, region);
     }
+
+    /// What a forked child has of them, if nothing was out.
+    pub fn inherited(&self) -> Self {
+        let omitted = |region: &Region| region.attributes.at_fork == AtFork::Omit;
+        let mut inherited = Self::default();
+        for (start, region) in self.iter().filter(|(_, region)| !omitted(region)) {
+            // Locks are not inherited: mlock(2).
+            inherited.insert(start..region.end, Attributes { locked: false, ..region.attributes });
+        }
+        inherited
+    }
+
+    /// Changes the attributes of what is managed of `range`.
+    pub fn change(&mut self, range: Range<PageIndex>, change: impl Fn(&mut Attributes)) {
+        let pieces: Vec<_> = self.pieces(range).collect();
+        for (part, Region { mut attributes, .. }) in pieces {
+            change(&mut attributes);
+            self.insert(part, attributes);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -125,6 +175,22 @@ mod tests {
 
     fn p(n: u64) -> PageIndex {
         PageIndex(n)
+    }
+
+    #[test]
+    fn a_change_reaches_what_is_managed_of_a_range_and_no_more() {
+        let mut regions = Regions::default();
+        let plain = Attributes::new(Access::Write, Charging::ByMapping);
+        regions.insert(p(0)..p(10), plain);
+        regions.insert(p(20)..p(30), plain);
+        regions.change(p(5)..p(25), |attributes| attributes.locked = true);
+        let locked = |page| regions.find(p(page)).map(|region| region.attributes.locked);
+        assert_eq!(
+            [4, 5, 9, 10, 19, 20, 24, 25].map(locked),
+            [Some(false), Some(true), Some(true), None, None, Some(true), Some(true), Some(false)]
+        );
+        regions.change(p(0)..p(30), |attributes| attributes.locked = false);
+        assert_eq!(regions.iter().count(), 2);
     }
 
     #[test]
@@ -149,16 +215,18 @@ mod tests {
             };
             match access {
                 None => drop(regions.remove(p(start)..p(end))),
-                Some(access) => regions.insert(p(start)..p(end), access, Charging::ByMapping),
+                Some(access) => {
+                    regions.insert(p(start)..p(end), Attributes::new(access, Charging::ByMapping));
+                }
             }
             model[start as usize..end as usize].fill(access);
             for (page, expected) in model.iter().enumerate() {
-                assert_eq!(regions.find(p(page as u64)).map(|r| r.access), *expected);
+                assert_eq!(regions.find(p(page as u64)).map(|r| r.attributes.access), *expected);
             }
             let ranges: Vec<_> = regions.iter().collect();
             for pair in ranges.windows(2) {
                 let ((_, a), (start, b)) = (pair[0], pair[1]);
-                assert!(a.end < start || (a.end == start && a.access != b.access), "{ranges:?}");
+                assert!(a.end < start || (a.end == start && a.attributes != b.attributes), "{ranges:?}");
             }
         }
     }

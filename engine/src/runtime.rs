@@ -16,7 +16,7 @@ use crate::kernel::{PoolMemory, ProgramMemory};
 use crate::memory::Memory;
 use crate::pause::Pause;
 use crate::readers::{Place, Reader, Readers};
-use crate::regions::Regions;
+use crate::regions::{AtFork, Region, Regions};
 use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
 use pagetide_swap::balance::{Balance, Copies, ReclaimLoad, Sizes, Totals};
@@ -378,23 +378,41 @@ impl Runtime {
     /// Registers the regions and charges what is in them.
     fn take_over(&self, regions: Regions, forked: bool) {
         let mut managed = Regions::default();
-        for (start, region) in regions.iter() {
-            let range = start..region.end;
-            if self.engine.memory().register(range.clone()).is_ok() {
-                managed.insert(range, region.access, region.charging);
+        let free = self.engine.budget().free();
+        // What a child does not inherit: its words are the parent's.
+        let forget = |range: Range<PageIndex>| {
+            if forked {
+                self.engine.discard(range, |_| {});
+            }
+        };
+        for (start, Region { end, mut attributes }) in regions.iter() {
+            // Locks are not inherited: mlock(2).
+            attributes.locked &= !forked;
+            if forked && attributes.at_fork != AtFork::Inherit {
+                forget(start..end);
+            }
+            if forked && attributes.at_fork == AtFork::Omit {
                 continue;
             }
-            // A part was unmapped or replaced by a call that nobody told us of, or kept from the child
-            // (MADV_DONTFORK): what is left of the range is found cluster by cluster.
-            let mut page = range.start;
-            while page < range.end {
-                let end = page.cluster().page(0).plus(CLUSTER_PAGES as u64).min(range.end);
-                if self.engine.memory().register(page..end).is_ok() {
-                    managed.insert(page..end, region.access, region.charging);
+            if self.engine.memory().register(start..end).is_ok() {
+                managed.insert(start..end, attributes);
+                continue;
+            }
+            // A part was unmapped or replaced by a call that nobody told us of: what is left of the range is
+            // found cluster by cluster.
+            let mut page = start;
+            while page < end {
+                let next = page.cluster().page(0).plus(CLUSTER_PAGES as u64).min(end);
+                if self.engine.memory().register(page..next).is_ok() {
+                    managed.insert(page..next, attributes);
+                } else {
+                    forget(page..next);
                 }
-                page = end;
+                page = next;
             }
         }
+        // Nothing has been charged yet.
+        self.engine.budget().take(self.engine.budget().free() - free);
         let ranges: Vec<_> = managed.iter().map(|(start, region)| start..region.end).collect();
         *self.engine.regions.write().unwrap_or_else(PoisonError::into_inner) = managed;
         if forked {
@@ -512,7 +530,7 @@ impl Runtime {
             self.pause.begin_work();
             let start = clock();
             self.borrow();
-            let progress = if self.target() > self.engine.budget().free() {
+            let progress = if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
                 self.engine.reclaim(&mut work)
             } else {
                 Progress::Freed(0)
@@ -936,6 +954,11 @@ impl Runtime {
     /// The program opened something through which its pages may be pinned.
     pub fn note_pins(&self) {
         self.engine.memory().note_pins();
+    }
+
+    /// Whether pages can come in without others having to leave.
+    pub fn has_room(&self) -> bool {
+        self.engine.budget().free() > self.engine.limits().low
     }
 
     /// Wakes reclaim.

@@ -12,7 +12,7 @@ use common::{Random, Shared, compose, manage, noise, page, pages, prose};
 use pagetide::engine::{Engine, Limits, Progress, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup, Ticket};
 use pagetide::memory::Memory;
-use pagetide::regions::{Access, Charging};
+use pagetide::regions::{Access, Attributes};
 use pagetide::ways::Ways;
 use pagetide_device::deferred::Deferred;
 use pagetide_device::faulty::{Failure, Faulty};
@@ -134,7 +134,7 @@ impl World {
         }
         let page = access.page;
         let region = self.engine.regions.read().unwrap().find(page);
-        let may = match (region.map(|region| region.access), access.action) {
+        let may = match (region.map(|region| region.attributes.access), access.action) {
             (None | Some(Access::None), _) => false,
             (Some(Access::Read), Action::Write(_)) => false,
             (Some(_), _) => true,
@@ -349,7 +349,7 @@ impl World {
         let pieces: Vec<_> = regions.pieces(pages(range)).collect();
         for (part, region) in pieces {
             self.engine.memory().protect(part.clone(), access == Access::Write);
-            regions.insert(part, access, region.charging);
+            regions.insert(part, Attributes { access, ..region.attributes });
         }
     }
 
@@ -372,9 +372,9 @@ impl World {
         let mut regions = self.engine.regions.write().unwrap();
         for (part, region) in removed {
             let moved = page(part.start.0 - from + to)..page(part.end.0 - from + to);
-            regions.insert(moved, region.access, Charging::ByMapping);
+            regions.insert(moved, region.attributes);
             if keeps_old {
-                regions.insert(part, region.access, region.charging);
+                regions.insert(part, region.attributes);
             }
         }
         drop(regions);
@@ -516,7 +516,7 @@ impl World {
         let number = Self::some_range(random, 1).start;
         let region = self.engine.regions.read().unwrap().find(page(number));
         if self.word(page(number)) != Word::HOLE
-            || region.is_none_or(|region| region.access != Access::Write)
+            || region.is_none_or(|region| region.attributes.access != Access::Write)
             || self.memory().peek(page(number)).is_some()
             || self.memory().poisoned().contains(&page(number))
         {

@@ -5,7 +5,7 @@
 
 use crate::process::process;
 use libmimalloc_sys as mi;
-use pagetide::regions::{Access, Charging};
+use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::{guest, heap};
 use std::alloc::{GlobalAlloc, Layout};
@@ -79,8 +79,7 @@ pub(crate) fn join() {
     for arena in &ARENAS[..ARENA_COUNT.load(Acquire)] {
         entered.mapped(
             pages_of(arena.0.load(Relaxed), arena.1.load(Relaxed)),
-            Access::Write,
-            Charging::ByCommit,
+            Attributes::new(Access::Write, Charging::ByCommit),
         );
     }
     drop(entered);
@@ -104,7 +103,7 @@ unsafe extern "C" fn commit(
         Some(process) => {
             process.enter().dropping(range, |part| {
                 // SAFETY: mimalloc gives the range up; nothing in it is in use.
-                unsafe { crate::mappings::drop_pages(part) };
+                unsafe { crate::advice::drop_pages(part) };
             });
             process.uncharge(pages);
         }
@@ -171,7 +170,8 @@ fn add_arena() -> bool {
         }
     };
     if let Some(process) = process() {
-        process.enter().mapped(pages_of(start, length), Access::Write, Charging::ByCommit);
+        let attributes = Attributes::new(Access::Write, Charging::ByCommit);
+        process.enter().mapped(pages_of(start, length), attributes);
     }
     ARENAS[index].0.store(start, Relaxed);
     ARENAS[index].1.store(length, Relaxed);

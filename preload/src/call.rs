@@ -1,7 +1,8 @@
 //! Straight to the kernel: the C library's names of these calls are ours.
 
 use std::arch::asm;
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// A system call.
 ///
@@ -44,4 +45,32 @@ pub(crate) fn status(result: Result<usize, c_int>) -> c_int {
 /// The result of a call that counts bytes, as C has it.
 pub(crate) fn count(result: Result<usize, c_int>) -> isize {
     answer(result).map_or(-1, |count| count as isize)
+}
+
+/// A function of the C library itself: what is a cancellation point there stays one.
+pub(crate) struct Next {
+    name: &'static CStr,
+    found: AtomicPtr<c_void>,
+}
+
+impl Next {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, found: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// The function, if there is one.
+    pub(crate) fn find(&self) -> Option<*mut c_void> {
+        let mut found = self.found.load(Relaxed);
+        if found.is_null() {
+            // SAFETY: the name is a C string.
+            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            self.found.store(found, Relaxed);
+        }
+        (!found.is_null()).then_some(found)
+    }
+
+    /// The function.
+    pub(crate) fn get(&self) -> *mut c_void {
+        self.find().unwrap_or_else(|| panic!("the C library has {:?}", self.name))
+    }
 }

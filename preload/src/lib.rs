@@ -4,10 +4,12 @@
 //! large private memory under the care of the engine. Without a run (no `PAGETIDE_GROUP`) it is an
 //! ordinary allocator.
 
+mod advice;
 mod allocator;
 mod call;
 mod mappings;
 mod process;
+mod raw;
 mod references;
 
 #[global_allocator]

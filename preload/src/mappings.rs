@@ -6,7 +6,7 @@
 use crate::call::{kernel, pointer, status};
 use crate::process::managed;
 use pagetide::process::Remapping;
-use pagetide::regions::{Access, Charging};
+use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
@@ -14,9 +14,8 @@ use std::ops::Range;
 /// Smaller mappings are not worth managing: 64 KiB.
 const MANAGED_MIN: usize = 16 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
-const MADV_DONTNEED_LOCKED: c_int = 24;
 
-fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
+pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
     let end = address.checked_add(length)?.checked_next_multiple_of(PAGE_SIZE)?;
     Some(PageIndex::of_address(address)..PageIndex::of_address(end))
 }
@@ -29,18 +28,6 @@ fn access(protection: c_int) -> Access {
     } else {
         Access::None
     }
-}
-
-/// Drops pages in the kernel.
-///
-/// # Safety
-/// Nothing may rely on the contents of the pages.
-pub(crate) unsafe fn drop_pages(range: Range<PageIndex>) {
-    let length = range.end.address() - range.start.address();
-    // SAFETY: the caller's contract.
-    let _ = unsafe {
-        kernel(libc::SYS_madvise, [range.start.address(), length, libc::MADV_DONTNEED as usize, 0, 0, 0])
-    };
 }
 
 /// `mmap(2)`.
@@ -92,7 +79,7 @@ pub unsafe extern "C" fn mmap(
         && manage
         && let Some(range) = pages(start, length)
     {
-        entered.mapped(range.clone(), access, Charging::ByMapping);
+        entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
         mapped = Some(range);
     }
     drop(entered);
@@ -153,12 +140,40 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
-    // SAFETY: the caller's contract.
-    let call =
-        || unsafe { kernel(libc::SYS_mprotect, [address as usize, length, protection as usize, 0, 0, 0]) };
+    protect(address as usize, length, protection, || {
+        // SAFETY: the caller's contract.
+        unsafe { kernel(libc::SYS_mprotect, [address as usize, length, protection as usize, 0, 0, 0]) }
+    })
+}
+
+/// `pkey_mprotect(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    key: c_int,
+) -> c_int {
+    let arguments = [address as usize, length, protection as usize, key as usize, 0, 0];
+    protect(address as usize, length, protection, || {
+        // SAFETY: the caller's contract.
+        unsafe { kernel(libc::SYS_pkey_mprotect, arguments) }
+    })
+}
+
+/// Runs `call`, which changes what the program may do with a range.
+fn protect(
+    address: usize,
+    length: usize,
+    protection: c_int,
+    call: impl Fn() -> Result<usize, c_int>,
+) -> c_int {
     if let Some(process) = managed()
-        && (address as usize).is_multiple_of(PAGE_SIZE)
-        && let Some(range) = pages(address as usize, length)
+        && address.is_multiple_of(PAGE_SIZE)
+        && let Some(range) = pages(address, length)
     {
         let access = access(protection);
         if access != Access::None {
@@ -173,41 +188,6 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protectio
         }
     }
     status(call())
-}
-
-/// `madvise(2)`.
-///
-/// # Safety
-/// As in C.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
-    let call = |start: usize, length: usize, advice: c_int| {
-        // SAFETY: the caller's contract.
-        unsafe { kernel(libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0]) }
-    };
-    let drops = matches!(advice, libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED);
-    if let Some(process) = managed()
-        && (address as usize).is_multiple_of(PAGE_SIZE)
-        && (drops || advice == libc::MADV_HUGEPAGE)
-        && let Some(range) = pages(address as usize, length)
-    {
-        let entered = process.enter();
-        if entered.manages(range.clone()) && process.runtime().is_some() {
-            if advice == libc::MADV_HUGEPAGE {
-                // Advice that is not taken: what leaves page by page must not be huge.
-                return 0;
-            }
-            // The kernel may drop the pages of MADV_FREE at any time, so also now.
-            let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
-            let mut result = Ok(0);
-            entered.dropping(range, |part| {
-                let length = part.end.address() - part.start.address();
-                result = result.and(call(part.start.address(), length, advice));
-            });
-            return status(result);
-        }
-    }
-    status(call(address as usize, length, advice))
 }
 
 /// `mremap(2)`. The fifth argument is there only with MREMAP_FIXED or MREMAP_DONTUNMAP; on x86-64 it is

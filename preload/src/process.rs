@@ -124,6 +124,22 @@ extern "C" fn before_fork() {
     crate::HEAP.lock();
 }
 
+/// Runs `call`, a fork past the C library's handlers, with ours around it. `call` returns 0 in the child.
+pub(crate) fn fork_by<E>(call: impl FnOnce() -> Result<usize, E>) -> Result<usize, E> {
+    before_fork();
+    let result = call();
+    if let Ok(0) = result {
+        after_fork_in_child();
+        if process().is_some() {
+            // SAFETY: taken in `before_fork`; the C library did not reset it.
+            unsafe { _IO_list_unlock() };
+        }
+    } else {
+        after_fork_in_parent();
+    }
+    result
+}
+
 extern "C" fn after_fork_in_parent() {
     let Some(process) = process() else { return };
     // SAFETY: taken in `before_fork`.

@@ -4,34 +4,61 @@
 //! MSG_ZEROCOPY hold pages in a way that nobody can see: such a page could leave, its frame be used again, and
 //! the pipe or socket carry another page's bytes. So `vmsplice` copies, and sockets do without MSG_ZEROCOPY.
 
-use crate::call::{count, kernel, status};
+use crate::call::{Next, count, kernel, status};
 use crate::process::managed;
 use pagetide::process::Process;
 use std::ffi::{c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
+type Fcntl = unsafe extern "C" fn(c_int, c_int, usize) -> c_int;
 
-/// The C library's own `openat`: a cancellation point, as it was.
+static OPENAT: Next = Next::new(c"openat64");
+static FCNTL: Next = Next::new(c"fcntl64");
+
 fn next_openat() -> OpenAt {
-    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-    let mut next = NEXT.load(Relaxed);
-    if next.is_null() {
-        // SAFETY: the name is a C string.
-        next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"openat64".as_ptr()) };
-        assert!(!next.is_null(), "the C library has openat64");
-        NEXT.store(next, Relaxed);
-    }
     // SAFETY: the function of that name has this type: what it reads of the variable arguments is one mode.
-    unsafe { std::mem::transmute::<*mut c_void, OpenAt>(next) }
+    unsafe { std::mem::transmute::<*mut c_void, OpenAt>(OPENAT.get()) }
+}
+
+fn next_fcntl() -> Fcntl {
+    // SAFETY: the function of that name has this type: what it reads of the variable arguments is one word.
+    unsafe { std::mem::transmute::<*mut c_void, Fcntl>(FCNTL.get()) }
+}
+
+/// `fcntl(2)`: notices O_DIRECT.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    if command == libc::F_SETFL {
+        opening(argument as c_int);
+    }
+    // SAFETY: the caller's contract.
+    unsafe { next_fcntl()(fd, command, argument) }
+}
+
+/// `fcntl64`: the same where offsets have 64 bits.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { fcntl(fd, command, argument) }
 }
 
 /// Notes that pages may be pinned from now on: before the descriptor exists.
-fn opening(flags: c_int) {
-    if flags & libc::O_DIRECT != 0
-        && let Some(runtime) = managed().and_then(Process::runtime)
-    {
+pub(crate) fn note_pins() {
+    if let Some(runtime) = managed().and_then(Process::runtime) {
         runtime.note_pins();
+    }
+}
+
+/// Notes that a file is opened.
+pub(crate) fn opening(flags: c_int) {
+    if flags & libc::O_DIRECT != 0 {
+        note_pins();
     }
 }
 

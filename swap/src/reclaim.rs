@@ -5,7 +5,7 @@
 //! program no access bits of its own memory.
 
 use crate::table::{ClusterId, lock};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 
 /// Clusters that hold present pages, oldest first.
@@ -25,6 +25,14 @@ impl Queue {
         lock(&self.clusters).pop_front()
     }
 
+    /// Moves those of `clusters` that are queued to the old end. Returns how many there are.
+    pub fn hasten(&self, clusters: &HashSet<ClusterId>) -> usize {
+        let mut queue = lock(&self.clusters);
+        let (first, rest): (Vec<_>, Vec<_>) = queue.drain(..).partition(|id| clusters.contains(id));
+        queue.extend(first.iter().chain(&rest));
+        first.len()
+    }
+
     /// Number `nth` from the young end.
     pub fn youngest(&self, nth: usize) -> Option<ClusterId> {
         let clusters = lock(&self.clusters);
@@ -39,5 +47,25 @@ impl Queue {
     /// Whether no cluster is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::entry::ClusterNumber;
+    use crate::table::Table;
+
+    #[test]
+    fn clusters_that_are_hastened_leave_first_and_in_order() {
+        let (table, queue) = (Table::default(), Queue::default());
+        let ids: Vec<_> = (0..6).map(|number| table.lock_or_create(ClusterNumber(number)).id()).collect();
+        ids[..5].iter().for_each(|&id| queue.push(id));
+        assert_eq!(queue.youngest(1), Some(ids[3]));
+        assert_eq!(queue.hasten(&[ids[3], ids[1], ids[5]].into()), 2);
+        assert_eq!(queue.youngest(0), Some(ids[4]));
+        let order: Vec<_> = std::iter::from_fn(|| queue.pop()).collect();
+        assert_eq!(order, [1, 3, 0, 2, 4].map(|number| ids[number]));
+        assert_eq!(queue.youngest(0), None);
     }
 }

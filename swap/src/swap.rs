@@ -482,6 +482,17 @@ impl<S: SpanSource> Swap<S> {
         None
     }
 
+    /// Makes the clusters of a range the next victims, hot or not. Returns how many there are.
+    pub fn hasten(&self, range: std::ops::Range<PageIndex>) -> usize {
+        let numbers = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
+        let ids = self.table.linked(numbers).filter_map(|number| {
+            let mut cluster = self.table.lock(number)?;
+            cluster.state().referenced = false;
+            Some(cluster.id())
+        });
+        self.queue.hasten(&ids.collect())
+    }
+
     /// Puts a victim back that could not be taken out.
     pub fn put_back(&self, mut cluster: ClusterGuard<'_>) {
         self.enqueue(&mut cluster);

@@ -1,7 +1,8 @@
 //! The room of `unsafe`: what Pagetide asks of the kernel, with safe interfaces where that is possible.
 //!
 //! Every system call here goes to the kernel directly (`rustix`'s raw back end, or `syscall`), never
-//! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours.
+//! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours. So is
+//! `syscall` there, which passes calls on: but mapping calls on the program's memory go by `rustix`.
 
 pub mod buffer;
 pub mod guest;

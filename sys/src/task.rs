@@ -2,6 +2,7 @@
 
 use crate::mapping::last_errno;
 use rustix::io::Errno;
+use rustix::mm::Advice;
 
 /// The kernel's number of the calling thread.
 pub fn tid() -> u32 {
@@ -132,9 +133,17 @@ pub fn kill_self() -> ! {
 
 /// Brings the pages of a range in, as a write would, if they are mapped; an error is of no interest.
 pub fn populate(start: usize, length: usize) {
-    const POPULATE_WRITE: usize = 23;
+    advise(start, length, Advice::LinuxPopulateWrite);
+}
+
+/// Brings the pages of a range in, as a read would, if they are mapped; an error is of no interest.
+pub fn bring_in(start: usize, length: usize) {
+    advise(start, length, Advice::LinuxPopulateRead);
+}
+
+fn advise(start: usize, length: usize, advice: Advice) {
     // SAFETY: populating changes no contents.
-    unsafe { libc::syscall(libc::SYS_madvise, start, length, POPULATE_WRITE) };
+    let _ = unsafe { rustix::mm::madvise(start as *mut _, length, advice) };
 }
 
 #[cfg(test)]

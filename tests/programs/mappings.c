@@ -3,7 +3,7 @@
  * Each step changes a mapping with mremap, munmap, mmap, mprotect or madvise. Before and after each step another
  * buffer is written from end to end, so that the pages of the mapping are partly out of memory meanwhile.
  *
- *   mappings --mib 24 --press 64        (the mapping, and the buffer that presses)
+ *   mappings --mib 24 --press 64 [--raw]      (the mapping, and the buffer that presses; calls by number)
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
@@ -196,9 +196,10 @@ static size_t mib(const char *text) {
 }
 
 int main(int argc, char **argv) {
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (!strcmp(argv[i], "--mib")) mapping_pages = mib(argv[i + 1]);
-        else if (!strcmp(argv[i], "--press")) press_pages = mib(argv[i + 1]);
+    for (int i = 1; i < argc; i++) {
+        if (!strcmp(argv[i], "--raw")) raw = 1;
+        else if (!strcmp(argv[i], "--mib") && i + 1 < argc) mapping_pages = mib(argv[++i]);
+        else if (!strcmp(argv[i], "--press") && i + 1 < argc) press_pages = mib(argv[++i]);
         else errno = EINVAL, fail(argv[i]);
     }
     press_buffer = map(NULL, press_pages, PROT_READ | PROT_WRITE, 0);

@@ -3,12 +3,25 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
+
+/* Whether calls go by number, past the C library's functions of their names. */
+static int raw;
+#define mmap(...) (raw ? (void *)syscall(SYS_mmap, __VA_ARGS__) : mmap(__VA_ARGS__))
+#define munmap(...) (raw ? (int)syscall(SYS_munmap, __VA_ARGS__) : munmap(__VA_ARGS__))
+#define mremap(...) (raw ? (void *)syscall(SYS_mremap, __VA_ARGS__) : mremap(__VA_ARGS__))
+#define mprotect(...) (raw ? (int)syscall(SYS_mprotect, __VA_ARGS__) : mprotect(__VA_ARGS__))
+#define madvise(...) (raw ? (int)syscall(SYS_madvise, __VA_ARGS__) : madvise(__VA_ARGS__))
+#define mlock(...) (raw ? (int)syscall(SYS_mlock, __VA_ARGS__) : mlock(__VA_ARGS__))
+#define munlock(...) (raw ? (int)syscall(SYS_munlock, __VA_ARGS__) : munlock(__VA_ARGS__))
+#define fork() (raw ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork())
 
 enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8 };
 
@@ -98,8 +111,8 @@ static inline void press(void) {
 
 /* Pages of a range that the page tables do not hold just now. */
 static inline size_t absent(const void *at, size_t pages) {
-    static int pagemap = -1;
-    if (pagemap < 0) pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    /* Opened each time: a descriptor goes on showing the process that opened it, also in its children. */
+    int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
     if (pagemap < 0) fail("/proc/self/pagemap");
     size_t found = 0;
     for (size_t page = 0; page < pages; page++) {
@@ -108,6 +121,7 @@ static inline size_t absent(const void *at, size_t pages) {
         if (pread(pagemap, &entry, 8, offset) != 8) fail("reading /proc/self/pagemap");
         found += !(entry >> 63);
     }
+    close(pagemap);
     return found;
 }
 

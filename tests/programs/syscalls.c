@@ -2,7 +2,7 @@
  *
  * Each step fills a buffer, presses it out of memory, and hands it to system calls.
  *
- *   syscalls [--press MIB] [--native] [--dir DIR]      (DIR: a file system that knows O_DIRECT)
+ *   syscalls [--press MIB] [--native] [--raw] [--dir DIR]      (DIR: a file system that knows O_DIRECT)
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
@@ -523,10 +523,11 @@ static void spliced(void) {
 int main(int count, char **arguments) {
     for (int nth = 1; nth < count; nth++) {
         if (!strcmp(arguments[nth], "--native")) native = 1;
+        else if (!strcmp(arguments[nth], "--raw")) raw = 1;
         else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
         else if (!strcmp(arguments[nth], "--dir") && nth + 1 < count) directory = arguments[++nth];
         else {
-            fprintf(stderr, "usage: syscalls [--press MIB] [--native] [--dir DIR]\n");
+            fprintf(stderr, "usage: syscalls [--press MIB] [--native] [--raw] [--dir DIR]\n");
             return 2;
         }
     }

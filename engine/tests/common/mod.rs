@@ -3,7 +3,7 @@
 
 use pagetide::engine::Engine;
 use pagetide::fake::{Bytes, FakeMemory};
-use pagetide::regions::{Access, Charging};
+use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_device::{Completion, Device, Request};
 use pagetide_swap::PageIndex;
 use std::ops::Range;
@@ -69,7 +69,8 @@ pub fn pages(range: Range<u64>) -> Range<PageIndex> {
 }
 
 pub fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
-    engine.regions.write().unwrap().insert(pages(range), access, Charging::ByMapping);
+    let attributes = Attributes::new(access, Charging::ByMapping);
+    engine.regions.write().unwrap().insert(pages(range), attributes);
 }
 
 /// A device that the test and the engine both hold. It refuses every so many requests, as a full queue does.

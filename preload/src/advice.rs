@@ -1,0 +1,248 @@
+//! What a program says about its memory: advice, and locks.
+
+use crate::call::{kernel, status};
+use crate::mappings::pages;
+use crate::process::managed;
+use pagetide::process::Entered;
+use pagetide::regions::AtFork;
+use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::task;
+use std::ffi::{c_int, c_uint, c_void};
+use std::ops::Range;
+
+const MADV_DONTNEED_LOCKED: c_int = 24;
+const MADV_GUARD_INSTALL: c_int = 102;
+const MADV_GUARD_REMOVE: c_int = 103;
+
+fn advise(range: &Range<PageIndex>, advice: c_int) -> Result<usize, c_int> {
+    let (start, end) = (range.start.address(), range.end.address());
+    // SAFETY: the callers' contract: they pass advice that the program gave, or drop what nobody needs.
+    unsafe { kernel(libc::SYS_madvise, [start, end - start, advice as usize, 0, 0, 0]) }
+}
+
+/// Drops pages in the kernel.
+///
+/// # Safety
+/// Nothing may rely on the contents of the pages.
+pub(crate) unsafe fn drop_pages(range: Range<PageIndex>) {
+    if advise(&range, libc::MADV_DONTNEED).is_err() {
+        // The program has locked them.
+        let _ = advise(&range, MADV_DONTNEED_LOCKED);
+    }
+}
+
+/// What advice means where memory is managed.
+enum Meaning {
+    /// The contents go.
+    Drop,
+    /// It is not taken: what leaves page by page must not be huge.
+    Ignore,
+    /// It is not known, as to an older kernel: guards would travel with the pages.
+    Refuse,
+    /// Bring in what is out, as far as there is room.
+    Bring,
+    /// The next to leave.
+    Cold,
+    /// Leave.
+    PageOut,
+    /// What a forked child finds.
+    AtFork(AtFork),
+}
+
+fn meaning(advice: c_int) -> Option<Meaning> {
+    Some(match advice {
+        libc::MADV_DONTNEED | libc::MADV_FREE | MADV_DONTNEED_LOCKED => Meaning::Drop,
+        libc::MADV_HUGEPAGE => Meaning::Ignore,
+        MADV_GUARD_INSTALL | MADV_GUARD_REMOVE => Meaning::Refuse,
+        libc::MADV_WILLNEED => Meaning::Bring,
+        libc::MADV_COLD => Meaning::Cold,
+        libc::MADV_PAGEOUT => Meaning::PageOut,
+        libc::MADV_DONTFORK => Meaning::AtFork(AtFork::Omit),
+        libc::MADV_WIPEONFORK => Meaning::AtFork(AtFork::Wipe),
+        libc::MADV_DOFORK | libc::MADV_KEEPONFORK => Meaning::AtFork(AtFork::Inherit),
+        _ => return None,
+    })
+}
+
+/// `madvise(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    let call = || unsafe { kernel(libc::SYS_madvise, [address as usize, length, advice as usize, 0, 0, 0]) };
+    let (Some(process), Some(meaning), Some(range)) =
+        (managed(), meaning(advice), pages(address as usize, length))
+    else {
+        return status(call());
+    };
+    if !(address as usize).is_multiple_of(PAGE_SIZE) {
+        return status(call());
+    }
+    let entered = process.enter();
+    if !entered.manages(range.clone()) {
+        drop(entered);
+        return status(call());
+    }
+    if let Meaning::AtFork(at_fork) = meaning {
+        let result = call();
+        if result.is_ok() {
+            entered.at_fork(range, at_fork);
+        }
+        return status(result);
+    }
+    let Some(runtime) = process.runtime() else {
+        drop(entered);
+        return status(call());
+    };
+    match meaning {
+        Meaning::Drop if advice != MADV_DONTNEED_LOCKED && entered.holds(range.clone()) => {
+            status(Err(libc::EINVAL))
+        }
+        Meaning::Drop => {
+            // The kernel may drop the pages of MADV_FREE at any time, so also now.
+            let advice = if advice == libc::MADV_FREE { libc::MADV_DONTNEED } else { advice };
+            let mut result = Ok(0);
+            entered.dropping(range, |part| result = result.and(advise(&part, advice)));
+            status(result)
+        }
+        Meaning::Ignore | Meaning::AtFork(_) => 0,
+        Meaning::Refuse => status(Err(libc::EINVAL)),
+        Meaning::Bring => {
+            let out = entered.out(range);
+            drop(entered);
+            bring_in(&out, || runtime.has_room());
+            0
+        }
+        Meaning::Cold | Meaning::PageOut => {
+            runtime.engine().hasten(range, matches!(meaning, Meaning::PageOut));
+            drop(entered);
+            runtime.kick();
+            0
+        }
+    }
+}
+
+/// Brings pages in while `may`.
+fn bring_in(runs: &[Range<PageIndex>], may: impl Fn() -> bool) {
+    for run in runs.iter().take_while(|_| may()) {
+        task::bring_in(run.start.address(), run.end.address() - run.start.address());
+    }
+}
+
+/// Runs `call`, which locks a range: its pages stay in memory from then on.
+fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) -> c_int {
+    let start = address - address % PAGE_SIZE;
+    let (Some(process), Some(range)) =
+        (managed(), length.checked_add(address - start).and_then(|length| pages(start, length)))
+    else {
+        return status(call());
+    };
+    let before = {
+        let entered = process.enter();
+        let before = entered.holds(range.clone());
+        entered.hold(range.clone(), true);
+        before
+    };
+    // The kernel touches every page: what is out comes in. Nothing may be entered meanwhile.
+    let result = call();
+    if result.is_err() && !before {
+        process.enter().hold(range, false);
+    }
+    status(result)
+}
+
+/// `mlock(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
+    lock(address as usize, length, || {
+        // SAFETY: the caller's contract.
+        unsafe { kernel(libc::SYS_mlock, [address as usize, length, 0, 0, 0, 0]) }
+    })
+}
+
+/// `mlock2(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_uint) -> c_int {
+    lock(address as usize, length, || {
+        // SAFETY: the caller's contract.
+        unsafe { kernel(libc::SYS_mlock2, [address as usize, length, flags as usize, 0, 0, 0]) }
+    })
+}
+
+/// `munlock(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int {
+    // SAFETY: the caller's contract.
+    let result = unsafe { kernel(libc::SYS_munlock, [address as usize, length, 0, 0, 0, 0]) };
+    let start = address as usize - address as usize % PAGE_SIZE;
+    if result.is_ok()
+        && let Some(process) = managed()
+        && let Some(range) = pages(start, length + address as usize - start)
+    {
+        process.enter().hold(range, false);
+    }
+    status(result)
+}
+
+fn hold_all(entered: &Entered<'_>, locked: bool) {
+    for range in entered.ranges() {
+        entered.hold(range, locked);
+    }
+}
+
+/// `mlockall(2)`: managed memory stays in memory; the kernel is not asked, for it would lock the engine's
+/// reservations too.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+    let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    let Some(process) = managed() else {
+        // SAFETY: the caller's contract.
+        return status(unsafe { kernel(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) });
+    };
+    if flags & !known != 0 || flags & (libc::MCL_CURRENT | libc::MCL_FUTURE) == 0 {
+        return status(Err(libc::EINVAL));
+    }
+    let entered = process.enter();
+    entered.hold_new(flags & libc::MCL_FUTURE != 0);
+    let mut out = Vec::new();
+    if flags & libc::MCL_CURRENT != 0 {
+        hold_all(&entered, true);
+        for range in entered.ranges() {
+            out.extend(entered.out(range));
+        }
+    }
+    drop(entered);
+    if flags & libc::MCL_ONFAULT == 0 {
+        bring_in(&out, || true);
+    }
+    0
+}
+
+/// `munlockall(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munlockall() -> c_int {
+    if let Some(process) = managed() {
+        let entered = process.enter();
+        entered.hold_new(false);
+        hold_all(&entered, false);
+    }
+    // SAFETY: no memory is passed.
+    status(unsafe { kernel(libc::SYS_munlockall, [0; 6]) })
+}
