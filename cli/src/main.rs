@@ -3,6 +3,7 @@
 #![deny(unsafe_code)]
 
 mod command;
+mod doctor;
 mod failure;
 mod launch;
 mod limits;
@@ -34,6 +35,7 @@ struct Cli {
 enum Verb {
     Run(launch::RunArgs),
     Stat(stat::StatArgs),
+    Doctor(doctor::DoctorArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,6 +50,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Verb::Run(args) => launch::run(args),
         Verb::Stat(args) => stat::stat(args),
+        Verb::Doctor(args) => doctor::doctor(args),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
         pagetide_sys::task::say(&failure.to_string());

@@ -72,10 +72,15 @@ impl SwapFile {
         Ok(Some(Self { fd, directory, bytes }))
     }
 
-    fn by_default() -> Result<(OwnedFd, PathBuf), String> {
+    /// Where a swap file may lie if nothing is said, the first choice first.
+    pub fn places() -> Vec<PathBuf> {
         let temporary = std::env::var_os("TMPDIR").filter(|value| !value.is_empty()).map(PathBuf::from);
+        temporary.into_iter().chain([PathBuf::from("/var/tmp")]).collect()
+    }
+
+    fn by_default() -> Result<(OwnedFd, PathBuf), String> {
         let mut reasons = Vec::new();
-        for directory in temporary.into_iter().chain([PathBuf::from("/var/tmp")]) {
+        for directory in Self::places() {
             match file::create(&directory) {
                 Ok(fd) => return Ok((fd, directory)),
                 Err(error) => reasons.push(format!("{}: {error}", directory.display())),

@@ -4,7 +4,7 @@ use pagetide::group::{Field, Group, Slot};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -386,4 +386,44 @@ fn stat_shows_a_run_that_goes_on() {
     child.wait().unwrap();
     let output = pagetide().args(["stat", &pid]).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
+}
+
+/// Runs a command as somebody without rights, with the program where anybody may read it.
+fn as_nobody(directory: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(directory.join("pagetide"));
+    command.args(arguments).current_dir("/").uid(65534).gid(65534).output().unwrap()
+}
+
+#[test]
+fn the_doctor_knows_whether_a_run_would_work() {
+    let here = ["run", "-q", "-m", "64M", "--no-disk", "--", "true"];
+    let run = pagetide().args(here).output().unwrap();
+    let doctor = pagetide().args(["doctor", "--json"]).output().unwrap();
+    assert_eq!(run.status.success(), doctor.status.success(), "{}", text(&doctor.stdout));
+    let said: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    assert_eq!(said["works"], doctor.status.success());
+    assert!(said["findings"].as_array().unwrap().iter().any(|finding| finding["name"] == "UFFDIO_MOVE"));
+
+    // Needs root, to be somebody else.
+    let directory = PathBuf::from(format!("/var/tmp/pagetide-test-{}", std::process::id()));
+    let scratch = Scratch(directory.clone());
+    fs::create_dir_all(&directory).unwrap();
+    fs::set_permissions(&directory, fs::Permissions::from_mode(0o755)).unwrap();
+    for name in ["pagetide", "libpagetide_preload.so"] {
+        fs::copy(Path::new(PAGETIDE).with_file_name(name), directory.join(name)).unwrap();
+    }
+    let run = as_nobody(&directory, &here);
+    let doctor = as_nobody(&directory, &["doctor"]);
+    assert_eq!(
+        run.status.success(),
+        doctor.status.success(),
+        "{}{}",
+        text(&run.stderr),
+        text(&doctor.stdout)
+    );
+    if !doctor.status.success() {
+        assert_eq!(doctor.status.code(), Some(1));
+        assert!(text(&doctor.stdout).contains("as root: "), "{}", text(&doctor.stdout));
+    }
+    drop(scratch);
 }

@@ -71,6 +71,17 @@ pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
     }
 }
 
+/// Whether a swap file in `directory` is read and written past the page cache.
+pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
+    let file = create(directory)?;
+    let flags = rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?;
+    match rustix::fs::fcntl_setfl(&file, flags | OFlags::DIRECT) {
+        Ok(()) => Ok(true),
+        Err(Errno::INVAL) => Ok(false),
+        Err(error) => Err(OpenError::System(error)),
+    }
+}
+
 /// Bytes that are free for us in the file system of `directory`.
 pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
     let stat = rustix::fs::statvfs(directory).map_err(OpenError::System)?;

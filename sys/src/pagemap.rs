@@ -137,6 +137,12 @@ impl Pagemap {
         Ok(Self { fd, scan: AtomicBool::new(true) })
     }
 
+    /// Whether PAGEMAP_SCAN works (6.7).
+    pub fn can_scan(&self) -> bool {
+        let here = std::ptr::from_ref(self).addr() / PAGE * PAGE;
+        self.scan(here, PAGE).is_ok()
+    }
+
     /// Looks at `[start, start + length)`, which lies in one cluster.
     pub fn presence(&self, start: usize, length: usize) -> Result<Presence, Errno> {
         debug_assert!(start / CLUSTER == (start + length - 1) / CLUSTER);

@@ -21,6 +21,11 @@ pub const FEATURE_POISON: u64 = 1 << 14;
 /// `UFFD_FEATURE_MOVE` (6.8).
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
+/// `UFFD_FEATURE_WP_ASYNC` (6.7): not used yet.
+pub const FEATURE_WP_ASYNC: u64 = 1 << 15;
+/// The device that makes them, for those who may open it (6.1).
+pub const DEVICE: &str = "/dev/userfaultfd";
+
 const MODE_MISSING: u64 = 1;
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -113,25 +118,40 @@ impl Uffd {
     }
 
     fn open_raw() -> Result<Self, Errno> {
+        // The device: for those who may open it, whatever the sysctl and the system call filter say.
+        Self::open_by_call().or_else(|first| Self::open_by_device().map_err(|_| first))
+    }
+
+    fn open_by_call() -> Result<Self, Errno> {
         // SAFETY: no memory is passed.
-        let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as RawFd;
+        let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) } as RawFd;
+        Self::own(fd)
+    }
+
+    fn open_by_device() -> Result<Self, Errno> {
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
+        let device = rustix::fs::open(DEVICE, flags, rustix::fs::Mode::empty())?;
+        // SAFETY: the request takes flags by value.
+        let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as _, libc::O_CLOEXEC) };
+        Self::own(fd)
+    }
+
+    fn own(fd: RawFd) -> Result<Self, Errno> {
         if fd < 0 {
-            let first = last_errno();
-            // The device: for those who may open it, whatever the sysctl and the system call filter say.
-            let device = rustix::fs::open(
-                "/dev/userfaultfd",
-                rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC,
-                rustix::fs::Mode::empty(),
-            )
-            .map_err(|_| first)?;
-            // SAFETY: the request takes flags by value.
-            fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as _, libc::O_CLOEXEC) };
-            if fd < 0 {
-                return Err(last_errno());
-            }
+            return Err(last_errno());
         }
         // SAFETY: the descriptor is new and nobody else's.
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, features: 0 })
+    }
+
+    /// Tries each way to a full userfaultfd: the system call, then the device. What the kernel has by that way
+    /// (its `UFFD_FEATURE_*`), or why it is closed.
+    pub fn probe() -> [Result<u64, Errno>; 2] {
+        [Self::open_by_call(), Self::open_by_device()].map(|opened| {
+            let mut arg = ApiArg { api: API, ..ApiArg::default() };
+            opened?.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
+            Ok(arg.features)
+        })
     }
 
     /// Which of the features that we use the kernel has.

@@ -27,6 +27,11 @@ pub struct Done {
     pub result: io::Result<usize>,
 }
 
+/// Whether io_uring can be had, or why not.
+pub fn probe() -> io::Result<()> {
+    IoUring::new(2).map(drop)
+}
+
 /// One file's ring.
 pub struct Ring {
     ring: IoUring,
