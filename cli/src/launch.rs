@@ -55,6 +55,9 @@ pub struct RunArgs {
     /// Swap into compressed memory only
     #[arg(long)]
     no_disk: bool,
+    /// Write pages to the swap file as they are, not encrypted
+    #[arg(long, conflicts_with = "no_disk")]
+    no_encrypt: bool,
     /// The share of the cap that compressed pages may take
     #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u64).range(1..=90))]
     max_pool_percent: u64,
@@ -122,6 +125,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         launcher_pid: std::process::id().into(),
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
         ways: ways.bits(),
+        encrypt: (!args.no_encrypt).into(),
     };
     let (group_fd, group) =
         Group::create(setup).map_err(|error| format!("cannot create the run's group page: {error}"))?;

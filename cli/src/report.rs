@@ -304,6 +304,7 @@ mod tests {
             launcher_pid: 1,
             swap_fd: 0,
             ways: 0,
+            encrypt: 1,
         };
         Group::create(setup).unwrap()
     }

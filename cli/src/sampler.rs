@@ -322,6 +322,7 @@ mod tests {
             launcher_pid: std::process::id().into(),
             swap_fd: 0,
             ways: 0,
+            encrypt: 1,
         };
         Group::create(setup).unwrap()
     }

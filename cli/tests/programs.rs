@@ -5,9 +5,10 @@
 //! one at a time, since each is heavy. Swap files lie in `/var/tmp`.
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -289,6 +290,47 @@ fn objects_that_grow_and_shrink_keep_what_is_in_them() {
                 .end()
                 .succeeds();
         }
+    }
+}
+
+/// The swap file of a run that goes on, as whoever reads the disk sees it.
+fn swap_file(launcher: u32) -> Vec<u8> {
+    let mut links = fs::read_dir(format!("/proc/{launcher}/fd")).unwrap().map(|entry| entry.unwrap().path());
+    let is_swap = |link: &PathBuf| {
+        fs::read_link(link)
+            .is_ok_and(|file| file.starts_with("/var/tmp") && file.to_string_lossy().ends_with("(deleted)"))
+    };
+    fs::read(links.find(is_swap).expect("a swap file")).unwrap()
+}
+
+#[test]
+fn what_lies_on_the_disk_tells_nothing() {
+    let _turn = turn();
+    let job = "import sys
+pages = [b'PAGETIDE-SECRET-%d ' % page * 200 for page in range(16000)]
+print('ready', flush=True)
+sys.stdin.read()";
+    for (options, shows) in
+        [(&["--swap-dir", "/var/tmp"][..], false), (&["--swap-dir", "/var/tmp", "--no-encrypt"], true)]
+    {
+        let mut run = pagetide("32M", "pool", options, &[&python(), "-c", job]);
+        let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let started = Instant::now();
+        let bytes = loop {
+            let bytes = swap_file(run.id());
+            if bytes.iter().filter(|&&byte| byte != 0).count() > 8 << 20 {
+                break bytes;
+            }
+            assert!(started.elapsed() < GUARD, "next to nothing is written");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        drop(run.stdin.take());
+        assert!(run.wait().unwrap().success());
+        let marker = b"PAGETIDE-SECRET-";
+        assert_eq!(bytes.windows(marker.len()).any(|window| window == marker), shows, "{options:?}");
     }
 }
 

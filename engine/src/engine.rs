@@ -754,12 +754,14 @@ impl<M: Memory> Engine<M> {
     /// Handles requests that have ended.
     pub fn complete(&self, done: &mut Vec<Completion>, work: &mut Workspace) {
         for completion in done.drain(..) {
-            let Completion { token, buffer, result } = completion;
+            let Completion { token, mut buffer, result } = completion;
             // The request counts as under way until all it led to is done: a fork waits for that.
             let pending = lock(&self.requests).slots[token as usize].take().expect("a request ends once");
             let is_write = !matches!(pending, Pending::Read { .. });
             match pending {
-                Pending::Read { transfer, since } => self.read_ended(&transfer, since, &buffer, result),
+                Pending::Read { transfer, since } => {
+                    self.read_ended(&transfer, since, &mut buffer, result);
+                }
                 Pending::Store { slot, pages, block } => self.store_ended(slot, &pages, block, result),
                 Pending::Writeback { entries, block } => self.writeback_ended(&entries, block, result),
             }
@@ -772,7 +774,7 @@ impl<M: Memory> Engine<M> {
         self.retry_waiting(work);
     }
 
-    fn read_ended(&self, transfer: &Transfer, since: u64, bytes: &[u8], result: std::io::Result<()>) {
+    fn read_ended(&self, transfer: &Transfer, since: u64, bytes: &mut [u8], result: std::io::Result<()>) {
         self.stalled.fetch_sub(1, Relaxed);
         let waited = self.now().saturating_sub(since);
         self.swap.counters().add(Counter::stalled_ns, waited);
@@ -780,9 +782,10 @@ impl<M: Memory> Engine<M> {
         let (loaded, error) = match result {
             Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),
             Ok(()) => {
-                let verify =
-                    |nth: usize| self.swap.verify(transfer, nth, &bytes[nth * PAGE_SIZE..][..PAGE_SIZE]);
-                let bad = (0..transfer.length).find_map(|nth| verify(nth).err().map(|error| (nth, error)));
+                let mut pages = bytes.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate();
+                let bad = pages.find_map(|(nth, page)| {
+                    self.swap.open(transfer, nth, page).err().map(|error| (nth, error))
+                });
                 bad.map_or((transfer.length, None), |(nth, error)| (nth, Some(error)))
             }
         };
@@ -1138,8 +1141,8 @@ impl<M: Memory> Engine<M> {
             let mut buffer = Buffer::new(run.length);
             buffer.copy_from_slice(&batch.bytes[..run.length * BLOCK]);
             batch.bytes.drain(..run.length * BLOCK);
-            for (block, (_, hash)) in (run.start..).zip(&pages) {
-                self.swap.blocks().set_hash(block, *hash);
+            for ((block, (_, hash)), page) in (run.start..).zip(&pages).zip(buffer.chunks_exact_mut(BLOCK)) {
+                self.swap.seal(block, *hash, page);
             }
             let pages: Vec<PageIndex> = pages.into_iter().map(|(page, _)| page).collect();
             let count = pages.len();
@@ -1228,7 +1231,7 @@ impl<M: Memory> Engine<M> {
             }
             let bytes = &mut buffer[begun.len() * BLOCK..][..BLOCK];
             if let Some(hash) = self.swap.begin_writeback(owner, handle, bytes) {
-                self.swap.blocks().set_hash(run.start + begun.len() as u64, hash);
+                self.swap.seal(run.start + begun.len() as u64, hash, bytes);
                 begun.push((owner, handle, hash));
             }
         }

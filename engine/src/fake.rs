@@ -15,8 +15,10 @@ use crate::regions::Regions;
 use crate::ways::Ways;
 use pagetide_device::Device;
 use pagetide_swap::blocks::Blocks;
+use pagetide_swap::cipher::Cipher;
 use pagetide_swap::config::{SPAN_BYTES, SPAN_PAGES};
 use pagetide_swap::hash::HashKey;
+use pagetide_swap::swap::Keys;
 use pagetide_swap::zswap::pool::SpanSource;
 use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, Swap};
 use std::collections::{BTreeMap, BTreeSet};
@@ -591,7 +593,7 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
     let swap = Swap::new(
         HeapSpans::new(span_pages),
         Blocks::new(counts, words(count.div_ceil(64))),
-        HashKey::new([1, 2, 3, 4]),
+        Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: Some(Cipher::new([5, 6])) },
         config,
         pool_pages_max,
         Counters::new(words(Counter::ALL.len())),

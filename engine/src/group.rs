@@ -32,7 +32,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
 const HEADER_WORDS: usize = 64;
 const SLOT_HEADER_WORDS: usize = 32;
 const COUNTER_WORDS: usize = 64;
@@ -54,6 +54,7 @@ enum Header {
     LauncherPid,
     SwapFd,
     Ways,
+    Encrypt,
     Free,
     Demand,
     /// One more than the highest slot that was ever taken.
@@ -130,6 +131,8 @@ pub struct Setup {
     pub swap_fd: u64,
     /// Ways that are masked, for tests: see [`crate::ways::Ways`].
     pub ways: u64,
+    /// Whether the swap file is encrypted: 1 if so.
+    pub encrypt: u64,
 }
 
 /// A handle on the group page.
@@ -196,6 +199,7 @@ impl Group {
         set(Header::LauncherPid, setup.launcher_pid);
         set(Header::SwapFd, setup.swap_fd);
         set(Header::Ways, setup.ways);
+        set(Header::Encrypt, setup.encrypt);
         set(Header::Free, setup.cap_pages);
         header[Header::Magic as usize].store(MAGIC, Release);
         Ok((fd, Self { shared, header, slots: SLOTS, setup }))
@@ -220,6 +224,7 @@ impl Group {
             launcher_pid: get(Header::LauncherPid),
             swap_fd: get(Header::SwapFd),
             ways: get(Header::Ways),
+            encrypt: get(Header::Encrypt),
         };
         if shared.len() != bytes_needed(setup.blocks) {
             return Err(OpenError::Foreign);
@@ -455,6 +460,7 @@ mod tests {
             launcher_pid: 1,
             swap_fd: 2,
             ways: 0,
+            encrypt: 1,
         }
     }
 

@@ -21,7 +21,9 @@ use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
 use pagetide_swap::balance::{Balance, Copies, ReclaimLoad, Sizes, Totals};
 use pagetide_swap::blocks::Blocks;
+use pagetide_swap::cipher::Cipher;
 use pagetide_swap::hash::HashKey;
+use pagetide_swap::swap::Keys;
 use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
@@ -333,8 +335,12 @@ impl Runtime {
                 };
                 let spans = Spans::new(setup.cap_pages as usize * PAGE_SIZE)
                     .map_err(|error| StartError::Resources(error.into()))?;
-                let key = HashKey::new(pagetide_sys::random::words());
-                (Swap::new(PoolMemory(spans), blocks, key, config, 0, slot.counters()), None)
+                let [a, b, ..] = pagetide_sys::random::words();
+                let keys = Keys {
+                    hash: HashKey::new(pagetide_sys::random::words()),
+                    cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
+                };
+                (Swap::new(PoolMemory(spans), blocks, keys, config, 0, slot.counters()), None)
             }
         };
         let slots = Kernel::slots((limits.probation + 24) as u16)
@@ -369,6 +375,7 @@ impl Runtime {
             spun: AtomicBool::new(false),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
+        pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
         runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
         runtime.spawn_threads()?;
         slot.set(Field::Armed, 1);

@@ -29,7 +29,7 @@ impl HashKey {
     }
 }
 
-fn bytes(low: u64, high: u64) -> [u8; 16] {
+pub(crate) fn bytes(low: u64, high: u64) -> [u8; 16] {
     (u128::from(low) | u128::from(high) << 64).to_ne_bytes()
 }
 

@@ -24,6 +24,7 @@
 
 pub mod balance;
 pub mod blocks;
+pub mod cipher;
 pub mod config;
 pub mod entry;
 pub mod error;

@@ -12,6 +12,7 @@
 //! | writeback (flag) | reads the pool's copy, clears the flag | — | — | page skipped | clears the flag |
 
 use crate::blocks::Blocks;
+use crate::cipher::Cipher;
 use crate::config::Config;
 use crate::entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
 use crate::error::{LoadError, StoreError};
@@ -33,6 +34,15 @@ const DROP_BATCH: usize = 64;
 /// Clusters that are asked for copies at a time.
 const DROP_CLUSTERS: usize = 1024;
 
+/// What must not be known outside the process.
+#[derive(Clone, Debug)]
+pub struct Keys {
+    /// For hashes of pages.
+    pub hash: HashKey,
+    /// For what goes to the device; `None` to write it as it is.
+    pub cipher: Option<Cipher>,
+}
+
 /// The swap subsystem of one process.
 #[derive(Debug)]
 pub struct Swap<S: SpanSource> {
@@ -40,7 +50,7 @@ pub struct Swap<S: SpanSource> {
     zswap: Arc<Zswap<S>>,
     blocks: Blocks,
     queue: Arc<Queue>,
-    key: HashKey,
+    keys: Keys,
     config: Config,
     counters: Counters,
     /// Pages that the pool may take at most.
@@ -172,7 +182,7 @@ impl<S: SpanSource> Swap<S> {
     pub fn new(
         source: S,
         blocks: Blocks,
-        key: HashKey,
+        keys: Keys,
         config: Config,
         pool_pages_max: usize,
         counters: Counters,
@@ -182,7 +192,7 @@ impl<S: SpanSource> Swap<S> {
             zswap: Arc::new(Zswap::new(source)),
             blocks,
             queue: Arc::default(),
-            key,
+            keys,
             config,
             counters,
             pool_pages_max: AtomicUsize::new(pool_pages_max),
@@ -260,7 +270,7 @@ impl<S: SpanSource> Swap<S> {
             zswap: Arc::clone(&self.zswap),
             blocks: self.blocks.for_child(held),
             queue: Arc::clone(&self.queue),
-            key: self.key.clone(),
+            keys: self.keys.clone(),
             config: self.config,
             counters,
             pool_pages_max: AtomicUsize::new(self.pool_pages_max()),
@@ -360,19 +370,36 @@ impl<S: SpanSource> Swap<S> {
         match transfer.words[nth].place() {
             Some(Place::Same(pattern)) => Place::fill(pattern, out),
             Some(Place::Pool(handle)) => {
-                self.zswap.load(handle, out, &self.key)?;
+                self.zswap.load(handle, out, &self.keys.hash)?;
             }
             _ => unreachable!("only pages in memory are loaded"),
         }
         Ok(())
     }
 
-    /// Proves what was read from the device for page number `nth`.
-    pub fn verify(&self, transfer: &Transfer, nth: usize, bytes: &[u8]) -> Result<(), LoadError> {
+    /// The keys, for whoever keeps them from being seen.
+    pub fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    /// Prepares a page for `block`, and notes by which hash it will be known.
+    pub fn seal(&self, block: u64, hash: PageHash, page: &mut [u8]) {
+        self.blocks.set_hash(block, hash);
+        if let Some(cipher) = &self.keys.cipher {
+            cipher.apply(block, hash, page);
+        }
+    }
+
+    /// Makes a page of what was read from the device for page number `nth`, and proves it.
+    pub fn open(&self, transfer: &Transfer, nth: usize, bytes: &mut [u8]) -> Result<(), LoadError> {
         let Some(Place::Device(block)) = transfer.words[nth].place() else {
-            unreachable!("only pages on the device are verified")
+            unreachable!("only pages on the device are read from it")
         };
-        if self.blocks.hash(block) == Some(self.key.hash(bytes)) { Ok(()) } else { Err(LoadError::Hash) }
+        let hash = self.blocks.hash(block).ok_or(LoadError::Hash)?;
+        if let Some(cipher) = &self.keys.cipher {
+            cipher.apply(block, hash, bytes);
+        }
+        if self.keys.hash.hash(bytes) == hash { Ok(()) } else { Err(LoadError::Hash) }
     }
 
     /// Ends a transfer: its first `mapped` pages are in the program, the others are as they were.
@@ -562,7 +589,7 @@ impl<S: SpanSource> Swap<S> {
             c.add(Counter::swpout_zero, 1);
             return Stored::New(place);
         }
-        let hash = self.key.hash(bytes);
+        let hash = self.keys.hash.hash(bytes);
         let clean = kept.filter(|&place| self.hash_at(place) == Some(hash));
         if let Some(place) = clean {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
@@ -744,7 +771,7 @@ impl<S: SpanSource> Swap<S> {
         }
         // The entry may be freed now, and the handle be another page's: then the flag is gone, or the
         // hashes differ, and the end of the writeback drops what was written.
-        self.zswap.load(handle, out, &self.key).ok()
+        self.zswap.load(handle, out, &self.keys.hash).ok()
     }
 
     /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the

@@ -1,5 +1,6 @@
 //! Mappings of our own: reserved ranges of private anonymous memory.
 
+use crate::PAGE;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
@@ -194,6 +195,18 @@ pub unsafe fn remap(
     if result == -1 { Err(last_errno()) } else { Ok(result as usize) }
 }
 
+/// Keeps a value out of core dumps and in memory, with what else lies on its pages. Best effort: a process that may
+/// lock nothing goes without the lock.
+pub fn keep_secret<T>(value: &T) {
+    let start = std::ptr::from_ref(value).addr() / PAGE * PAGE;
+    let end = (std::ptr::from_ref(value).addr() + size_of::<T>()).next_multiple_of(PAGE);
+    // SAFETY: neither changes contents or mappings.
+    unsafe {
+        let _ = rustix::mm::mlock(start as *mut c_void, end - start);
+        let _ = rustix::mm::madvise(start as *mut c_void, end - start, Advice::LinuxDontDump);
+    }
+}
+
 pub(crate) fn last_errno() -> Errno {
     Errno::from_raw_os_error(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO))
 }
@@ -201,7 +214,6 @@ pub(crate) fn last_errno() -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE;
 
     #[test]
     fn a_target_that_a_failed_mremap_unmapped_is_taken_again() {
