@@ -268,6 +268,12 @@ fn the_kernel_finds_what_is_out_of_memory() {
 }
 
 #[test]
+fn threads_can_be_cancelled_in_calls_that_we_see() {
+    let _turn = turn();
+    start(pagetide("64M", "", &[], &[&program("cancel")])).end().succeeds();
+}
+
+#[test]
 fn locks_hold_and_advice_is_taken() {
     let _turn = turn();
     let advice = program("advice");

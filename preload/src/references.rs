@@ -9,8 +9,9 @@ use crate::process::managed;
 use pagetide::process::Process;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
-type OpenAt = unsafe extern "C" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
-type Fcntl = unsafe extern "C" fn(c_int, c_int, usize) -> c_int;
+// Cancellation points: a thread that is cancelled there unwinds through us.
+type OpenAt = unsafe extern "C-unwind" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
+type Fcntl = unsafe extern "C-unwind" fn(c_int, c_int, usize) -> c_int;
 
 static OPENAT: Next = Next::new(c"openat64");
 static FCNTL: Next = Next::new(c"fcntl64");
@@ -30,7 +31,7 @@ fn next_fcntl() -> Fcntl {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if command == libc::F_SETFL {
         opening(argument as c_int);
     }
@@ -43,7 +44,7 @@ pub unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { fcntl(fd, command, argument) }
 }
@@ -69,7 +70,7 @@ macro_rules! open_functions {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+        pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
             opening(flags);
             // SAFETY: the caller's contract.
             unsafe { next_openat()(libc::AT_FDCWD, path, flags, mode) }
@@ -80,7 +81,7 @@ macro_rules! open_functions {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name_at(
+        pub unsafe extern "C-unwind" fn $name_at(
             directory: c_int,
             path: *const c_char,
             flags: c_int,
@@ -132,10 +133,9 @@ unsafe fn copy_through_pipe(
             Err(libc::EAGAIN) if wait => {
                 let events = if writes { libc::POLLOUT } else { libc::POLLIN };
                 let mut polled = libc::pollfd { fd, events, revents: 0 };
+                let arguments = [(&raw mut polled).addr(), 1, usize::MAX, 0, 0, 0];
                 // SAFETY: one structure is passed.
-                if unsafe { libc::poll(&raw mut polled, 1, -1) } < 0 {
-                    return Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINTR));
-                }
+                unsafe { kernel(libc::SYS_poll, arguments) }?;
             }
             result => return result,
         }
