@@ -255,10 +255,17 @@ static void from_outside(void) {
     check(at, 0, BUFFER_PAGES / 2, tag + 1);
     check(at + BUFFER_PAGES / 2 * PAGE_BYTES, BUFFER_PAGES / 2, BUFFER_PAGES / 2, tag);
     fill(at, 0, BUFFER_PAGES, ++tag);
+    /* Once the child runs: while its engine starts, pages that are out read as zeroes from outside. */
+    int ready[2];
+    char byte = 1;
+    if (pipe(ready)) fail("pipe");
     child = fork();
     if (!child) {
+        if (write(ready[1], &byte, 1) != 1) _exit(2);
         for (;;) pause();
     }
+    if (read(ready[0], &byte, 1) != 1) fail("read");
+    close(ready[0]), close(ready[1]);
     if (ptrace(PTRACE_SEIZE, child, 0, 0) || ptrace(PTRACE_INTERRUPT, child, 0, 0)) fail("ptrace");
     if (waitpid(child, &status, __WALL) != child) fail("waitpid");
     for (size_t page = 0; page < BUFFER_PAGES; page += 7) {
