@@ -22,7 +22,9 @@ use pagetide_swap::{
 };
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
@@ -216,6 +218,10 @@ pub struct Engine<M: Memory> {
     overdrawing: AtomicBool,
     /// Clusters that should leave whatever room there is.
     hastened: AtomicUsize,
+    /// The thread that gives the program pages of its own just now, and may fault; 0 if there is none.
+    unsharing: AtomicU32,
+    /// One more than the cluster that was unshared last.
+    unshared: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -299,6 +305,8 @@ impl<M: Memory> Engine<M> {
             held: AtomicBool::new(false),
             overdrawing: AtomicBool::new(false),
             hastened: AtomicUsize::new(0),
+            unsharing: AtomicU32::new(0),
+            unshared: AtomicU64::new(0),
         }
     }
 
@@ -505,8 +513,10 @@ impl<M: Memory> Engine<M> {
         if !self.budget.try_take(transfer.length) {
             // No room for the window: the page that is waited for, at least.
             self.release_beyond(&mut transfer, 1);
-            if self.held.load(SeqCst) || self.overdrawing.load(SeqCst) {
-                // The forking thread's own fault: nobody would retry it before the fork, which waits for it.
+            let own = self.unsharing.load(SeqCst) != 0;
+            if self.held.load(SeqCst) || self.overdrawing.load(SeqCst) || own {
+                // The forking thread's own fault: nobody would retry it before the fork, which waits for it. Or
+                // reclaim's: nobody else makes room.
                 self.budget.take(1);
             } else if !self.budget.try_take(1) {
                 self.swap.finish_swapin(&transfer, 0, true);
@@ -818,17 +828,42 @@ impl<M: Memory> Engine<M> {
     /// Takes the next cluster out of the program. `None` if nothing can be taken.
     fn take_out(&self) -> Option<usize> {
         let slot_id = lock(&self.lists).empty.pop()?;
-        let taken = self.take_out_into(slot_id);
+        let mut shared = Vec::new();
+        let taken = self.take_out_into(slot_id, &mut shared);
         let hastened = if taken.is_none() { 0 } else { self.hastened.load(Relaxed).saturating_sub(1) };
         self.hastened.store(hastened, Relaxed);
         if taken.is_none_or(|taken| taken == 0) {
             // Behind the others: it may be the slot that is at fault, having lost a part.
             lock(&self.lists).empty.insert(0, slot_id);
         }
+        if !shared.is_empty() {
+            self.unshare(&shared);
+        }
         taken
     }
 
-    fn take_out_into(&self, slot_id: u16) -> Option<usize> {
+    /// Pages that would not move, all of one cluster: shared since a fork, or pinned. What was shared moves from
+    /// now on.
+    fn unshare(&self, runs: &[Range<PageIndex>]) {
+        // With no lock held: a page that a call has dropped that nobody told us of is brought in by a reader.
+        self.unsharing.store(pagetide_sys::task::tid(), SeqCst);
+        runs.iter().for_each(|run| self.memory.unshare(run.clone()));
+        self.unsharing.store(0, SeqCst);
+        let whole = runs[0].start..runs[runs.len() - 1].end;
+        // Pinned pages stay: the cluster waits for its turn like all others.
+        if self.unshared.swap(whole.start.cluster().0 + 1, Relaxed) != whole.start.cluster().0 + 1 {
+            self.swap.hasten(whole);
+        }
+    }
+
+    /// Whether a thread is one that reclaims and faults itself ([`Memory::unshare`]): its faults are answered
+    /// whatever the others wait for.
+    pub fn is_unsharing(&self, tid: u32) -> bool {
+        self.unsharing.load(SeqCst) == tid
+    }
+
+    /// Notes in `shared` runs of pages that would not move.
+    fn take_out_into(&self, slot_id: u16, shared: &mut Vec<Range<PageIndex>>) -> Option<usize> {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
         let mut cluster = self.swap.victim()?;
         let number = cluster.number();
@@ -847,12 +882,17 @@ impl<M: Memory> Engine<M> {
         debug_assert_eq!(before, 0);
         let whole = 0..CLUSTER_PAGES;
         let way = if pins || self.ways.masks(Ways::NO_REMAP) { TakeOutWay::Move } else { TakeOutWay::Remap };
+        let mut moving = PageSet::default();
         for (range, region) in regions.pieces_of(number) {
             let Attributes { access, locked, .. } = region.attributes;
             if locked || (access == Access::None && way == TakeOutWay::Move) {
                 continue;
             }
             let writable = access == Access::Write;
+            if way == TakeOutWay::Move && writable {
+                let start = range.start.offset();
+                moving = moving.or(PageSet::range(start..start + (range.end.0 - range.start.0) as usize));
+            }
             if !self.memory.take_out(range.clone(), writable, way, &mut slot)
                 && way == TakeOutWay::Remap
                 && self.memory.can_move()
@@ -866,7 +906,13 @@ impl<M: Memory> Engine<M> {
         let expected = way == TakeOutWay::Remap && populated.len() == cluster.present();
         let still = match expected {
             true => PageSet::default(),
-            false => self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).present,
+            false => {
+                let found = self.memory.presence(first..first.plus(CLUSTER_PAGES as u64));
+                let page = |offset: usize| first.plus(offset as u64);
+                let stuck = found.present.minus(found.zero).and(moving);
+                shared.extend(stuck.runs().map(|run| page(run.start)..page(run.end)));
+                found.present
+            }
         };
         let out = self.swap.taken_out(
             &mut cluster,

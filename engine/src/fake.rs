@@ -60,6 +60,8 @@ struct State {
     gone: BTreeSet<u64>,
     read_only: BTreeSet<u64>,
     pinned: BTreeSet<u64>,
+    /// Shared since a fork.
+    shared: BTreeSet<u64>,
     parked: BTreeMap<Ticket, u64>,
     next_ticket: u64,
 }
@@ -200,6 +202,7 @@ impl FakeMemory {
         let mut state = lock(&self.state);
         for page in numbers(&range) {
             state.pages.remove(&page);
+            state.shared.remove(&page);
             state.poisoned.remove(&page);
         }
     }
@@ -278,6 +281,12 @@ impl FakeMemory {
     /// Whether pages may be pinned.
     pub fn set_may_pin(&self, on: bool) {
         self.pins.store(on, Relaxed);
+    }
+
+    /// Shares every page with a child, as a fork does: MOVE refuses them.
+    pub fn share(&self) {
+        let mut state = lock(&self.state);
+        state.shared = state.pages.keys().copied().collect();
     }
 
     /// Pins a page, or lets it go: MOVE refuses it.
@@ -395,7 +404,8 @@ impl Memory for FakeMemory {
         for page in there {
             let read_only = state.read_only.contains(&page);
             assert!(!(writable && read_only), "page {page:#x} is read-only");
-            if way == TakeOutWay::Move && (read_only || state.pinned.contains(&page)) {
+            let stays = read_only || state.pinned.contains(&page) || state.shared.contains(&page);
+            if way == TakeOutWay::Move && stays {
                 all = false;
                 continue;
             }
@@ -403,10 +413,15 @@ impl Memory for FakeMemory {
                 way == TakeOutWay::Move || !(self.may_pin() && state.pinned.contains(&page)),
                 "page {page:#x} is pinned: its memory must not be reused"
             );
+            state.shared.remove(&page);
             let contents = state.pages.remove(&page).expect("listed above");
             slot.put(PageIndex(page).offset(), &contents);
         }
         all
+    }
+
+    fn unshare(&self, range: Range<PageIndex>) {
+        lock(&self.state).shared.retain(|page| !numbers(&range).contains(page));
     }
 
     fn presence(&self, range: Range<PageIndex>) -> Presence {

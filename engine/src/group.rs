@@ -110,6 +110,9 @@ pub enum Field {
     Cached,
     /// Pool pages shared by fork that the process and its heirs hold.
     Frozen,
+    /// Pages that the launcher has taken in the process's name, beside its grant: it was seen to hold them
+    /// before its engine ran, which makes them part of the grant.
+    Added,
     /// One more than the last field.
     Last,
 }
@@ -316,7 +319,9 @@ impl Group {
         }
         to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
         pagetide_swap::blocks::sweep(self.block_counts(), self.held(slot));
-        self.give(slot.word(Field::Grant).swap(0, AcqRel) as i64);
+        for field in [Field::Grant, Field::Added] {
+            self.give(slot.word(field).swap(0, AcqRel) as i64);
+        }
         slot.word(Field::Taken).store(0, Release);
     }
 

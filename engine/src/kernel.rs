@@ -123,6 +123,11 @@ impl Memory for ProgramMemory {
         self.kernel.take_out(start, length, writable, way, slot).is_ok()
     }
 
+    fn unshare(&self, range: Range<PageIndex>) {
+        let (start, length) = bytes(&range);
+        pagetide_sys::task::populate(start, length);
+    }
+
     fn presence(&self, range: Range<PageIndex>) -> Presence {
         debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
         let (start, length) = bytes(&range);

@@ -49,6 +49,9 @@ struct Generation {
     runtime: OnceLock<&'static Runtime>,
     /// The managed ranges, until the engine runs and has them.
     early: Mutex<Regions>,
+    /// Held while what is mapped where changes: a range that is given up is not another mapping's before the
+    /// table has forgotten what was there.
+    layout: Mutex<()>,
     /// Mapping calls, until the engine runs and counts them: it does not start while one is under way.
     phase: Pause,
     /// Granted and not yet handed out; may be negative for a moment.
@@ -70,6 +73,7 @@ impl Generation {
             slot,
             runtime: OnceLock::new(),
             early: Mutex::new(regions),
+            layout: Mutex::new(()),
             phase: Pause::default(),
             unspent: AtomicI64::new(unspent),
             arming: Mutex::new(()),
@@ -321,6 +325,8 @@ impl Entered<'_> {
 
     /// A new private anonymous mapping is managed from now on. `range` was not managed before.
     pub fn mapped(&self, range: Range<PageIndex>, mut attributes: Attributes) {
+        // Whoever gave up the place has done with it.
+        let _layout = lock(&self.generation.layout);
         attributes.locked |= self.generation.holds_new.load(Relaxed);
         match self.runtime {
             None => self.regions().insert(range, attributes),
@@ -342,14 +348,8 @@ impl Entered<'_> {
         range: Range<PageIndex>,
         call: impl FnOnce() -> Result<T, i32>,
     ) -> (Result<T, i32>, i64) {
-        self.giving_up(range, |removed| {
-            if let Some(runtime) = self.runtime {
-                for (part, _) in removed {
-                    runtime.engine().discard(part.clone(), |_| {});
-                }
-            }
-            call()
-        })
+        let _layout = lock(&self.generation.layout);
+        self.giving_up(range, call, |removed| self.forget(removed))
     }
 
     /// Runs `call`, which moves another mapping to `range`. Returns its result, and the pages that need no
@@ -359,24 +359,35 @@ impl Entered<'_> {
         range: Range<PageIndex>,
         call: impl FnOnce() -> Result<T, i32>,
     ) -> (Result<T, i32>, i64) {
-        self.giving_up(range, |_| call())
+        self.giving_up(range, call, |_| {})
     }
 
-    /// Runs `call`, after which what is managed of `range` now is not there any more.
+    /// Runs `call`, after which what is managed of `range` now is not there any more, and then `forget`.
     fn giving_up<T>(
         &self,
         range: Range<PageIndex>,
-        call: impl FnOnce(&[(Range<PageIndex>, Region)]) -> Result<T, i32>,
+        call: impl FnOnce() -> Result<T, i32>,
+        forget: impl FnOnce(&[(Range<PageIndex>, Region)]),
     ) -> (Result<T, i32>, i64) {
         // No region: no fault brings anything in there any more, and nothing is taken out.
         let removed = self.regions().remove(range);
-        let result = call(&removed);
+        let result = call();
         if result.is_ok() {
+            forget(&removed);
             return (result, removed.iter().map(|(part, region)| charge(part, &region.attributes)).sum());
         }
-        // The kernel refused (too many mappings): the mapping is still there.
+        // The kernel refused (too many mappings): the mapping is still there, and so is what is out of it.
         self.restore(&removed);
         (result, 0)
+    }
+
+    /// The table forgets what was in regions that are not there any more.
+    fn forget(&self, removed: &[(Range<PageIndex>, Region)]) {
+        if let Some(runtime) = self.runtime {
+            for (part, _) in removed {
+                runtime.engine().discard(part.clone(), |_| {});
+            }
+        }
     }
 
     fn register_again(&self, range: Range<PageIndex>) {
@@ -482,57 +493,48 @@ impl Entered<'_> {
         call: impl FnOnce() -> Result<PageIndex, i32>,
     ) -> Result<PageIndex, i32> {
         let Remapping { may_move, keeps_old } = way;
-        let old_pages = old.end.0 - old.start.0;
-        if let Some(runtime) = self.runtime
-            && new_pages < old_pages
-        {
-            // The tail goes in any case.
-            let tail = old.start.plus(new_pages)..old.end;
-            self.regions().remove(tail.clone());
-            runtime.engine().discard(tail, |_| {});
-        }
-        let moved_pages = old_pages.min(new_pages);
+        let _layout = lock(&self.generation.layout);
+        let moved_pages = new_pages.min(old.end.0 - old.start.0);
         let from = old.start..old.start.plus(moved_pages);
-        let removed = self.regions().remove(old.clone());
+        // What it shrinks by goes in any case.
+        let tail = self.regions().remove(from.end..old.end);
+        let removed = self.regions().remove(from.clone());
         let released = self.runtime.filter(|_| may_move);
         if let Some(runtime) = released {
             // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
             // sits at its offset in a cluster, which the move may change: it goes back first.
             // An error means that a part is not registered: it was unmapped behind our back.
-            let _ = runtime.release(from.clone());
+            let _ = runtime.release(from);
         }
-        let result = call();
-        let to = match result {
+        let to = match call() {
             Ok(to) => to,
             Err(error) => {
                 if released.is_some() {
                     removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
                 }
                 self.restore(&removed);
+                self.restore(&tail);
                 return Err(error);
             }
         };
-        let Some((_, Region { attributes, .. })) = removed.first().cloned() else { return Ok(to) };
-        let target = to..to.plus(new_pages);
-        match self.runtime {
-            None => {
-                if keeps_old {
-                    self.restore(&removed);
-                }
-                self.mapped(target, attributes);
-            }
-            Some(runtime) => {
-                if to != old.start {
-                    runtime.engine().discard(target.clone(), |_| {});
-                    runtime.engine().rename(old.start, to, moved_pages);
-                }
-                self.register_again(target.clone());
-                if keeps_old {
-                    removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
-                    self.restore(&removed);
-                }
-                self.regions().insert(target, attributes);
-            }
+        self.forget(&tail);
+        if let Some(runtime) = self.runtime
+            && to != old.start
+        {
+            runtime.engine().discard(to..to.plus(new_pages), |_| {});
+            runtime.engine().rename(old.start, to, moved_pages);
+        }
+        for (nth, (part, region)) in removed.iter().enumerate() {
+            let at = |page: PageIndex| to.plus(page.0 - old.start.0);
+            // What it grows by is like the end of it.
+            let last = nth + 1 == removed.len() && new_pages > moved_pages;
+            let end = if last { to.plus(new_pages) } else { at(part.end) };
+            self.register_again(at(part.start)..end);
+            self.regions().insert(at(part.start)..end, region.attributes);
+        }
+        if keeps_old {
+            removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
+            self.restore(&removed);
         }
         Ok(to)
     }
@@ -674,6 +676,9 @@ fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
             runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
             group.take_anyway(needed - own);
             child.set(Field::Grant, needed as u64);
+            // Before it runs anything else it starts its engine: what it shares with us is not to be charged
+            // again meanwhile.
+            child.set(Field::Armed, 1);
             return;
         }
         group.ask(runtime.slot(), missing);

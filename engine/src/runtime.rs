@@ -433,6 +433,7 @@ impl Runtime {
         let usage = self.engine.usage();
         self.engine.budget().take(usage.pool + usage.metadata);
         self.engine.budget().give(self.slot.get(Field::Grant) as i64);
+        self.absorb();
         self.sample();
         self.set_pool_max();
     }
@@ -478,7 +479,12 @@ impl Runtime {
                         task::wake_at(fault.tid, processor, || kernel.wake(page.address(), PAGE_SIZE));
                         continue;
                     }
-                    if self.pause.try_work(fault.tid) {
+                    if self.engine.is_unsharing(fault.tid) {
+                        // Frozen or not: that thread's work is what a freeze waits for.
+                        self.pause.begin_completion();
+                        self.engine.fault(page, fault.write, clock(), &mut work);
+                        self.pause.end_completion();
+                    } else if self.pause.try_work(fault.tid) {
                         self.engine.fault(page, fault.write, clock(), &mut work);
                         self.pause.end_work();
                     } else {
@@ -612,6 +618,15 @@ impl Runtime {
         }
     }
 
+    /// Makes what the launcher took in our name part of the grant.
+    fn absorb(&self) {
+        let added = self.slot.word(Field::Added).swap(0, SeqCst);
+        if added > 0 {
+            self.slot.word(Field::Grant).fetch_add(added, SeqCst);
+            self.engine.budget().give(added as i64);
+        }
+    }
+
     /// Gives what others asked for.
     fn give_back(&self) {
         let asked = self.slot.get(Field::Asked) as i64;
@@ -713,6 +728,7 @@ impl Runtime {
             if !self.pause.try_work(0) {
                 continue;
             }
+            self.absorb();
             self.sample();
             self.set_pool_max();
             self.settle_sharing();

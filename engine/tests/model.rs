@@ -460,7 +460,8 @@ impl World {
                 memory.set_may_pin(random.one_in(3));
                 memory.set_no_memory_every([0, 0, 7][random.below(3) as usize]);
             }
-            984..988 => {
+            984..985 => self.memory().share(),
+            985..988 => {
                 for number in Self::some_range(random, 60) {
                     self.memory().pin(page(number), random.one_in(4));
                 }
@@ -1010,6 +1011,24 @@ fn pinned_pages_stay_where_they_are() {
     world.put(BASE + 600, prose(1));
     world.push_out();
     assert!(world.memory().peek(page(BASE + 600)).is_some(), "without MOVE nothing may leave");
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn pages_shared_by_a_fork_leave_by_move_too() {
+    let mut world = plain(None, 200, 300);
+    world.memory().set_may_pin(true);
+    (BASE..BASE + 32).for_each(|number| world.put(number, prose(number)));
+    world.memory().share();
+    world.push_out();
+    assert!(world.memory().present().is_empty());
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    // A pinned page among them does not hold up the others.
+    world.memory().share();
+    world.memory().pin(page(BASE + 5), true);
+    world.push_out();
+    assert_eq!(world.memory().present(), [page(BASE + 5)]);
     (BASE..BASE + 32).for_each(|number| world.read(number));
     world.check_end();
 }

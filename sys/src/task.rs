@@ -3,6 +3,7 @@
 use crate::mapping::last_errno;
 use rustix::io::Errno;
 use rustix::mm::Advice;
+use std::os::fd::OwnedFd;
 
 /// The kernel's number of the calling thread.
 pub fn tid() -> u32 {
@@ -110,17 +111,29 @@ pub fn processors() -> Vec<usize> {
 /// Writes a line to the program's standard error, in one call.
 pub fn say(line: &str) {
     let text = format!("pagetide: {line}\n");
-    if crate::guest::is_guest() {
-        // A guest has a descriptor table of its own: the program's is that of its first thread.
-        let flags = rustix::fs::OFlags::WRONLY | rustix::fs::OFlags::APPEND | rustix::fs::OFlags::NOCTTY;
-        let path = format!("/proc/{}/fd/2", std::process::id());
-        if let Ok(fd) = rustix::fs::open(path.as_str(), flags, rustix::fs::Mode::empty()) {
-            let _ = rustix::io::write(&fd, text.as_bytes());
-            return;
-        }
+    if crate::guest::is_guest()
+        && let Some(fd) = program_stderr()
+    {
+        let _ = rustix::io::write(&fd, text.as_bytes());
+        return;
     }
     // SAFETY: the bytes live for the call. Descriptor 2 may be closed: then nobody reads it.
     unsafe { libc::syscall(libc::SYS_write, 2, text.as_ptr(), text.len()) };
+}
+
+/// The program's standard error, from a guest: it has a descriptor table of its own, the program's is that of its
+/// first thread.
+fn program_stderr() -> Option<OwnedFd> {
+    use rustix::fs::{Mode, OFlags};
+    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    let first = pidfd_open(getpid(), PidfdFlags::empty());
+    if let Ok(shared) = first.and_then(|first| pidfd_getfd(first, 2, PidfdGetfdFlags::empty())) {
+        return Some(shared);
+    }
+    // A sandbox may forbid that. Opened anew, a file has its own position: what the program writes next may
+    // overwrite this.
+    let path = format!("/proc/{}/fd/2", std::process::id());
+    rustix::fs::open(path.as_str(), OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY, Mode::empty()).ok()
 }
 
 /// Ends the process as an out-of-memory kill would: by SIGKILL.
