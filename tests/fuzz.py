@@ -49,7 +49,7 @@ class Case:
         if options.native:
             program.append("--native")
         else:
-            program = [str(options.pagetide), "run", "-q", "--memory", options.memory, "--", *program, *WAYS[self.ways]]
+            program = [str(options.pagetide), "run", "-q", "--memory", options.memory, "--swap-size", "1G", "--", *program, *WAYS[self.ways]]
         return program + (["--keep", ranges(keep)] if keep is not None else [])
 
     def shown(self, options, keep=None):
@@ -148,7 +148,7 @@ def parse():
     parser.add_argument("--ways", action="append", choices=list(WAYS), help="what is masked (default: each in turn)")
     parser.add_argument("--steps", type=int, default=600, help="steps of each thread (default %(default)s)")
     parser.add_argument("--threads", type=int, default=3, help="(default %(default)s)")
-    parser.add_argument("--memory", default="40M", help="the cap (default %(default)s)")
+    parser.add_argument("--memory", default="48M", help="the cap (default %(default)s)")
     parser.add_argument("--timeout", type=float, default=120, help="seconds until a run counts as hanging (default %(default)s)")
     parser.add_argument("--minimise", type=float, default=120, metavar="SECONDS", help="spend so long on making a failure small (default %(default)s)")
     parser.add_argument("--tries", type=int, default=3, help="runs until a selection of steps counts as good (default %(default)s)")

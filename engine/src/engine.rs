@@ -210,7 +210,7 @@ pub struct Engine<M: Memory> {
     protected: [AtomicU64; 64],
     /// The cluster of the take-out under way.
     taking: AtomicU64,
-    /// Pages that turned out unstorable since reclaim last looked.
+    /// Pages for which there was no place since reclaim last looked.
     refused: AtomicUsize,
     /// Whether waiting faults are held back.
     held: AtomicBool,
@@ -360,6 +360,10 @@ impl<M: Memory> Engine<M> {
     /// Nanoseconds that reads have taken so far.
     pub fn read_ns(&self) -> u64 {
         self.read_ns.load(Relaxed)
+    }
+    /// Whether nothing is written to the device any more, since a write failed.
+    pub fn has_failed_writes(&self) -> bool {
+        self.device_failed.load(Relaxed)
     }
     /// Requests on their way to or from the device.
     pub fn requests(&self) -> usize {
@@ -1067,7 +1071,10 @@ impl<M: Memory> Engine<M> {
                             stored += self.write(slot_id, &mut batch, &mut refused);
                         }
                     }
-                    Stored::Refused(..) => refused.push(page),
+                    Stored::Refused(..) => {
+                        self.refused.fetch_add(1, Relaxed);
+                        refused.push(page);
+                    }
                 }
             }
             if new > 0 && new == count {
@@ -1108,7 +1115,6 @@ impl<M: Memory> Engine<M> {
 
     /// Pages that found no place go back to the program.
     fn give_up(&self, slot_id: u16, pages: &[PageIndex]) {
-        self.refused.fetch_add(pages.len(), Relaxed);
         for &page in pages {
             match self.swap.abandon_store(page) {
                 StoreOutcome::Wanted => self.map_wanted(page, slot_id),
@@ -1133,7 +1139,7 @@ impl<M: Memory> Engine<M> {
         true
     }
 
-    /// Pages that could not leave since the last call.
+    /// Pages for which there was no place since the last call.
     pub fn take_refused(&self) -> usize {
         self.refused.swap(0, Relaxed)
     }
@@ -1176,9 +1182,12 @@ impl<M: Memory> Engine<M> {
     fn write(&self, slot_id: u16, batch: &mut Batch, refused: &mut Vec<PageIndex>) -> usize {
         let mut sent = 0;
         while !batch.pages.is_empty() {
-            let room = !self.device_failed.load(Relaxed) && lock(&self.requests).writes < WRITES_MAX;
+            let busy = lock(&self.requests).writes >= WRITES_MAX;
+            let room = !busy && !self.device_failed.load(Relaxed);
             let run = if room { self.swap.blocks().allocate(batch.pages.len()) } else { None };
             let Some(run) = run else {
+                // A device that is busy has room later.
+                self.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
                 refused.extend(batch.pages.drain(..).map(|(page, _)| page));
                 batch.bytes.clear();
                 break;
@@ -1216,6 +1225,7 @@ impl<M: Memory> Engine<M> {
             }
             Err(error) => {
                 self.write_failed(&error);
+                self.refused.fetch_add(pages.len(), Relaxed);
                 (block..).take(pages.len()).for_each(|block| self.swap.blocks().free(block));
                 self.give_up(slot_id, pages);
             }

@@ -697,7 +697,11 @@ impl Runtime {
             "out of memory: the pool ({} MiB) and the swap file ({}) have no room, and {} MiB cannot leave \
              memory; allow more with --memory, --swap-size or --max-pool-percent",
             mib(usage.pool),
-            if self.engine.device().is_some() { "full or failing" } else { "none" },
+            match self.engine.device() {
+                None => "none",
+                Some(_) if self.engine.has_failed_writes() => "failing",
+                Some(_) => "full",
+            },
             mib(usage.resident + self.unmanaged.load(Relaxed)),
         ));
         task::kill_self();
