@@ -22,11 +22,11 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 SOURCE = REPO / "tests" / "programs" / "fuzz.c"
 
-# What is masked (docs/testing.md), and what cannot live with that: where only MOVE may take pages out, families that
-# share more than the cap end; without MOVE, nothing leaves while pages may be pinned (docs/limits.md).
+# What is masked (docs/testing.md), and what cannot live with that: MOVE refuses protected pages; without MOVE, nothing
+# leaves while pages may be pinned (docs/limits.md).
 WAYS = {
     "": (),
-    "remap": ("--no-fork",),
+    "remap": ("--move-only",),
     "move": ("--no-direct",),
     "copy": (),
     "scan": (),
@@ -42,10 +42,11 @@ class Case:
     seed: int
     ways: str
     raw: bool
+    direct: bool
 
     def command(self, options, keep=None):
         program = [str(options.program), "--seed", str(self.seed), "--steps", str(options.steps), "--threads", str(options.threads)]
-        program += ["--raw"] if self.raw else []
+        program += ["--raw"] * self.raw + ["--no-direct"] * (not self.direct)
         if options.native:
             program.append("--native")
         else:
@@ -174,7 +175,7 @@ def main(options):
     end, runs, failed = time.monotonic() + options.seconds, 0, 0
     print(f"first seed {seed}", flush=True)
     while time.monotonic() < end and (options.go_on or not failed):
-        case = Case(seed + runs, ways[runs % len(ways)], runs % 4 == 3)
+        case = Case(seed + runs, ways[runs % len(ways)], runs % 4 == 3, runs % 2 == 1)
         failure, seconds = run(case, options)
         runs += 1
         if failure:

@@ -260,8 +260,8 @@ fn mappings_move_grow_and_go_with_their_contents() {
 #[test]
 fn the_kernel_finds_what_is_out_of_memory() {
     let _turn = turn();
-    // Without "remap", for it forks, and without "move", for it pins pages (docs/limits.md).
-    for mask in ["", "copy", "pool"] {
+    // Without "move", for it pins pages (docs/limits.md).
+    for mask in ["", "remap", "copy", "pool"] {
         println!("PAGETIDE_MASK={mask} syscalls");
         start(pagetide("48M", mask, &[], &[&program("syscalls")])).end().succeeds();
     }
@@ -288,8 +288,7 @@ fn locks_hold_and_advice_is_taken() {
 fn objects_that_grow_and_shrink_keep_what_is_in_them() {
     let _turn = turn();
     let growing = program("growing");
-    // Without "remap": it forks, and what parent and child share does not leave by MOVE (docs/limits.md).
-    for mask in ["", "move", "pool", "copy"] {
+    for mask in ["", "remap", "move", "pool", "copy"] {
         for seed in ["14", "31"] {
             println!("PAGETIDE_MASK={mask} growing --seed {seed}");
             start(pagetide("44M", mask, &[], &[&growing, "--seed", seed, "--rounds", "400"]))
@@ -307,6 +306,25 @@ fn swap_file(launcher: u32) -> Vec<u8> {
             .is_ok_and(|file| file.starts_with("/var/tmp") && file.to_string_lossy().ends_with("(deleted)"))
     };
     fs::read(links.find(is_swap).expect("a swap file")).unwrap()
+}
+
+/// Seeds are drawn; a failure prints its own, and the steps that it takes.
+#[test]
+fn memory_holds_what_a_model_says_whatever_is_done_with_it() {
+    let _turn = turn();
+    let (fuzz, script) = (program("fuzz"), house().join("tests/fuzz.py"));
+    // Natively first: does the model know what the kernel does?
+    for options in [["--native", "--seconds", "5"], ["--continue", "--seconds", "60"]] {
+        let output = Command::new(python())
+            .arg(&script)
+            .args(["--program", &fuzz, "--pagetide", PAGETIDE])
+            .args(options)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        println!("{said}");
+        assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    }
 }
 
 #[test]

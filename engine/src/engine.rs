@@ -1005,9 +1005,12 @@ impl<M: Memory> Engine<M> {
         let mut freed = self.trim_pool(work);
         let probation = lock(&self.lists).probation.len();
         let taken = if probation <= self.limits.probation { self.take_out() } else { Some(0) };
+        let waits = self.waiting() > 0;
         let oldest = {
             let mut lists = lock(&self.lists);
-            let ripe = lists.probation.len() > self.limits.probation || taken.is_none();
+            // Where somebody waits, a cluster of which nothing would leave is no reason to keep others waiting.
+            let stuck = taken.is_none() || (taken == Some(0) && waits);
+            let ripe = lists.probation.len() > self.limits.probation || stuck;
             if ripe { lists.probation.pop_front() } else { None }
         };
         if let Some(slot) = oldest {

@@ -384,6 +384,19 @@ impl Group {
         }
     }
 
+    /// Asks every process but `for_whom` that has more than `least` pages in memory to give back `pages` of them,
+    /// whatever its share: the last resort of one that has nothing. Shares do not tell what can leave.
+    pub fn ask_all(&self, for_whom: Slot, pages: u64, least: u64) {
+        for slot in self.live().filter(|slot| slot.index != for_whom.index) {
+            let spare = slot.get(Field::Resident).saturating_sub(least);
+            let missing = pages.min(spare).saturating_sub(slot.get(Field::Asked));
+            if missing > 0 {
+                slot.word(Field::Asked).fetch_add(missing, AcqRel);
+                slot.ring();
+            }
+        }
+    }
+
     /// A number that changes whenever pages are given back.
     pub fn demand(&self) -> u32 {
         self.header[Header::Demand as usize].load(Acquire) as u32
@@ -512,6 +525,20 @@ mod tests {
         assert_eq!((rich.get(Field::Asked), poor.get(Field::Asked)), (400, 0));
         group.ask(poor, 1000);
         assert_eq!(rich.get(Field::Asked), 400, "not asked twice for the same");
+    }
+
+    #[test]
+    fn in_need_everybody_is_asked_who_has_something_in_memory() {
+        let (_fd, group) = Group::create(setup(0)).unwrap();
+        let [rich, poor, needy] = [1, 2, 3].map(|pid| group.claim(pid, 0).unwrap());
+        rich.set(Field::Grant, 900);
+        rich.set(Field::Resident, 120);
+        poor.set(Field::Resident, 500);
+        needy.set(Field::Resident, 500);
+        for _ in 0..2 {
+            group.ask_all(needy, 200, 100);
+            assert_eq!([rich, poor, needy].map(|slot| slot.get(Field::Asked)), [20, 200, 0]);
+        }
     }
 
     #[test]

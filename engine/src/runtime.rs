@@ -666,6 +666,9 @@ impl Runtime {
         let alone = self.group.live().nth(1).is_none();
         let seen = self.group.demand();
         self.group.ask(self.slot, self.engine.limits().high);
+        if *idle >= HOPELESS_ROUNDS / 4 {
+            self.group.ask_all(self.slot, self.engine.limits().high as u64, RESIDENT_MIN as u64);
+        }
         if alone || held >= RESIDENT_MIN {
             if self.engine.requests() > 0 {
                 // They will make room.
