@@ -274,6 +274,17 @@ fn threads_can_be_cancelled_in_calls_that_we_see() {
 }
 
 #[test]
+fn a_program_may_fault_at_odd_moments_and_take_from_itself_what_it_likes() {
+    let _turn = turn();
+    let odd = program("odd");
+    for (mask, option) in [("", None), ("remap", None), ("copy", None), ("pool", Some("--no-fsize"))] {
+        println!("PAGETIDE_MASK={mask} odd {}", option.unwrap_or_default());
+        let command: Vec<&str> = std::iter::once(&*odd).chain(option).collect();
+        start(pagetide("48M", mask, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
 fn locks_hold_and_advice_is_taken() {
     let _turn = turn();
     let advice = program("advice");

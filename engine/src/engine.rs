@@ -893,15 +893,17 @@ impl<M: Memory> Engine<M> {
                 continue;
             }
             let writable = access == Access::Write;
-            if way == TakeOutWay::Move && writable {
-                let start = range.start.offset();
-                moving = moving.or(PageSet::range(start..start + (range.end.0 - range.start.0) as usize));
-            }
+            let mut moved = way == TakeOutWay::Move;
             if !self.memory.take_out(range.clone(), writable, way, &mut slot)
                 && way == TakeOutWay::Remap
                 && self.memory.can_move()
             {
-                self.memory.take_out(range, writable, TakeOutWay::Move, &mut slot);
+                moved = true;
+                self.memory.take_out(range.clone(), writable, TakeOutWay::Move, &mut slot);
+            }
+            if moved && writable {
+                let start = range.start.offset();
+                moving = moving.or(PageSet::range(start..start + (range.end.0 - range.start.0) as usize));
             }
         }
         let populated = slot.populated();

@@ -4,12 +4,37 @@ use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay};
 use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
 use rustix::io::Errno;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 /// A handle on the memory of the calling process.
 #[derive(Debug)]
 pub struct Kernel {
     uffd: Uffd,
     pagemap: Pagemap,
+    no_remap: Backoff,
+}
+
+/// Leaves out attempts at what has failed, twice as many after each failure.
+#[derive(Debug, Default)]
+struct Backoff {
+    left: AtomicU32,
+    next: AtomicU32,
+}
+
+impl Backoff {
+    const FIRST: u32 = 1024;
+
+    /// Whether this attempt is to be left out.
+    fn skips(&self) -> bool {
+        self.left.load(Relaxed) > 0
+            && self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
+    }
+
+    fn failed(&self) {
+        let next = self.next.load(Relaxed).max(Self::FIRST);
+        self.left.store(next, Relaxed);
+        self.next.store(next.saturating_mul(2), Relaxed);
+    }
 }
 
 impl Kernel {
@@ -20,7 +45,7 @@ impl Kernel {
     /// to them: the caller must pass only ranges of the *program's* private memory that were registered
     /// here, and must answer every fault there.
     pub unsafe fn open() -> Result<Self, Errno> {
-        Ok(Self { uffd: Uffd::open()?, pagemap: Pagemap::open()? })
+        Ok(Self { uffd: Uffd::open()?, pagemap: Pagemap::open()?, no_remap: Backoff::default() })
     }
 
     /// Whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
@@ -92,8 +117,17 @@ impl Kernel {
         way: TakeOutWay,
         slot: &mut Slot,
     ) -> Result<(), Errno> {
+        if way == TakeOutWay::Remap && self.no_remap.skips() {
+            return Err(Errno::NOMEM);
+        }
         // SAFETY: the contract of `open`.
-        unsafe { slot.take_out(start, length, writable, way, &self.uffd, &self.pagemap) }
+        let result = unsafe { slot.take_out(start, length, writable, way, &self.uffd, &self.pagemap) };
+        if way == TakeOutWay::Remap && result == Err(Errno::NOMEM) {
+            // The program has limited its address space, or has as many mappings as it may. The kernel has
+            // unmapped the target then, and each attempt can lose a part of a slot for good.
+            self.no_remap.failed();
+        }
+        result
     }
 
     /// Copies frames of `slot` to missing pages.
@@ -106,5 +140,20 @@ impl Kernel {
     pub fn move_from(&self, slot: &mut Slot, page: usize, count: usize, dst: usize) -> Partial {
         // SAFETY: the contract of `open`.
         unsafe { slot.move_in(page, count, dst, &self.uffd) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fails_is_tried_more_and_more_seldom() {
+        let backoff = Backoff::default();
+        assert!(!backoff.skips());
+        for expected in [1024, 2048, 4096] {
+            backoff.failed();
+            assert_eq!((0..10_000).take_while(|_| backoff.skips()).count(), expected);
+        }
     }
 }

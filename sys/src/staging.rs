@@ -218,7 +218,11 @@ impl Slot {
         let missing = pages_of(start, length).minus(self.registered).minus(self.populated);
         for run in missing.runs() {
             // SAFETY: these pages are ours and not populated, so nothing refers to them.
-            unsafe { mapping::replace(self.base() + run.start * PAGE, run.len() * PAGE)? };
+            match unsafe { mapping::replace(self.base() + run.start * PAGE, run.len() * PAGE) } {
+                // A limit on address space that is exceeded already: what is there may do, if it registers.
+                Ok(()) | Err(Errno::NOMEM) => {}
+                Err(error) => return Err(error),
+            }
             self.registered = self.registered.or(PageSet::range(run));
         }
         // All of it, also what was registered: a mapping that was moved next to it may have undone that.
