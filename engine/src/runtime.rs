@@ -944,6 +944,12 @@ impl Runtime {
             self.engine.budget().give(sharing.charged - (frozen - inherited));
             sharing.charged = frozen - inherited;
         }
+        if sharing.heirs.is_empty() && sharing.inherited.is_none() && frozen > 0 {
+            // Nobody that we know of shares it any more.
+            self.engine.swap().zswap().thaw();
+            self.engine.budget().give(std::mem::take(&mut sharing.charged));
+            self.engine.settle_pool();
+        }
     }
 
     /// Runs `job` on the control thread and waits for its result. Called by threads of the program.

@@ -97,6 +97,11 @@ impl<S: SpanSource> Zswap<S> {
         self.pool.frozen_pages()
     }
 
+    /// Ends the freeze: see [`Pool::thaw`].
+    pub fn thaw(&self) {
+        self.pool.thaw();
+    }
+
     /// Freezes the pool before a fork: what it holds stays shared by parent and child.
     pub fn freeze(&self) {
         self.pool.freeze();

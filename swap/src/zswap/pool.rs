@@ -340,6 +340,22 @@ impl<S: SpanSource> Pool<S> {
         self.frozen.store(frozen, Relaxed);
     }
 
+    /// Makes frozen spans ordinary ones: nobody shares them any more, or what it costs to write them is no matter.
+    pub fn thaw(&self) {
+        let mut lists = lock(&self.lists);
+        for id in 0..lists.partial_at.len() as u32 {
+            let mut guard = self.span(id).expect("made when it was added");
+            let Some(span) = guard.as_mut().filter(|span| span.frozen) else { continue };
+            span.frozen = false;
+            let class = usize::from(span.class);
+            if usize::from(span.used_count) < self.classes[class].slots {
+                lists.link_partial(id, class);
+            }
+        }
+        lists.reserve();
+        self.frozen.store(0, Relaxed);
+    }
+
     /// Entries stored, and the bytes of their payload.
     pub fn stored(&self) -> (u64, u64) {
         let lists = lock(&self.lists);
@@ -478,6 +494,9 @@ pub(crate) mod tests {
                     } else {
                         prop_assert_eq!(left.load(std::sync::atomic::Ordering::Relaxed), 0);
                     }
+                } else if kind == 254 {
+                    pool.thaw();
+                    prop_assert_eq!(pool.frozen_pages(), 0);
                 } else if kind == 255 {
                     pool.freeze();
                     prop_assert_eq!(pool.frozen_pages(), pool.pages());
