@@ -12,6 +12,7 @@ use crate::swapfile::SwapFile;
 use crate::tree;
 use crate::voice::Voice;
 use pagetide::group::{ENVIRONMENT, Group, Setup};
+use pagetide::injection::{self, Injection};
 use pagetide::ways::Ways;
 use pagetide_swap::Compressor;
 use pagetide_sys::task::say;
@@ -109,6 +110,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     command::check(&file, path.as_deref())?;
     let library = command::preload_library()?;
     let ways = masked_ways()?;
+    let injection = injection()?;
     Uffd::open().map_err(explain_userfaultfd)?;
 
     let voice = args.voice();
@@ -126,6 +128,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
         ways: ways.bits(),
         encrypt: (!args.no_encrypt).into(),
+        injection: injection.bits(),
     };
     let (group_fd, group) =
         Group::create(setup).map_err(|error| format!("cannot create the run's group page: {error}"))?;
@@ -153,6 +156,14 @@ fn masked_ways() -> Result<Ways, String> {
     Ways::parse(&list).map_err(|name| {
         let known: Vec<_> = Ways::NAMES.iter().map(|(name, _)| *name).collect();
         format!("PAGETIDE_MASK: there is no way {name:?}; there are {}", known.join(", "))
+    })
+}
+
+fn injection() -> Result<Injection, String> {
+    let text = std::env::var_os("PAGETIDE_FAIL").unwrap_or_default();
+    Injection::parse(&text.to_string_lossy()).ok_or_else(|| {
+        let known: Vec<_> = injection::NAMES.iter().map(|(name, _)| *name).collect();
+        format!("PAGETIDE_FAIL: {text:?} is not NAME:N, with a NAME of {}", known.join(", "))
     })
 }
 

@@ -323,6 +323,7 @@ mod tests {
             swap_fd: 0,
             ways: 0,
             encrypt: 1,
+            injection: 0,
         };
         Group::create(setup).unwrap()
     }

@@ -284,6 +284,51 @@ fn a_program_may_fault_at_odd_moments_and_take_from_itself_what_it_likes() {
     }
 }
 
+fn failing(fault: &str, mask: &str) -> Ended {
+    println!("PAGETIDE_FAIL={fault} PAGETIDE_MASK={mask} lost");
+    let mut command = pagetide("40M", mask, &[], &[&program("lost")]);
+    command.env("PAGETIDE_FAIL", fault);
+    start(command).end()
+}
+
+#[test]
+fn a_page_that_cannot_be_read_is_lost_alone_and_never_another() {
+    let _turn = turn();
+    for fault in ["read-error:20", "read-short:20", "read-corrupt:20", "read-misplaced:20"] {
+        for mask in ["", "pool", "ring,pool"] {
+            let ended = failing(fault, mask);
+            assert!(ended.stderr.contains(" in the mapping 0x"), "{}", ended.stderr);
+            assert!(ended.stderr.contains(" is lost: "), "{}", ended.stderr);
+            let said = ended.succeeds();
+            assert!(!said.starts_with("0 of"), "{said}");
+        }
+    }
+}
+
+#[test]
+fn writes_that_fail_lose_nothing() {
+    let _turn = turn();
+    for fault in ["write-error:20", "write-full:20"] {
+        let ended = failing(fault, "");
+        assert!(ended.stderr.contains("cannot write to the swap file"), "{}", ended.stderr);
+        assert_eq!(ended.succeeds(), "0 of 24576 pages lost\n");
+        // Without a pool there is no other place: an end with a message, and no other.
+        let ended = failing(fault, "pool");
+        assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
+        assert!(ended.stderr.contains("the swap file (failing)"), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn every_fault_is_answered_whoever_of_the_engine_stalls_or_gets_no_memory() {
+    let _turn = turn();
+    for fault in ["pool:2", "stall-fault:2000", "stall-reclaim:20", "stall-io:200", "stall-control:5"] {
+        for mask in ["", "pool"] {
+            assert_eq!(failing(fault, mask).succeeds(), "0 of 24576 pages lost\n");
+        }
+    }
+}
+
 #[test]
 fn locks_hold_and_advice_is_taken() {
     let _turn = turn();

@@ -159,7 +159,8 @@ fn wrong_usage_is_an_error_of_ours() {
 #[test]
 fn environment_that_is_wrong_is_named() {
     let with = |name: &str, value: &str| run(&[], &["true"]).env(name, value).output().unwrap();
-    for (name, value) in [("PAGETIDE_MASK", "frobs"), ("PAGETIDE_PRELOAD", "/no/such.so")] {
+    let wrong = [("PAGETIDE_MASK", "frobs"), ("PAGETIDE_PRELOAD", "/no/such.so"), ("PAGETIDE_FAIL", "pool")];
+    for (name, value) in wrong {
         let output = with(name, value);
         assert_eq!(output.status.code(), Some(125));
         assert!(text(&output.stderr).contains(name), "{}", text(&output.stderr));

@@ -1,8 +1,8 @@
 //! A device that fails on demand: the seam through which errors are injected.
 
-use crate::ram::Ram;
-use crate::{Completion, Device, Direction, Request};
+use crate::{Completion, Device, Direction, Request, lock};
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// What goes wrong.
@@ -10,58 +10,81 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub enum Failure {
     /// The request fails with this errno.
     Errno(i32),
+    /// The request ends before all its bytes are there.
+    Short,
     /// A read returns other bytes than were written, and says that all is well.
     Corrupt,
+    /// A read returns what lies elsewhere on the device, and says that all is well.
+    Misplaced,
 }
 
-/// A RAM device on which every `nth` request of one direction fails.
+/// A device of which every `nth` request of one direction fails.
 #[derive(Debug)]
 pub struct Faulty {
-    ram: Ram,
+    inner: Box<dyn Device>,
     direction: Direction,
     nth: u64,
     failure: Failure,
     count: AtomicU64,
+    /// Tokens of requests under way that are to fail.
+    failing: Mutex<Vec<u64>>,
 }
 
 impl Faulty {
     /// Fails every `nth` request of `direction` (counted from one; zero means never).
-    pub fn new(blocks: u64, direction: Direction, nth: u64, failure: Failure) -> Self {
-        Self { ram: Ram::new(blocks), direction, nth, failure, count: AtomicU64::new(0) }
+    pub fn new(inner: Box<dyn Device>, direction: Direction, nth: u64, failure: Failure) -> Self {
+        Self { inner, direction, nth, failure, count: AtomicU64::new(0), failing: Mutex::default() }
+    }
+
+    fn is_failing(&self, token: u64) -> bool {
+        let mut failing = lock(&self.failing);
+        let at = failing.iter().position(|&failing| failing == token);
+        at.map(|at| failing.swap_remove(at)).is_some()
     }
 }
 
 impl Device for Faulty {
     fn blocks(&self) -> u64 {
-        self.ram.blocks()
+        self.inner.blocks()
     }
     fn is_synchronous(&self) -> bool {
         false
     }
-    fn submit(&self, request: Request) -> Result<(), Request> {
+    fn submit(&self, mut request: Request) -> Result<(), Request> {
         let fails = request.direction == self.direction
             && self.nth != 0
             && (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(self.nth);
-        let completion = match (fails, self.failure) {
-            (true, Failure::Errno(errno)) => Completion {
-                token: request.token,
-                buffer: request.buffer,
-                result: Err(io::Error::from_raw_os_error(errno)),
-            },
-            (true, Failure::Corrupt) => {
-                let mut completion = self.ram.perform(request);
-                completion.buffer[17] ^= 0x40;
-                completion
-            }
-            (false, _) => self.ram.perform(request),
-        };
-        self.ram.post(completion);
-        Ok(())
+        if !fails {
+            return self.inner.submit(request);
+        }
+        let (token, block) = (request.token, request.block);
+        if self.failure == Failure::Misplaced {
+            let length = (request.buffer.len() / crate::BLOCK) as u64;
+            request.block = if block + length < self.blocks() { block + 1 } else { 0 };
+        }
+        // Before it is submitted: it may end at once.
+        lock(&self.failing).push(token);
+        self.inner.submit(request).inspect_err(|_| _ = self.is_failing(token)).map_err(|mut request| {
+            request.block = block;
+            request
+        })
     }
     fn wait(&self, into: &mut Vec<Completion>) {
-        self.ram.wait(into);
+        let before = into.len();
+        self.inner.wait(into);
+        for completion in &mut into[before..] {
+            if !self.is_failing(completion.token) {
+                continue;
+            }
+            match self.failure {
+                Failure::Errno(errno) => completion.result = Err(io::Error::from_raw_os_error(errno)),
+                Failure::Short => completion.result = Err(io::ErrorKind::UnexpectedEof.into()),
+                Failure::Corrupt => completion.buffer[17] ^= 0x40,
+                Failure::Misplaced => {}
+            }
+        }
     }
     fn nudge(&self) {
-        self.ram.nudge();
+        self.inner.nudge();
     }
 }

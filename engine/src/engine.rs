@@ -630,9 +630,17 @@ impl<M: Memory> Engine<M> {
 
     fn poison(&self, page: PageIndex, error: Option<LoadError>) {
         if let Some(error) = error {
+            let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+            let whole = PageIndex(0)..PageIndex(u64::MAX);
+            let place = regions.pieces(whole).find(|(part, _)| part.contains(&page)).map(|(part, _)| {
+                let (start, end) = (part.start.address(), part.end.address());
+                format!(" (offset {:#x} in the mapping {start:#x}-{end:#x})", page.address() - start)
+            });
+            drop(regions);
             pagetide_sys::task::say(&format!(
-                "the page at {:#x} is lost: {error}; an access to it gets SIGBUS",
-                page.address()
+                "the page at {:#x}{} is lost: {error}; an access to it gets SIGBUS",
+                page.address(),
+                place.unwrap_or_default()
             ));
         }
         if !self.memory.poison(page) {
@@ -887,23 +895,23 @@ impl<M: Memory> Engine<M> {
         let whole = 0..CLUSTER_PAGES;
         let way = if pins || self.ways.masks(Ways::NO_REMAP) { TakeOutWay::Move } else { TakeOutWay::Remap };
         let mut moving = PageSet::default();
+        let poisoned = match cluster.poisoned() {
+            0 => PageSet::default(),
+            _ => (0..CLUSTER_PAGES).filter(|&at| cluster.get(at).state() == State::Poisoned).collect(),
+        };
         for (range, region) in regions.pieces_of(number) {
             let Attributes { access, locked, .. } = region.attributes;
             if locked || (access == Access::None && way == TakeOutWay::Move) {
                 continue;
             }
-            let writable = access == Access::Write;
-            let mut moved = way == TakeOutWay::Move;
-            if !self.memory.take_out(range.clone(), writable, way, &mut slot)
-                && way == TakeOutWay::Remap
-                && self.memory.can_move()
-            {
-                moved = true;
-                self.memory.take_out(range.clone(), writable, TakeOutWay::Move, &mut slot);
-            }
-            if moved && writable {
-                let start = range.start.offset();
-                moving = moving.or(PageSet::range(start..start + (range.end.0 - range.start.0) as usize));
+            let start = range.start.offset();
+            let part = PageSet::range(start..start + (range.end.0 - range.start.0) as usize);
+            // Poison would travel with the others, and be read.
+            for run in part.minus(poisoned).runs() {
+                let moved = self.take_out_run(number, run.clone(), access == Access::Write, way, &mut slot);
+                if moved && access == Access::Write {
+                    moving = moving.or(PageSet::range(run));
+                }
             }
         }
         let populated = slot.populated();
@@ -947,6 +955,25 @@ impl<M: Memory> Engine<M> {
         drop(slot);
         lock(&self.lists).probation.push_back(slot_id);
         Some(out.taken)
+    }
+
+    /// Takes a run of a cluster out. Whether that was (also) tried by MOVE, which some pages may have refused.
+    fn take_out_run(
+        &self,
+        number: ClusterNumber,
+        run: Range<usize>,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut M::Slot,
+    ) -> bool {
+        let range = number.page(run.start)..number.page(0).plus(run.end as u64);
+        if self.memory.take_out(range.clone(), writable, way, slot) || way == TakeOutWay::Move {
+            return way == TakeOutWay::Move;
+        }
+        self.memory.can_move() && {
+            self.memory.take_out(range, writable, TakeOutWay::Move, slot);
+            true
+        }
     }
 
     /// Gives a slot's frames back to the system but those of `kept`.

@@ -399,6 +399,8 @@ impl Memory for FakeMemory {
             return false;
         }
         let mut state = lock(&self.state);
+        let poison = state.poisoned.range(numbers(&range)).next();
+        assert_eq!(poison, None, "a poisoned page would travel and be read");
         let mut all = true;
         let there: Vec<u64> = state.pages.range(numbers(&range)).map(|(&page, _)| page).collect();
         for page in there {

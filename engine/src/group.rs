@@ -55,6 +55,7 @@ enum Header {
     SwapFd,
     Ways,
     Encrypt,
+    Injection,
     Free,
     Demand,
     /// One more than the highest slot that was ever taken.
@@ -136,6 +137,8 @@ pub struct Setup {
     pub ways: u64,
     /// Whether the swap file is encrypted: 1 if so.
     pub encrypt: u64,
+    /// What is to go wrong, for tests: see [`crate::injection::Injection`].
+    pub injection: u64,
 }
 
 /// A handle on the group page.
@@ -203,6 +206,7 @@ impl Group {
         set(Header::SwapFd, setup.swap_fd);
         set(Header::Ways, setup.ways);
         set(Header::Encrypt, setup.encrypt);
+        set(Header::Injection, setup.injection);
         set(Header::Free, setup.cap_pages);
         header[Header::Magic as usize].store(MAGIC, Release);
         Ok((fd, Self { shared, header, slots: SLOTS, setup }))
@@ -228,6 +232,7 @@ impl Group {
             swap_fd: get(Header::SwapFd),
             ways: get(Header::Ways),
             encrypt: get(Header::Encrypt),
+            injection: get(Header::Injection),
         };
         if shared.len() != bytes_needed(setup.blocks) {
             return Err(OpenError::Foreign);
@@ -479,6 +484,7 @@ mod tests {
             swap_fd: 2,
             ways: 0,
             encrypt: 1,
+            injection: 0,
         }
     }
 

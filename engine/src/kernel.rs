@@ -1,5 +1,6 @@
 //! A program's memory, as the kernel has it: userfaultfd, `mremap`, page tables.
 
+use crate::injection::{Fault, Injection};
 use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, Slot, TakeOutWay};
 use crate::ways::Ways;
 use pagetide_swap::config::SPAN_BYTES;
@@ -23,13 +24,18 @@ pub struct ProgramMemory {
 }
 
 /// The pool's memory.
-#[derive(Clone, Debug)]
-pub struct PoolMemory(pub Spans<SPAN_BYTES>);
+#[derive(Debug)]
+pub struct PoolMemory {
+    /// Where it comes from.
+    pub spans: Spans<SPAN_BYTES>,
+    /// What is to go wrong.
+    pub injection: Injection,
+}
 
 impl SpanSource for PoolMemory {
     type Span = Span<SPAN_BYTES>;
     fn take(&self) -> Option<Self::Span> {
-        self.0.take()
+        if self.injection.happens(Fault::Pool) { None } else { self.spans.take() }
     }
 }
 

@@ -8,6 +8,7 @@ pub mod budget;
 pub mod engine;
 pub mod fake;
 pub mod group;
+pub mod injection;
 pub mod kernel;
 pub mod latency;
 pub mod memory;

@@ -12,6 +12,7 @@
 
 use crate::engine::{Engine, Limits, Parts, Progress, Workspace};
 use crate::group::{Field, Group, Slot};
+use crate::injection::{Fault, Injection};
 use crate::kernel::{PoolMemory, ProgramMemory};
 use crate::memory::Memory;
 use crate::pause::Pause;
@@ -101,6 +102,8 @@ pub struct Runtime {
     /// Whether it may stay awake without work, and whether it has of late.
     may_spin: AtomicBool,
     spun: AtomicBool,
+    /// What is to go wrong, for tests.
+    injection: Injection,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -309,6 +312,7 @@ impl Runtime {
     ) -> Result<&'static Self, StartError> {
         let setup = group.setup();
         let ways = Ways::from_bits(setup.ways);
+        let injection = Injection::from_bits(setup.injection);
         let kernel = open().map_err(StartError::Userfault)?;
         let memory = ProgramMemory::new(kernel, ways);
         let blocks = match setup.blocks {
@@ -319,7 +323,8 @@ impl Runtime {
             0 => None,
             count => {
                 let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-                Some(Box::new(File::open(&group.swap_path(), count, kind).map_err(StartError::SwapFile)?))
+                let file = File::open(&group.swap_path(), count, kind).map_err(StartError::SwapFile)?;
+                Some(injection.device(Box::new(file)))
             }
         };
         let limits = Limits::for_cap(setup.cap_pages);
@@ -340,7 +345,8 @@ impl Runtime {
                     hash: HashKey::new(pagetide_sys::random::words()),
                     cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
                 };
-                (Swap::new(PoolMemory(spans), blocks, keys, config, 0, slot.counters()), None)
+                let memory = PoolMemory { spans, injection: Injection::from_bits(setup.injection) };
+                (Swap::new(memory, blocks, keys, config, 0, slot.counters()), None)
             }
         };
         let slots = Kernel::slots((limits.probation + 24) as u16)
@@ -373,6 +379,7 @@ impl Runtime {
             reclaimer: AtomicU32::new(0),
             may_spin: AtomicBool::new(true),
             spun: AtomicBool::new(false),
+            injection,
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
@@ -472,6 +479,7 @@ impl Runtime {
             reader.take_seat();
             match self.engine.memory().kernel().wait() {
                 Ok(Some(fault)) => {
+                    self.injection.stall(Fault::StallFault);
                     let page = PageIndex::of_address(fault.address);
                     if let Some(processor) = reader.note(fault.tid) {
                         // Woken in vain it faults again at once, over there.
@@ -512,6 +520,7 @@ impl Runtime {
         let device = self.engine.device().expect("the thread is started for a device");
         loop {
             device.wait(&mut done);
+            self.injection.stall(Fault::StallIo);
             self.pause.begin_completion();
             self.engine.complete(&mut done, &mut work);
             self.pause.end_completion();
@@ -540,6 +549,7 @@ impl Runtime {
                 }
                 continue;
             }
+            self.injection.stall(Fault::StallReclaim);
             self.pause.begin_work();
             let start = clock();
             self.borrow();
@@ -723,6 +733,7 @@ impl Runtime {
             } else if self.slot.get(Field::Asked) > 0 {
                 self.slot.wait_bell(seen, TICK);
             }
+            self.injection.stall(Fault::StallControl);
             for errand in std::mem::take(&mut *lock(&self.errands)) {
                 if let Some(job) = lock(&errand.job).take() {
                     job(self);

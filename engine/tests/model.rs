@@ -572,16 +572,31 @@ fn world(random: &mut Random) -> (World, String) {
         2 => {
             may_lose = true;
             let nth = 2 + random.below(20);
-            Some(Shared::new(&Arc::new(Faulty::new(blocks, Direction::Read, nth, Failure::Errno(5)))))
+            Some(Shared::new(&Arc::new(Faulty::new(
+                Box::new(Ram::new(blocks)),
+                Direction::Read,
+                nth,
+                Failure::Errno(5),
+            ))))
         }
         3 => {
             may_lose = true;
             let nth = 2 + random.below(20);
-            Some(Shared::new(&Arc::new(Faulty::new(blocks, Direction::Read, nth, Failure::Corrupt))))
+            Some(Shared::new(&Arc::new(Faulty::new(
+                Box::new(Ram::new(blocks)),
+                Direction::Read,
+                nth,
+                Failure::Corrupt,
+            ))))
         }
         4 => {
             let nth = 1 + random.below(20);
-            Some(Shared::new(&Arc::new(Faulty::new(blocks, Direction::Write, nth, Failure::Errno(28)))))
+            Some(Shared::new(&Arc::new(Faulty::new(
+                Box::new(Ram::new(blocks)),
+                Direction::Write,
+                nth,
+                Failure::Errno(28),
+            ))))
         }
         _ => {
             let device = Arc::new(Deferred::new(blocks));
@@ -720,7 +735,7 @@ fn on_device(world: &World, number: u64) -> bool {
 }
 
 fn faulty(direction: Direction, nth: u64, failure: Failure) -> Option<Box<dyn Device>> {
-    Some(Box::new(Faulty::new(4096, direction, nth, failure)))
+    Some(Box::new(Faulty::new(Box::new(Ram::new(4096)), direction, nth, failure)))
 }
 
 /// Every other page, so that each is a transfer of its own.
@@ -847,7 +862,7 @@ fn a_fault_on_a_page_whose_store_is_in_flight_is_answered_by_its_end() {
 
 #[test]
 fn a_fault_on_a_page_whose_store_fails_is_answered_with_the_page() {
-    let device = Arc::new(Faulty::new(64, Direction::Write, 1, Failure::Errno(5)));
+    let device = Arc::new(Faulty::new(Box::new(Ram::new(64)), Direction::Write, 1, Failure::Errno(5)));
     let mut world = plain(Some(Shared::new(&device)), 0, 300);
     (BASE..BASE + 16).for_each(|number| world.put(number, noise(number)));
     // The write fails at once, but its end is not seen yet.

@@ -487,10 +487,6 @@ impl<S: SpanSource> Swap<S> {
             let id = self.queue.pop()?;
             let Some(mut cluster) = self.table.lock_id(id) else { continue };
             cluster.state().queued = false;
-            if cluster.poisoned() > 0 {
-                // A poisoned page would travel with the others and be read: the cluster stays.
-                continue;
-            }
             if cluster.present() == 0 {
                 let number = cluster.number();
                 let empty = cluster.is_empty();

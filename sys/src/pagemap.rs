@@ -39,6 +39,14 @@ const SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageSet([u64; 8]);
 
+impl FromIterator<usize> for PageSet {
+    fn from_iter<T: IntoIterator<Item = usize>>(pages: T) -> Self {
+        let mut set = Self::default();
+        pages.into_iter().for_each(|page| set.insert(page));
+        set
+    }
+}
+
 impl PageSet {
     /// The pages of a range.
     pub fn range(pages: Range<usize>) -> Self {

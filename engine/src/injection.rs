@@ -1,0 +1,134 @@
+//! Faults that a test injects into a run (after the kernel's fault injection, `Documentation/fault-injection`).
+
+use pagetide_device::faulty::{Failure, Faulty};
+use pagetide_device::{Device, Direction};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// How long a thread is stalled.
+const STALL: Duration = Duration::from_millis(50);
+
+/// What goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Fault {
+    /// A read of the swap file fails with EIO.
+    ReadError = 1,
+    /// It ends before all is read.
+    ReadShort,
+    /// It returns other bytes than were written, and says that all is well.
+    ReadCorrupt,
+    /// It returns what lies in another place of the file.
+    ReadMisplaced,
+    /// A write to the swap file fails with EIO.
+    WriteError,
+    /// It fails with ENOSPC.
+    WriteFull,
+    /// The pool gets no memory.
+    Pool,
+    /// A thread that answers faults stops for 50 ms.
+    StallFault,
+    /// The thread that reclaims does.
+    StallReclaim,
+    /// The thread that ends requests does.
+    StallIo,
+    /// The control thread does.
+    StallControl,
+}
+
+/// The names, as in the environment variable `PAGETIDE_FAIL`.
+pub const NAMES: [(&str, Fault); 11] = [
+    ("read-error", Fault::ReadError),
+    ("read-short", Fault::ReadShort),
+    ("read-corrupt", Fault::ReadCorrupt),
+    ("read-misplaced", Fault::ReadMisplaced),
+    ("write-error", Fault::WriteError),
+    ("write-full", Fault::WriteFull),
+    ("pool", Fault::Pool),
+    ("stall-fault", Fault::StallFault),
+    ("stall-reclaim", Fault::StallReclaim),
+    ("stall-io", Fault::StallIo),
+    ("stall-control", Fault::StallControl),
+];
+
+/// One kind of fault, at every n-th occasion.
+#[derive(Debug, Default)]
+pub struct Injection {
+    fault: Option<(Fault, u32)>,
+    count: AtomicU64,
+}
+
+impl Injection {
+    /// What `NAME:N` says; nothing says nothing.
+    pub fn parse(text: &str) -> Option<Self> {
+        if text.is_empty() {
+            return Some(Self::default());
+        }
+        let (name, nth) = text.split_once(':')?;
+        let (_, fault) = NAMES.iter().find(|(known, _)| *known == name)?;
+        let nth = nth.parse().ok().filter(|&nth: &u32| nth > 0)?;
+        Some(Self { fault: Some((*fault, nth)), count: AtomicU64::new(0) })
+    }
+
+    /// As a number, for the group page.
+    pub fn bits(&self) -> u64 {
+        self.fault.map_or(0, |(fault, nth)| (fault as u64) << 32 | u64::from(nth))
+    }
+
+    /// From its number.
+    pub fn from_bits(bits: u64) -> Self {
+        let known = NAMES.iter().find(|(_, fault)| *fault as u64 == bits >> 32);
+        Self { fault: known.map(|&(_, fault)| (fault, bits as u32)), count: AtomicU64::new(0) }
+    }
+
+    /// Whether `fault` happens now.
+    pub fn happens(&self, fault: Fault) -> bool {
+        let Some((_, nth)) = self.fault.filter(|&(known, _)| known == fault) else { return false };
+        (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(nth.into())
+    }
+
+    /// Stops the calling thread, if that is what happens now.
+    pub fn stall(&self, fault: Fault) {
+        if self.happens(fault) {
+            std::thread::sleep(STALL);
+        }
+    }
+
+    /// A device that fails where this says so.
+    pub fn device(&self, inner: Box<dyn Device>) -> Box<dyn Device> {
+        const EIO: i32 = 5;
+        const ENOSPC: i32 = 28;
+        let Some((fault, nth)) = self.fault else { return inner };
+        let (direction, failure) = match fault {
+            Fault::ReadError => (Direction::Read, Failure::Errno(EIO)),
+            Fault::ReadShort => (Direction::Read, Failure::Short),
+            Fault::ReadCorrupt => (Direction::Read, Failure::Corrupt),
+            Fault::ReadMisplaced => (Direction::Read, Failure::Misplaced),
+            Fault::WriteError => (Direction::Write, Failure::Errno(EIO)),
+            Fault::WriteFull => (Direction::Write, Failure::Errno(ENOSPC)),
+            _ => return inner,
+        };
+        Box::new(Faulty::new(inner, direction, nth.into(), failure))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_for_happens_every_nth_time() {
+        for (name, fault) in NAMES {
+            let asked = Injection::parse(&format!("{name}:3")).unwrap();
+            let injection = Injection::from_bits(asked.bits());
+            let happened = [(); 6].map(|()| injection.happens(fault));
+            assert_eq!(happened, [false, false, true, false, false, true]);
+            let (_, other) = NAMES[(fault as usize) % NAMES.len()];
+            assert!(!(0..6).any(|_| injection.happens(other)));
+        }
+        assert!(!(0..6).any(|_| Injection::from_bits(0).happens(Fault::Pool)));
+        for wrong in ["pool", "pool:", "pool:0", "pool:-1", "puddle:1"] {
+            assert!(Injection::parse(wrong).is_none(), "{wrong}");
+        }
+    }
+}
