@@ -8,7 +8,9 @@ use crate::mapping::Reservation;
 use crate::task::SignalsBlocked;
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 use std::time::Duration;
 
 const STACK: usize = 512 * 1024;
@@ -21,6 +23,20 @@ static USED: AtomicUsize = AtomicUsize::new(0);
 static ENTERED: AtomicU64 = AtomicU64::new(0);
 /// The thread that is starting a guest: what the C library allocates for that is the guest's.
 static STARTER: AtomicUsize = AtomicUsize::new(0);
+
+/// Where glibc counts the threads of the process (2.34 and later; null if it is not to be found). The last one
+/// that ends calls `exit`: guests must not keep the program from that.
+static THREADS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Adds to the C library's count of threads: it counts a guest when it starts, and when it ends.
+fn count(threads: i32) {
+    let count = THREADS.load(Relaxed).cast::<AtomicU32>();
+    // SAFETY: null, or the C library's counter: an aligned `unsigned int` that it changes by atomic operations,
+    // and that lives as long as the process.
+    if let Some(count) = unsafe { count.as_ref() } {
+        count.fetch_add(threads as u32, AcqRel);
+    }
+}
 
 /// The calling thread's pointer.
 #[inline]
@@ -51,6 +67,10 @@ pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         // the engine's control thread.
         let stacks = Reservation::small_pages(GUESTS_MAX * STACK, STACK)?;
         BASE.store(stacks.leak(), Relaxed);
+        // Looked up once: a forked child must not ask the loader, whose data may be out of memory.
+        // SAFETY: the name is a C string.
+        let threads = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
+        THREADS.store(threads, Relaxed);
     }
     let index = USED.fetch_add(1, Relaxed);
     if index >= GUESTS_MAX - 1 {
@@ -67,6 +87,7 @@ pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         USED.fetch_sub(1, Relaxed);
         return Err(error);
     }
+    count(-1);
     Ok(())
 }
 
@@ -145,6 +166,7 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
     crate::shared::futex_wake(&ENTERED);
     let _ = std::ffi::CString::new(name).map(|name| rustix::thread::set_name(&name));
     run();
+    count(1);
     std::ptr::null_mut()
 }
 

@@ -336,6 +336,26 @@ static void programs(void) {
     close(ends[0]);
 }
 
+static void *forks_and_returns(void *argument) {
+    pid_t *child = argument;
+    *child = fork();
+    return NULL; /* in the child its last thread ends here */
+}
+static void last_thread(void) {
+    begin("the last thread ends the process");
+    send_buffer_away();
+    for (int round = 0; round < 3; round++) {
+        pid_t child = -1;
+        pthread_t thread;
+        running = 0; /* for the child, which runs its exit handlers */
+        if (pthread_create(&thread, NULL, forks_and_returns, &child)) fail("pthread_create");
+        pthread_join(thread, NULL);
+        running = 1;
+        if (child < 0) fail("fork");
+        await(child, "a child of a thread");
+    }
+}
+
 static void stopped(void) {
     begin("a stopped child under pressure");
     send_buffer_away();
@@ -388,6 +408,7 @@ int main(int count, char **options) {
     in_child("SCHED_IDLE", is_idle);
     in_child("seccomp", is_sandboxed);
     programs();
+    last_thread();
     stopped();
     send_buffer_away();
     return 0;
