@@ -232,7 +232,7 @@ impl<S: SpanSource> Pool<S> {
     /// The class to use in place of `class`: a small pool would be all half-empty spans if each class had
     /// its own, so there an entry goes to the next larger class that has room.
     fn roomier(&self, lists: &Lists<S>, class: usize) -> usize {
-        if self.pages() - self.frozen_pages() >= SMALL_POOL_SPANS * SPAN_PAGES {
+        if self.pages().saturating_sub(self.frozen_pages()) >= SMALL_POOL_SPANS * SPAN_PAGES {
             return class;
         }
         let larger = lists.partial.get(class..).unwrap_or_default();
@@ -275,12 +275,13 @@ impl<S: SpanSource> Pool<S> {
         }
         // Capacity was reserved when the span was added: freeing needs no memory.
         lists.free_ids.push(id);
-        drop(lists);
-        let frozen = span.is_some_and(|span| span.frozen);
-        // Its memory has gone back: now it counts no more.
-        if frozen {
+        // Under the lock, as a freeze and a thaw, which count anew.
+        if span.as_ref().is_some_and(|span| span.frozen) {
             self.frozen.fetch_sub(SPAN_PAGES, Relaxed);
         }
+        drop(lists);
+        drop(span);
+        // Its memory has gone back: now it counts no more.
         self.pages.fetch_sub(SPAN_PAGES, Relaxed);
     }
 
