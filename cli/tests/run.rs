@@ -228,7 +228,9 @@ fn the_command_inherits_signals_as_they_were() {
 fn a_signal_to_the_launcher_reaches_the_command() {
     for (name, signal) in [("TERM", "-TERM"), ("INT", "-INT"), ("HUP", "-HUP"), ("USR1", "-USR1")] {
         let script = format!("trap 'echo got; exit 7' {name}; echo ready; while :; do sleep 0.05; done");
-        let (mut child, mut rest, line) = started(run(&["-q"], &["bash", "-c", &script]));
+        // The test itself may run with some ignored (`nohup`), which the shell could not trap then.
+        let command = ["env", "--default-signal", "bash", "-c", &script];
+        let (mut child, mut rest, line) = started(run(&["-q"], &command));
         assert_eq!(line, "ready");
         kill(signal, child.id());
         assert_eq!(child.wait().unwrap().code(), Some(7), "{name}");

@@ -517,10 +517,7 @@ impl<M: Memory> Engine<M> {
         if !self.budget.try_take(transfer.length) {
             // No room for the window: the page that is waited for, at least.
             self.release_beyond(&mut transfer, 1);
-            let own = self.unsharing.load(SeqCst) != 0;
-            if self.held.load(SeqCst) || self.overdrawing.load(SeqCst) || own {
-                // The forking thread's own fault: nobody would retry it before the fork, which waits for it. Or
-                // reclaim's: nobody else makes room.
+            if self.cannot_wait() {
                 self.budget.take(1);
             } else if !self.budget.try_take(1) {
                 self.swap.finish_swapin(&transfer, 0, true);
@@ -545,6 +542,12 @@ impl<M: Memory> Engine<M> {
             Source::Frames { .. } => unreachable!("handled above"),
         }
         self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+    }
+
+    /// Whether a fault must be answered though there is no room. The forking thread's own: nobody would retry it
+    /// before the fork, which waits for it. Or reclaim's: nobody else makes room.
+    fn cannot_wait(&self) -> bool {
+        self.held.load(SeqCst) || self.overdrawing.load(SeqCst) || self.unsharing.load(SeqCst) != 0
     }
 
     /// Unlocks the pages of a transfer beyond the first `length`.

@@ -10,28 +10,16 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <inttypes.h>
+#include "pages.h"
 #include <pthread.h>
 #include <stdatomic.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
-enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8, STEP = 64, THREADS_MAX = 16 };
+enum { STEP = 64, THREADS_MAX = 16 };
 
 static uint64_t mib = 64, threads = 2, forks = 20, page_count;
 static uint64_t *memory;
 static _Atomic int stop;
-
-static void fail(const char *what) {
-    fprintf(stderr, "fork_threads: %s: %s\n", what, strerror(errno));
-    exit(2);
-}
 
 static uint64_t stamp(uint64_t page, uint64_t generation) { return page << 32 | generation; }
 

@@ -8,34 +8,17 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
-#include <errno.h>
-#include <inttypes.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "pages.h"
 #include <sys/wait.h>
-#include <unistd.h>
 
-enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8, BLOCK_PAGES = 256, IN_TURN = 3, AT_ONCE = 4 };
+enum { BLOCK_PAGES = 256, IN_TURN = 3, AT_ONCE = 4 };
 
 static uint64_t mib = 60, seed = 1, page_count;
 static uint64_t **pages;
 static uint32_t *versions; /* of each page, as this process wrote it last */
 
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27, x *= 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
-
-static void fail(const char *what) {
-    fprintf(stderr, "forks: %s: %s\n", what, strerror(errno));
-    exit(2);
-}
-
 /* Every eighth word differs from page to page and version to version; one page in eight does not compress at all. */
-static uint64_t word_at(uint64_t page, uint32_t version, int word) {
+static uint64_t word_of(uint64_t page, uint32_t version, int word) {
     uint64_t stamp = mix(seed * 0x9e3779b97f4a7c15u + page * 65536 + version);
     if (page % 8 == 3) return mix(stamp + (uint64_t)word);
     return word % 8 ? 0x6761702065687420u : mix(stamp + (uint64_t)word);
@@ -43,13 +26,13 @@ static uint64_t word_at(uint64_t page, uint32_t version, int word) {
 
 static void write_page(uint64_t page, uint32_t version) {
     versions[page] = version;
-    for (int word = 0; word < PAGE_WORDS; word++) pages[page][word] = word_at(page, version, word);
+    for (int word = 0; word < PAGE_WORDS; word++) pages[page][word] = word_of(page, version, word);
 }
 
 static void verify(const char *who) {
     for (uint64_t page = 0; page < page_count; page++)
         for (int word = 0; word < PAGE_WORDS; word++) {
-            uint64_t want = word_at(page, versions[page], word), found = pages[page][word];
+            uint64_t want = word_of(page, versions[page], word), found = pages[page][word];
             if (found == want) continue;
             printf("%s (pid %d): page %" PRIu64 " at %p, version %u, word %d: expected %016" PRIx64 ", found %016" PRIx64
                    "\n", who, (int)getpid(), page, (void *)pages[page], versions[page], word, want, found);
