@@ -15,22 +15,49 @@ import argparse
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import lib
 from lib import MIB
 
 SORT_FILE_MIB = 700
+SORT_SMALL_MIB = 100
+XZ_MIB = 32
 PEAK_FACTOR_MAX = 1.03
+# What a run takes at least.
+CAP_MIN_MIB = 16
+
+LINUX_ARCHIVE = Path("/usr/src/linux-source-6.1.tar.xz")
+# Debian's: others come without their tests.
+CPYTHON = Path("/usr/bin/python3")
+CPYTHON_TESTS = ("mmap", "subprocess", "os", "multiprocessing_fork", "multiprocessing_forkserver", "multiprocessing_spawn", "threading", "gc", "io")
+
+# Some 500 MiB in memory, of which a part goes and changes.
+SQL = """
+CREATE TABLE visit(id INTEGER PRIMARY KEY, person INTEGER, page TEXT, note TEXT, seconds REAL);
+WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1700000)
+INSERT INTO visit SELECT i, i * 7919 % 50021, 'https://example.org/page/' || (i * 40503 % 9973),
+    printf('%0*x', 40 + i % 200, i * 2654435761 % 4294967296), i % 977 / 10.0 FROM n;
+CREATE INDEX by_person ON visit(person, seconds);
+DELETE FROM visit WHERE id % 7 = 3;
+UPDATE visit SET note = upper(note) || person WHERE id % 5 = 2;
+PRAGMA integrity_check;
+SELECT count(*), round(sum(seconds), 1), sum(length(note)) FROM visit;
+SELECT page, count(*) c, round(avg(seconds), 3) FROM visit GROUP BY page ORDER BY c DESC, page LIMIT 5;
+SELECT count(*) FROM visit a JOIN visit b ON a.person = b.person AND a.id < b.id WHERE a.id % 10 = 0;
+PRAGMA page_count;
+"""
 
 
 @dataclass(frozen=True)
 class Program:
     name: str
     command: object  # a function that makes what the command needs and returns the command
-    requires: tuple = ()
+    requires: tuple = ()  # programs, or files
     env: dict = field(default_factory=dict)
 
 
@@ -42,11 +69,16 @@ def dict_command():
     return lib.python_program("dictjob.py")
 
 
-def sort_command():
-    path = lib.DATA / f"sort-{SORT_FILE_MIB}.txt"
+def shell(script):
+    """In the directory of the data."""
+    return ["sh", "-c", script]
+
+
+def sort_command(size_mib):
+    path = lib.DATA / f"sort-{size_mib}.txt"
     if not path.exists():
-        write_sort_file(path, SORT_FILE_MIB * MIB)
-    return ["sh", "-c", f"sort -S 1G --parallel=2 -T {shlex.quote(str(lib.DATA))} {shlex.quote(str(path))} | sha256sum"]
+        write_sort_file(path, size_mib * MIB)
+    return shell(f"sort -S 1G --parallel=2 -T . {path.name} | sha256sum")
 
 
 def write_sort_file(path, size_bytes):
@@ -69,7 +101,7 @@ def gcc_command():
         lib.DATA.mkdir(parents=True, exist_ok=True)
         subprocess.run(lib.python_program("gcc_source.py", "--output", source), check=True)
     # The object file's contents are the output that must not change.
-    return ["sh", "-c", f"gcc -O2 -c {shlex.quote(str(source))} -o large.o && sha256sum < large.o && rm large.o"]
+    return shell(f"gcc -O2 -c {shlex.quote(str(source))} -o large.o && sha256sum < large.o && rm large.o")
 
 
 def incompressible_command():
@@ -81,15 +113,60 @@ def fork_fan_command():
     return lib.python_program("fork_fan.py")
 
 
+def make_once(name, script):
+    """Something in the directory of the data that a shell script makes as `partial`."""
+    if not (lib.DATA / name).exists():
+        lib.progress(f"making {name}")
+        subprocess.run(shell(f"set -e; rm -rf partial; mkdir partial; {script}; mv partial {name}"), check=True, cwd=lib.DATA)
+    return name
+
+
+def linux_source():
+    """A large C project that any machine can have."""
+    return make_once("linux", f"tar -C partial --strip-components=1 -xf {LINUX_ARCHIVE}")
+
+
+def make_command():
+    build = f'make -s -C {linux_source()} O="$PWD/kernel"'
+    return shell(f"rm -rf kernel && {build} tinyconfig && {build} -j4 vmlinux && sha256sum < kernel/vmlinux")
+
+
+def git_command():
+    """Packs many loose objects, and reads them all again."""
+    parts = "fs include kernel lib mm net sound"
+    repository = make_once(
+        "repository",
+        f"cd partial; git init -q; git config user.name test; git config user.email test@example.org; git config gc.auto 0; "
+        f"for part in {parts}; do cp -r ../{linux_source()}/$part .; git add $part; git commit -qm $part; done; cd ..",
+    )
+    objects = "git rev-list --objects --all | cut -c -40 | git cat-file --batch-check | sort | sha256sum"
+    return shell(f"rm -rf packed && cp -r {repository}/.git packed && cd packed && git gc -q && git fsck --full --no-progress && {objects}")
+
+
+def xz_command():
+    # A block for each thread, or one would do all the work.
+    sources = make_once("source.txt", f"rmdir partial; cat {linux_source()}/kernel/*.c {linux_source()}/fs/*/*.c | head -c {XZ_MIB}M > partial")
+    return shell(f"xz -9 -T2 --block-size={XZ_MIB // 2}MiB < {sources} | sha256sum")
+
+
 PROGRAMS = (
     Program("analytics", analytics_command),
     Program("dict", dict_command),
-    Program("sort", sort_command, ("sort",), {"LC_ALL": "C"}),
+    Program("sort", lambda: sort_command(SORT_FILE_MIB), ("sort",), {"LC_ALL": "C"}),
     Program("gcc", gcc_command, ("gcc",)),
     Program("incompressible", incompressible_command, ("gcc",)),
     Program("fork-fan", fork_fan_command),
     Program("redis", lambda: lib.python_program("redis_bgsave.py"), ("redis-server",)),
     Program("mariadb", lambda: lib.python_program("mariadb_sysbench.py"), ("mariadbd", "mariadb-install-db", "mariadb", "sysbench")),
+    Program("sqlite", lambda: ["sqlite3", ":memory:", SQL], ("sqlite3",)),
+    Program("sort-small", lambda: sort_command(SORT_SMALL_MIB), ("sort",), {"LC_ALL": "C"}),
+    Program("git-gc", git_command, ("git", LINUX_ARCHIVE)),
+    Program("xz", xz_command, ("xz", LINUX_ARCHIVE)),
+    Program("make", make_command, ("make", "gcc", "flex", "bison", "bc", LINUX_ARCHIVE), {"KBUILD_BUILD_TIMESTAMP": "0", "KBUILD_BUILD_USER": "a", "KBUILD_BUILD_HOST": "b"}),
+    *(
+        Program(f"cpython-{name}", lambda name=name: [CPYTHON, lib.PROGRAM_SOURCES / "cpython_test.py", f"test_{name}"], (CPYTHON,))
+        for name in CPYTHON_TESTS
+    ),
 )
 
 
@@ -110,7 +187,7 @@ def measure_kernel(program, command, cap_bytes, options):
 def measure_ours(program, command, cap_bytes, options):
     run = lib.run_pagetide(
         cap_bytes, command, options.pagetide, options.run_options,
-        env=program.env, sampling=lib.Sampling.MEMORY, cwd=lib.DATA, timeout_seconds=options.timeout,
+        env={**program.env, "PAGETIDE_MASK": options.mask}, sampling=lib.Sampling.MEMORY, cwd=lib.DATA, timeout_seconds=options.timeout,
     )  # fmt: skip
     lib.progress(f"{program.name}: ours at {cap_bytes // MIB} MiB {describe(run)}, peak {run.counted_peak_bytes / MIB:.0f} MiB")
     if run.status or run.timed_out:
@@ -150,7 +227,7 @@ def measure(program, options):
     native = measure_native(program, command)
     results = []
     for factor in options.factor:
-        cap_bytes = whole_cap(int(native.resident_peak_bytes * factor))
+        cap_bytes = max(whole_cap(int(native.resident_peak_bytes * factor)), CAP_MIN_MIB * MIB)
         kernel = None if options.skip_kernel else measure_kernel(program, command, cap_bytes, options)
         ours = None if options.skip_ours else measure_ours(program, command, cap_bytes, options)
         same_total_bytes, same_total = None, None
@@ -203,6 +280,7 @@ def parse():
     parser.add_argument("--factor", action="append", type=float, help="cap as a part of the need (default 0.6; may be repeated)")
     parser.add_argument("--skip-kernel", action="store_true", help="leave the kernel's arm out")
     parser.add_argument("--skip-ours", action="store_true", help="leave our arm out")
+    parser.add_argument("--mask", default="", metavar="WAYS", help="ways out and in that ours does without (docs/testing.md)")
     parser.add_argument("--same-total", action="store_true", help="run ours with the kernel's total memory too")
     parser.add_argument("--timeout", type=float, default=600, help="seconds until a run is given up (default %(default)s)")
     lib.add_arm_options(parser)

@@ -101,8 +101,9 @@ pub struct Limits {
 impl Limits {
     /// Limits for a cap of this many pages.
     pub fn for_cap(pages: u64) -> Self {
-        // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes.
-        let low = (pages as i64 / 128).clamp(256, 4096);
+        // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes. Where that would be a
+        // large part of the cap, 1/64 of it: each process of the run keeps as much.
+        let low = (pages as i64 / 128).clamp(256, 4096).min(pages as i64 / 64);
         // 1/16 of the cap on probation, one slot at least.
         let probation = (pages as usize / 16 / CLUSTER_PAGES).clamp(1, 256);
         Self { low, high: 2 * low, probation }

@@ -19,8 +19,6 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
 
-/// Pages that a process takes at a time while its memory is only counted: 1 MiB.
-const GRANT_STEP: i64 = 256;
 /// Pages that processes without an engine leave to others: 16 MiB.
 const ASLEEP_RESERVE: i64 = 4096;
 
@@ -225,7 +223,7 @@ impl Process {
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
         }
-        let wanted = (-unspent.load(Relaxed)).max(0) + GRANT_STEP;
+        let wanted = (-unspent.load(Relaxed)).max(0) + self.group.step();
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
@@ -244,8 +242,10 @@ impl Process {
             return;
         }
         let now = unspent.fetch_add(pages, Relaxed) + pages;
-        let surplus = now - 4 * GRANT_STEP;
-        if surplus > GRANT_STEP && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok() {
+        let surplus = now - 4 * self.group.step();
+        if surplus > self.group.step()
+            && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok()
+        {
             slot.word(Field::Grant).fetch_sub(surplus as u64, Relaxed);
             self.group.give(surplus);
         }
@@ -553,7 +553,7 @@ impl Process {
         {
             // The child may come to write all that the parent has. A small one is let pass: it execs, or
             // its own engine starts as soon as it grows.
-            let small = grant <= 8 * GRANT_STEP;
+            let small = grant <= 8 * self.group.step();
             if small {
                 self.group.take_anyway(grant);
             }

@@ -20,7 +20,7 @@ use crate::readers::{Place, Reader, Readers};
 use crate::regions::{AtFork, Region, Regions};
 use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
-use pagetide_swap::balance::{Balance, Copies, ReclaimLoad, Sizes, Totals};
+use pagetide_swap::balance::{Balance, Copies, POOL_FAULT_NS, ReclaimLoad, Sizes, Totals};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::hash::HashKey;
@@ -39,8 +39,6 @@ type ProgramEngine = Engine<ProgramMemory>;
 const TICK: Duration = Duration::from_millis(10);
 /// Rounds of reclaim without any progress, of 20 ms each, after which the run is out of memory.
 const HOPELESS_ROUNDS: usize = 40;
-/// Pages that are asked of the group at a time: 1 MiB.
-const GRANT_STEP: i64 = 256;
 /// Between looks at what of this process's memory others share; a look takes no more than one part in
 /// [`DISCOUNT_SHARE`] of the time.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
@@ -620,7 +618,7 @@ impl Runtime {
     fn borrow(&self) {
         let wanted = self.engine.limits().high - self.engine.budget().free();
         if wanted > 0 {
-            let taken = self.group.take_up_to(wanted.max(GRANT_STEP));
+            let taken = self.group.take_up_to(wanted.max(self.group.step()));
             if taken > 0 {
                 self.slot.word(Field::Grant).fetch_add(taken as u64, SeqCst);
                 self.engine.budget().give(taken);
@@ -655,9 +653,9 @@ impl Runtime {
 
     /// Gives back what is free beyond what is needed soon, where others may need it.
     fn return_surplus(&self) {
-        let keep = 2 * self.engine.limits().high + GRANT_STEP;
+        let keep = 2 * self.engine.limits().high + self.group.step();
         let surplus = self.engine.budget().free() - keep;
-        if surplus > GRANT_STEP && self.group.live().nth(1).is_some() {
+        if surplus > self.group.step() && self.group.live().nth(1).is_some() {
             self.return_grant(surplus);
         }
     }
@@ -726,6 +724,7 @@ impl Runtime {
         let mut round = 0u64;
         let mut looked = self.times();
         let mut vigil = Vigil::default();
+        let mut refaults = self.refault_ns();
         loop {
             let seen = self.slot.get(Field::Bell);
             if lock(&self.errands).is_empty() && self.slot.get(Field::Asked) == 0 {
@@ -768,7 +767,9 @@ impl Runtime {
                 self.judge_copies(load);
                 let spun = self.spun.swap(false, Relaxed);
                 self.may_spin.store(vigil.judge(spun, load.waits, now.clock), Relaxed);
-                looked = now;
+                let lost = self.refault_ns();
+                self.level(lost - refaults, now.clock - looked.clock);
+                (looked, refaults) = (now, lost);
                 self.engine.drop_idle_donor();
                 self.pause.end_work();
             }
@@ -869,6 +870,21 @@ impl Runtime {
             device: swap.blocks().used(),
             cached: swap.cached().max(0) as u64,
             full: !swap.pool_has_room(),
+        }
+    }
+
+    /// What pages that came back have cost the program so far.
+    fn refault_ns(&self) -> u64 {
+        let Totals { pool_in, device_ns, .. } = self.totals();
+        pool_in * POOL_FAULT_NS as u64 + device_ns
+    }
+
+    /// Says what the program loses, and takes memory from those who lose far less.
+    fn level(&self, lost: u64, time: u64) {
+        let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
+        self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
+        if self.group.free() < self.group.step() {
+            self.group.level(self.slot, self.engine.limits().high as u64, RESIDENT_MIN as u64);
         }
     }
 

@@ -11,7 +11,7 @@
 //! place of their ghost entries.
 
 /// What a fault on a page in the pool costs: trap, wake-up, decompression, and the eviction that makes room.
-const POOL_FAULT_NS: f64 = 12_000.0;
+pub const POOL_FAULT_NS: f64 = 12_000.0;
 /// Faults after which the balance is looked at.
 const FAULTS_MIN: u64 = 256;
 /// A side must be so much better before anything changes.
