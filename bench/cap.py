@@ -300,7 +300,7 @@ def main(options):
         if options.only and program.name not in options.only:
             continue
         if missing := [name for name in program.requires if not lib.have(name)]:
-            skipped.append(f"SKIPPED {program.name}: not installed: {', '.join(missing)}")
+            skipped.append(f"SKIPPED {program.name}: not installed: {', '.join(map(str, missing))}")
             lib.progress(skipped[-1])
             continue
         results += measure(program, options)

@@ -623,7 +623,8 @@ def write_json(path, results):
 
 
 def have(program):
-    return shutil.which(program) is not None
+    """Whether a program is installed, or a file (given by its path) is there."""
+    return shutil.which(program) is not None or (isinstance(program, Path) and program.exists())
 
 
 if __name__ == "__main__":

@@ -43,7 +43,8 @@ fn program(name: &str) -> String {
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let source = house().join("tests/programs").join(name).with_extension("c");
     let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    if time(&binary) < time(&source).max(time(&source.with_file_name("pages.h"))) {
+    let headers = ["pages.h", "direct.h"].map(|header| time(&source.with_file_name(header)));
+    if time(&binary) < headers.into_iter().fold(time(&source), Option::max) {
         let output = Command::new("gcc")
             .args(["-O2", "-Wall", "-Wextra", "-o"])
             .args([&binary, &source])

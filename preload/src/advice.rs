@@ -1,15 +1,18 @@
 //! What a program says about its memory: advice, and locks.
 
-use crate::call::{kernel, status};
+use crate::call::{count, kernel, status};
 use crate::mappings::pages;
 use crate::process::managed;
 use pagetide::process::Entered;
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::procfs::is_own_pidfd;
 use pagetide_sys::task;
 use std::ffi::{c_int, c_uint, c_void};
 use std::ops::Range;
 
+/// Ranges that one call takes at most.
+const UIO_MAXIOV: usize = 1024;
 const MADV_DONTNEED_LOCKED: c_int = 24;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
@@ -122,6 +125,46 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
             0
         }
     }
+}
+
+/// `process_madvise(2)`: as [`madvise`], where the process is this one.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_madvise(
+    pidfd: c_int,
+    vector: *const libc::iovec,
+    length: usize,
+    advice: c_int,
+    flags: c_uint,
+) -> isize {
+    let call = |length: usize| {
+        let arguments = [pidfd as usize, vector as usize, length, advice as usize, flags as usize, 0];
+        // SAFETY: the caller's contract.
+        unsafe { kernel(libc::SYS_process_madvise, arguments) }
+    };
+    // Whether the kernel knows the process and takes the advice: it looks before it looks at any range.
+    let accepts = || call(0).is_ok();
+    if managed().is_none()
+        || meaning(advice).is_none()
+        || length > UIO_MAXIOV
+        || !accepts()
+        || !is_own_pidfd(pidfd)
+    {
+        return count(call(length));
+    }
+    let mut advised = 0;
+    for nth in 0..length {
+        // SAFETY: the caller passes so many.
+        let part = unsafe { &*vector.add(nth) };
+        // SAFETY: the caller's contract.
+        if unsafe { madvise(part.iov_base, part.iov_len, advice) } != 0 {
+            return if advised > 0 { advised } else { -1 };
+        }
+        advised += part.iov_len as isize;
+    }
+    advised
 }
 
 /// Brings pages in while `may`.

@@ -2,7 +2,7 @@
 //!
 //! What a program does with the instruction itself is beyond our sight (see the limits in the documentation).
 
-use crate::advice::{madvise, mlock, mlock2, mlockall, munlock, munlockall};
+use crate::advice::{madvise, mlock, mlock2, mlockall, munlock, munlockall, process_madvise};
 use crate::call::{Next, count, kernel, status};
 use crate::mappings::{mmap, mprotect, mremap, munmap, pkey_mprotect};
 use crate::process::{fork_by, managed};
@@ -81,6 +81,9 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_mprotect => int(mprotect(a as *mut _, b, c as c_int)),
             libc::SYS_pkey_mprotect => int(pkey_mprotect(a as *mut _, b, c as c_int, d as c_int)),
             libc::SYS_madvise => int(madvise(a as *mut _, b, c as c_int)),
+            libc::SYS_process_madvise => {
+                process_madvise(a as c_int, b as *const _, c, d as c_int, e as u32) as c_long
+            }
             libc::SYS_mlock => int(mlock(a as *const _, b)),
             libc::SYS_mlock2 => int(mlock2(a as *const _, b, c as u32)),
             libc::SYS_munlock => int(munlock(a as *const _, b)),

@@ -11,6 +11,26 @@ pub fn small(path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&text[..length]).into_owned())
 }
 
+/// Whether a pidfd is that of this process; a negative number stands for the caller (`PIDFD_SELF`, Linux 6.14).
+/// Allocates nothing.
+pub fn is_own_pidfd(pidfd: i32) -> bool {
+    use std::io::Write;
+    let mut path = [0; 64];
+    let mut text = [0; 512];
+    if pidfd < 0 {
+        return true;
+    }
+    let _ = write!(&mut path[..], "/proc/self/fdinfo/{pidfd}\0");
+    let path = std::ffi::CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()) else { return false };
+    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut text)).unwrap_or(0);
+    let mut lines = text[..length].split(|&byte| byte == b'\n');
+    let pid =
+        lines.find_map(|line| std::str::from_utf8(line.strip_prefix(b"Pid:")?).ok()?.trim().parse().ok());
+    pid == Some(std::process::id())
+}
+
 /// Memory of a process, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Memory {
@@ -147,6 +167,17 @@ mod tests {
         let memory = memory("self").unwrap();
         assert!(memory.anonymous > 0 && memory.tables > 0);
         assert!(super::memory("0").is_none());
+    }
+
+    #[test]
+    fn a_process_knows_its_own_pidfd() {
+        use rustix::process::{Pid, PidfdFlags, pidfd_open};
+        use std::os::fd::AsRawFd;
+        let of = |pid: u32| pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap();
+        assert!(is_own_pidfd(of(std::process::id()).as_raw_fd()));
+        assert!(!is_own_pidfd(of(1).as_raw_fd()));
+        assert!(!is_own_pidfd(0));
+        assert!(!is_own_pidfd(9999));
     }
 
     #[test]

@@ -18,7 +18,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents or a wrong answer, 2 usage or resources. */
 #define _GNU_SOURCE
-#include "pages.h"
+#include "direct.h"
 #include <pthread.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -313,10 +313,24 @@ static void step_protect(void) {
     for (size_t page = first; page < first + count; page++) here->pages[page].access = (uint8_t)access;
 }
 
+/* By either call, as far as the kernel takes that advice about oneself by both (from Linux 6.13). */
+static int advise(char *at, size_t bytes, int advice) {
+    int self = one_in(3) ? (int)syscall(SYS_pidfd_open, getpid(), 0) : -1;
+    if (self < 0) return madvise(at, bytes, advice);
+    struct iovec halves[2] = {{at, bytes / 2 / PAGE_BYTES * PAGE_BYTES}, {at + bytes / 2 / PAGE_BYTES * PAGE_BYTES, 0}};
+    halves[1].iov_len = bytes - halves[0].iov_len;
+    ssize_t advised = process_madvise(self, halves, 2, advice, 0);
+    int error = errno;
+    close(self);
+    if (advised < 0 && error == EINVAL) return madvise(at, bytes, advice);
+    errno = error;
+    return advised == (ssize_t)bytes ? 0 : -1;
+}
+
 static void step_drop(void) {
     size_t first, count = find_run(is_droppable, wanted_pages(), 0, &first);
     if (!count) return;
-    succeed(!madvise(at(first), count * PAGE_BYTES, MADV_DONTNEED), "MADV_DONTNEED");
+    succeed(!advise(at(first), count * PAGE_BYTES, MADV_DONTNEED), "MADV_DONTNEED");
     for (size_t page = first; page < first + count; page++) {
         struct page *p = &here->pages[page];
         p->tag = p->backing, p->stamp = 0, p->loose = 0, p->unsure = 0;
@@ -326,7 +340,7 @@ static void step_drop(void) {
 static void step_free(void) {
     size_t first, count = find_run(is_freeable, wanted_pages(), 0, &first);
     if (!count) return;
-    succeed(!madvise(at(first), count * PAGE_BYTES, MADV_FREE), "MADV_FREE");
+    succeed(!advise(at(first), count * PAGE_BYTES, MADV_FREE), "MADV_FREE");
     for (size_t page = first; page < first + count; page++) here->pages[page].loose = 1, here->pages[page].freed = 0;
 }
 
@@ -343,7 +357,7 @@ static void step_advise(void) {
     int advice = harmless[which].advice;
     size_t first, count = find_run(advice == MADV_COLD || advice == MADV_PAGEOUT ? is_droppable : is_mapped, wanted_pages(), 0, &first);
     if (!count) return;
-    int done = madvise(at(first), count * PAGE_BYTES, advice);
+    int done = advise(at(first), count * PAGE_BYTES, advice);
     /* Huge pages are an option of the kernel. */
     succeed(!done || ((advice == MADV_HUGEPAGE || advice == MADV_NOHUGEPAGE) && errno == EINVAL), harmless[which].name);
     if (advice != MADV_WILLNEED && advice != MADV_COLD && advice != MADV_PAGEOUT)
@@ -516,8 +530,21 @@ static ssize_t get_pipe(char *to, size_t bytes) {
 }
 static ssize_t put_file(char *from, size_t bytes) { return pwrite(scratch_file, from, bytes, offset); }
 static ssize_t get_file(char *to, size_t bytes) { return pread(scratch_file, to, bytes, offset); }
-static ssize_t put_direct(char *from, size_t bytes) { return pwrite(direct_file, from, bytes, offset); }
-static ssize_t get_direct(char *to, size_t bytes) { return pread(direct_file, to, bytes, offset); }
+/* By the thread itself, by kernel AIO, by io_uring, or by io_uring with a buffer that is pinned meanwhile. */
+static ssize_t move_direct(char *at, size_t bytes, int writes) {
+    struct ring ring;
+    size_t way = below(4);
+    if (way == 1) return by_aio(direct_file, at, bytes, offset, writes);
+    if (way < 2 || !open_ring(&ring)) return writes ? pwrite(direct_file, at, bytes, offset) : pread(direct_file, at, bytes, offset);
+    struct iovec whole = {at, bytes};
+    /* Locked memory may be limited: then without. */
+    int fixed = way == 3 && !syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS, &whole, 1);
+    ssize_t moved = by_ring(&ring, direct_file, at, bytes, offset, writes, fixed ? 0 : -1);
+    close_ring(&ring);
+    return moved;
+}
+static ssize_t put_direct(char *from, size_t bytes) { return move_direct(from, bytes, 1); }
+static ssize_t get_direct(char *to, size_t bytes) { return move_direct(to, bytes, 0); }
 static __thread char *read_from;
 static ssize_t put_nothing(char *from, size_t bytes) {
     read_from = from;
@@ -544,7 +571,12 @@ static void step_process(void) { carry(put_nothing, get_process, WANTED_MAX); }
 static void step_random(void) {
     size_t first, count = find_run(is_writable, 16, 0, &first);
     if (!count) return;
-    succeed(getrandom(at(first), count * PAGE_BYTES, 0) == (ssize_t)(count * PAGE_BYTES), "getrandom");
+    /* It may stop at a page for a signal, which a ring that was closed is to the kernel too. */
+    for (size_t got = 0; got < count * PAGE_BYTES;) {
+        ssize_t more = getrandom(at(first) + got, count * PAGE_BYTES - got, 0);
+        succeed(more > 0 || errno == EINTR, "getrandom");
+        got += more > 0 ? (size_t)more : 0;
+    }
     for (size_t page = first; page < first + count; page++) write_page(page);
 }
 

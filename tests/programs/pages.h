@@ -19,6 +19,7 @@ static int raw;
 #define mremap(...) (raw ? (void *)syscall(SYS_mremap, __VA_ARGS__) : mremap(__VA_ARGS__))
 #define mprotect(...) (raw ? (int)syscall(SYS_mprotect, __VA_ARGS__) : mprotect(__VA_ARGS__))
 #define madvise(...) (raw ? (int)syscall(SYS_madvise, __VA_ARGS__) : madvise(__VA_ARGS__))
+#define process_madvise(...) (raw ? (ssize_t)syscall(SYS_process_madvise, __VA_ARGS__) : process_madvise(__VA_ARGS__))
 #define mlock(...) (raw ? (int)syscall(SYS_mlock, __VA_ARGS__) : mlock(__VA_ARGS__))
 #define munlock(...) (raw ? (int)syscall(SYS_munlock, __VA_ARGS__) : munlock(__VA_ARGS__))
 #define fork() (raw ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork())

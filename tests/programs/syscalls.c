@@ -6,10 +6,8 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
-#include "pages.h"
+#include "direct.h"
 #include <linux/futex.h>
-#include <linux/io_uring.h>
-#include <linux/aio_abi.h>
 #include <poll.h>
 #include <pthread.h>
 #include <signal.h>
@@ -306,91 +304,11 @@ static int direct_file(void) {
     return fd;
 }
 
-enum { CHUNK_PAGES = 64, ROUNDS = 12 };
+enum { ROUNDS = 12 };
 
 static void in_chunks(int fd, char *at, int writes) {
-    for (size_t page = 0; page < BUFFER_PAGES; page += CHUNK_PAGES) {
-        char *chunk = at + page * PAGE_BYTES;
-        size_t bytes = CHUNK_PAGES * PAGE_BYTES;
-        off_t offset = (off_t)(page * PAGE_BYTES);
-        all(writes ? pwrite(fd, chunk, bytes, offset) : pread(fd, chunk, bytes, offset), bytes, "direct I/O");
-    }
-}
-
-/* Kernel AIO through raw system calls: all chunks in flight at once. */
-static void by_aio(int fd, char *at, int writes) {
-    aio_context_t context = 0;
-    enum { CHUNKS = BUFFER_PAGES / CHUNK_PAGES };
-    if (syscall(SYS_io_setup, CHUNKS, &context)) fail("io_setup");
-    struct iocb blocks[CHUNKS], *list[CHUNKS];
-    memset(blocks, 0, sizeof blocks);
-    for (int nth = 0; nth < CHUNKS; nth++) {
-        size_t offset = (size_t)nth * CHUNK_PAGES * PAGE_BYTES;
-        blocks[nth] = (struct iocb){
-            .aio_lio_opcode = writes ? IOCB_CMD_PWRITE : IOCB_CMD_PREAD, .aio_fildes = (uint32_t)fd,
-            .aio_buf = (uint64_t)(uintptr_t)(at + offset), .aio_nbytes = CHUNK_PAGES * PAGE_BYTES, .aio_offset = (int64_t)offset};
-        list[nth] = &blocks[nth];
-    }
-    if (syscall(SYS_io_submit, context, CHUNKS, list) != CHUNKS) fail("io_submit");
-    struct io_event events[CHUNKS];
-    for (int got = 0; got < CHUNKS;) {
-        long more = syscall(SYS_io_getevents, context, 1, CHUNKS - got, events, NULL);
-        if (more <= 0) fail("io_getevents");
-        for (long nth = 0; nth < more; nth++) demand(events[nth].res == CHUNK_PAGES * PAGE_BYTES, "a whole chunk");
-        got += (int)more;
-    }
-    syscall(SYS_io_destroy, context);
-}
-
-struct ring {
-    int fd;
-    unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
-    struct io_uring_sqe *sqes;
-    struct io_uring_cqe *cqes;
-};
-
-static int open_ring(struct ring *ring) {
-    struct io_uring_params parameters = {0};
-    ring->fd = (int)syscall(SYS_io_uring_setup, 64, &parameters);
-    if (ring->fd < 0) return 0;
-    size_t sq = parameters.sq_off.array + parameters.sq_entries * 4;
-    size_t cq = parameters.cq_off.cqes + parameters.cq_entries * sizeof(struct io_uring_cqe);
-    char *at = mmap(NULL, sq > cq ? sq : cq, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, IORING_OFF_SQ_RING);
-    ring->sqes = mmap(NULL, parameters.sq_entries * sizeof *ring->sqes, PROT_READ | PROT_WRITE, MAP_SHARED, ring->fd, IORING_OFF_SQES);
-    if (at == MAP_FAILED || ring->sqes == MAP_FAILED) fail("mapping the ring");
-    ring->sq_tail = (unsigned *)(void *)(at + parameters.sq_off.tail), ring->sq_mask = (unsigned *)(void *)(at + parameters.sq_off.ring_mask);
-    ring->sq_array = (unsigned *)(void *)(at + parameters.sq_off.array);
-    ring->cq_head = (unsigned *)(void *)(at + parameters.cq_off.head), ring->cq_tail = (unsigned *)(void *)(at + parameters.cq_off.tail);
-    ring->cq_mask = (unsigned *)(void *)(at + parameters.cq_off.ring_mask);
-    ring->cqes = (struct io_uring_cqe *)(void *)(at + parameters.cq_off.cqes);
-    return 1;
-}
-
-/* `buffer`: the number of the registered buffer that `at` is, or -1. */
-static void by_ring(struct ring *ring, int fd, char *at, int writes, int buffer) {
-    int fixed = buffer >= 0;
-    enum { CHUNKS = BUFFER_PAGES / CHUNK_PAGES };
-    for (unsigned nth = 0; nth < CHUNKS; nth++) {
-        size_t offset = (size_t)nth * CHUNK_PAGES * PAGE_BYTES;
-        unsigned tail = *ring->sq_tail, index = tail & *ring->sq_mask;
-        ring->sqes[index] = (struct io_uring_sqe){
-            .opcode = fixed ? (writes ? IORING_OP_WRITE_FIXED : IORING_OP_READ_FIXED) : (writes ? IORING_OP_WRITE : IORING_OP_READ),
-            .fd = fd, .addr = (uint64_t)(uintptr_t)(at + offset), .len = CHUNK_PAGES * PAGE_BYTES, .off = offset, .buf_index = (uint16_t)(fixed ? buffer : 0)};
-        ring->sq_array[index] = index;
-        __atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
-    }
-    long submitted = syscall(SYS_io_uring_enter, ring->fd, CHUNKS, CHUNKS, IORING_ENTER_GETEVENTS, NULL, 0);
-    if (submitted != CHUNKS) fail("io_uring_enter");
-    for (unsigned got = 0; got < CHUNKS;) {
-        unsigned head = *ring->cq_head;
-        if (head == __atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE)) {
-            if (syscall(SYS_io_uring_enter, ring->fd, 0, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0 && errno != EINTR) fail("io_uring_enter");
-            continue;
-        }
-        demand(ring->cqes[head & *ring->cq_mask].res == CHUNK_PAGES * PAGE_BYTES, "a whole chunk");
-        __atomic_store_n(ring->cq_head, head + 1, __ATOMIC_RELEASE);
-        got++;
-    }
+    for (size_t from = 0; from < BYTES; from += CHUNK_BYTES)
+        all(writes ? pwrite(fd, at + from, CHUNK_BYTES, (off_t)from) : pread(fd, at + from, CHUNK_BYTES, (off_t)from), CHUNK_BYTES, "direct I/O");
 }
 
 static void direct(void) {
@@ -418,8 +336,8 @@ static void direct(void) {
         for (int writes = 1; writes >= 0; writes--) {
             char *at = writes ? from : to;
             if (way == 0) in_chunks(fd, at, writes);
-            else if (way == 1) by_aio(fd, at, writes);
-            else by_ring(&ring, fd, at, writes, way == 3 ? !writes : -1);
+            else if (way == 1) all(by_aio(fd, at, BYTES, 0, writes), BYTES, "kernel AIO");
+            else all(by_ring(&ring, fd, at, BYTES, 0, writes, way == 3 ? !writes : -1), BYTES, "io_uring");
         }
         check(to, 0, BUFFER_PAGES, tag);
         check(from, 0, BUFFER_PAGES, tag);
@@ -428,7 +346,7 @@ static void direct(void) {
     pressing = 0;
     pthread_join(presser, NULL);
     close(fd), done(from), done(to);
-    if (has_ring) close(ring.fd);
+    if (has_ring) close_ring(&ring);
 }
 
 /* ---- stacks -------------------------------------------------------------------------------------------------- */
