@@ -18,6 +18,7 @@ const SICK: u8 = 1;
 /// `CAP_SYS_PTRACE` in a capability set.
 const SYS_PTRACE: u64 = 1 << 19;
 const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+const RING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 
 /// Say what this machine and this user can do, and what would mend the rest
 #[derive(clap::Args, Debug)]
@@ -39,6 +40,8 @@ enum State {
     Missing,
     /// It is missing, and no run is possible.
     Fatal,
+    /// It cannot be told.
+    Unknown,
 }
 
 impl State {
@@ -47,6 +50,7 @@ impl State {
             Self::Good => "ok",
             Self::Missing => "missing",
             Self::Fatal => "FATAL",
+            Self::Unknown => "unknown",
         }
     }
 
@@ -136,13 +140,14 @@ fn permission(probed: &[Result<u64, Errno>; 2]) -> Vec<Finding> {
     ]
 }
 
-/// What the kernel's userfaultfd and page maps can do.
-fn kernel(features: u64) -> Vec<Finding> {
+/// What the kernel's userfaultfd, if one could be had, and page maps can do.
+fn kernel(features: Option<u64>) -> Vec<Finding> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let has = |name, bit: u64, since, cost| {
-        let good = features & bit != 0;
-        let found = if good { "yes".to_owned() } else { format!("no (Linux {})", release.trim()) };
-        Finding::new(name, State::good_if(good), found).or(cost, format!("Linux {since}"))
+    let has = |name, bit: u64, since, cost| match features.map(|features| features & bit != 0) {
+        None => Finding::new(name, State::Unknown, "only a userfaultfd can tell"),
+        Some(true) => Finding::new(name, State::Good, "yes"),
+        Some(false) => Finding::new(name, State::Missing, format!("no (Linux {})", release.trim()))
+            .or(cost, format!("Linux {since}")),
     };
     let scan = Pagemap::open().is_ok_and(|pagemap| pagemap.can_scan());
     vec![
@@ -189,10 +194,16 @@ fn storage(directory: Option<&Path>) -> Vec<Finding> {
     }
     let ring = uring::probe();
     let found = ring.as_ref().map_or_else(ToString::to_string, |()| "yes".to_owned());
-    findings.push(Finding::new("io_uring", State::good_if(ring.is_ok()), found).or(
-        "the swap file is read and written by four threads",
-        "as root: sysctl kernel.io_uring_disabled=0, and a filter that lets io_uring pass",
-    ));
+    let disabled = fs::read_to_string(RING_SYSCTL).is_ok_and(|value| value.trim() != "0");
+    let remedy = if disabled {
+        "as root: sysctl kernel.io_uring_disabled=0"
+    } else {
+        "a seccomp profile that lets io_uring_setup, io_uring_enter and io_uring_register pass"
+    };
+    findings.push(
+        Finding::new("io_uring", State::good_if(ring.is_ok()), found)
+            .or("the swap file is read and written by four threads", remedy),
+    );
     let aes = std::arch::is_x86_feature_detected!("aes");
     let wide = std::arch::is_x86_feature_detected!("vaes");
     let found = match (aes, wide) {
@@ -235,7 +246,7 @@ fn text(findings: &[Finding]) -> String {
 /// Looks, and says what it found. Returns the exit status: whether a run is possible.
 pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let probed = Uffd::probe();
-    let features = probed.iter().find_map(|way| way.ok()).unwrap_or(0);
+    let features = probed.iter().find_map(|way| way.ok());
     let mut findings = permission(&probed);
     findings.extend(kernel(features));
     findings.extend(storage(args.swap_dir.as_deref()));
@@ -274,14 +285,15 @@ mod tests {
 
     #[test]
     fn what_is_missing_names_its_cost() {
-        for finding in kernel(0) {
+        for finding in kernel(Some(0)) {
             assert!(finding.state == State::Good || !finding.cost.is_empty(), "{finding:?}");
         }
         assert!(
-            kernel(FEATURE_MOVE)
+            kernel(Some(FEATURE_MOVE))
                 .iter()
                 .any(|found| found.name == "UFFDIO_MOVE" && found.state == State::Good)
         );
+        assert_eq!(kernel(None)[0].state, State::Unknown);
         assert!(storage(Some(Path::new("/no/such"))).iter().any(|found| found.state == State::Missing));
     }
 }

@@ -285,6 +285,54 @@ fn a_program_may_fault_at_odd_moments_and_take_from_itself_what_it_likes() {
     }
 }
 
+/// A setting of the kernel, and its value from before.
+struct Setting(&'static str, String);
+
+impl Setting {
+    fn change(path: &'static str, value: &str) -> Self {
+        let before = fs::read_to_string(path).unwrap();
+        fs::write(path, value).unwrap_or_else(|error| panic!("{path} (needs root): {error}"));
+        Self(path, before)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0, self.1.trim());
+    }
+}
+
+/// Twice the cap and more, read again, and by children of children.
+const FAMILY: &str = "
+import os
+pages = [bytes([nth % 251]) * 5000 + b'%d' % nth for nth in range(20000)]
+def good():
+    return all(page == bytes([nth % 251]) * 5000 + b'%d' % nth for nth, page in enumerate(pages))
+def line(generations):
+    child = os.fork()
+    if not child:
+        os._exit(0 if good() and (generations == 0 or line(generations - 1)) else 1)
+    return os.waitpid(child, 0)[1] == 0
+large = bytearray(150 << 20)
+large[::4096] = bytes(len(large) >> 12)
+print(good(), line(3), len(large))";
+
+#[test]
+fn a_program_starts_and_forks_where_address_space_is_limited() {
+    let _turn = turn();
+    let job = |arguments: &[&str]| start(pagetide("40M", "", &[], arguments)).end().succeeds();
+    let python = python();
+    for kilobytes in ["4000000", "1000000"] {
+        let limited = format!("ulimit -v {kilobytes} && exec \"$@\"");
+        let said = job(&["sh", "-c", &limited, "sh", &python, "-c", FAMILY]);
+        assert_eq!(said, "True True 157286400\n", "ulimit -v {kilobytes}");
+    }
+    // Needs root. Nothing is promised that is not there.
+    let strict = Setting::change("/proc/sys/vm/overcommit_memory", "2");
+    assert_eq!(job(&[&python, "-c", FAMILY]), "True True 157286400\n");
+    drop(strict);
+}
+
 fn failing(fault: &str, mask: &str) -> Ended {
     println!("PAGETIDE_FAIL={fault} PAGETIDE_MASK={mask} lost");
     let mut command = pagetide("40M", mask, &[], &[&program("lost")]);

@@ -1385,6 +1385,12 @@ impl<M: Memory> Engine<M> {
         self.requests() == 0 && lock(&self.lists).empty.len() == self.staged.len()
     }
 
+    /// In a forked child, which has its own engine: gives up the address space of staging, which the fork found
+    /// empty.
+    pub fn abandon_staging(&self) {
+        self.staged.iter().for_each(|staged| lock(&staged.slot).abandon());
+    }
+
     // ---- changes by the program -----------------------------------------------------------------
 
     /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order,

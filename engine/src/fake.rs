@@ -513,6 +513,9 @@ impl Slot for FakeSlot {
         self.zero = self.zero.and(kept);
         self.frames.fetch_sub((before - self.memory_pages()) as i64, Relaxed);
     }
+    fn abandon(&mut self) {
+        self.retain(PageSet::default());
+    }
 }
 
 /// Memory for the pool from the heap, so many spans at most.

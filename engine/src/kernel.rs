@@ -170,4 +170,7 @@ impl Slot for staging::Slot {
     fn retain(&mut self, kept: PageSet) {
         staging::Slot::retain(self, kept);
     }
+    fn abandon(&mut self) {
+        staging::Slot::abandon(self);
+    }
 }

@@ -42,6 +42,8 @@ pub trait Slot: Send {
     fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]>;
     /// Gives all frames back to the system but those of `kept`.
     fn retain(&mut self, kept: PageSet);
+    /// Gives the slot itself back: it is not used any more.
+    fn abandon(&mut self);
 }
 
 /// A program's memory.

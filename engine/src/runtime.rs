@@ -328,6 +328,7 @@ impl Runtime {
         let limits = Limits::for_cap(setup.cap_pages);
         let (swap, inherited) = match &heritage {
             Heritage::Forked(parent) => {
+                parent.engine.abandon_staging();
                 let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
                 let pages = swap.zswap().frozen_pages() as i64;
                 (swap, Some((parent.slot.index(), parent.slot.get(Field::Pid), pages)))
@@ -336,7 +337,9 @@ impl Runtime {
                 let config = Config {
                     compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
                 };
-                let spans = Spans::new(setup.cap_pages as usize * PAGE_SIZE)
+                // Where address space is limited the pool has to do with a part of it.
+                let most = pagetide_sys::mapping::room() / 4;
+                let spans = Spans::new((setup.cap_pages as usize * PAGE_SIZE).min(most))
                     .map_err(|error| StartError::Resources(error.into()))?;
                 let [a, b, ..] = pagetide_sys::random::words();
                 let keys = Keys {

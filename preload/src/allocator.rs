@@ -16,9 +16,10 @@ use std::sync::atomic::{
 };
 
 /// Address space that is set aside at a time. mimalloc gets it in pieces, each as large as all before it:
-/// for each it commits a 500th at once, to keep its books.
+/// for each it commits a 500th at once, to keep its books. Where address space is limited, about a sixteenth of what
+/// is left.
 const ARENA: usize = 8 << 30;
-const ARENA_MIN: usize = 256 << 20;
+const ARENA_MIN: usize = 64 << 20;
 const PIECE_MIN: usize = 256 << 20;
 const ARENAS_MAX: usize = 64;
 const ARENA_ALIGN: usize = 64 << 20;
@@ -161,7 +162,8 @@ fn add_arena() -> bool {
     if index == ARENAS_MAX {
         return false;
     }
-    let mut length = ARENA;
+    let room = pagetide_sys::mapping::room() / 16;
+    let mut length = ARENA.min((room / 2 + 1).next_power_of_two()).max(ARENA_MIN);
     let start = loop {
         match heap::set_aside(length, ARENA_ALIGN) {
             Some(start) => break start,
@@ -460,15 +462,15 @@ unsafe fn large_move(address: usize, header: Header, size: usize) -> *mut c_void
 
 #[cold]
 unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
-    if size > OBJECT_MAX {
+    // Where arenas are small, an object that does not fit into what there is would take a large part of the next.
+    if size > OBJECT_MAX.min(ARENAS[0].1.load(Relaxed) / 8) {
         // SAFETY: no conditions.
         let object = unsafe { large_allocate(size, align, 0) };
-        if object.is_null() {
-            set_errno(libc::ENOMEM);
+        if !object.is_null() {
+            return object;
         }
-        return object;
     }
-    while grow() {
+    while size <= OBJECT_MAX && grow() {
         // SAFETY: plain calls of the allocator.
         let object = unsafe {
             if zero { mi::mi_zalloc_aligned(size, align) } else { mi::mi_malloc_aligned(size, align) }

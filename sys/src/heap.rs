@@ -10,9 +10,10 @@ use std::cell::UnsafeCell;
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// Address space for the heap; halved until the reservation succeeds.
+/// Address space for the heap: a 64th of what there is where it is limited, halved until the reservation
+/// succeeds.
 const RESERVE_MAX: usize = 64 << 30;
-const RESERVE_MIN: usize = 64 << 20;
+const RESERVE_MIN: usize = 16 << 20;
 
 /// A heap behind one lock. Usable as the global allocator.
 pub struct Heap {
@@ -65,7 +66,8 @@ unsafe impl Allocator for Segment {
 }
 
 fn reserve() -> bool {
-    let mut length = RESERVE_MAX;
+    let most = crate::mapping::room() / 64 / crate::PAGE * crate::PAGE;
+    let mut length = most.clamp(RESERVE_MIN, RESERVE_MAX);
     while length >= RESERVE_MIN {
         // SAFETY: a new mapping at an address of the kernel's choice.
         let mapped = unsafe {

@@ -14,13 +14,34 @@ pub fn is_counted(start: usize, end: usize) -> bool {
     COUNTED.iter().any(|(from, to)| from.load(Relaxed) < end && start < to.load(Relaxed))
 }
 
+/// Address space that this process may still take: by RLIMIT_AS, and by what the kernel has left to promise where it
+/// promises no more than it has (`vm.overcommit_memory` 2). `usize::MAX` where nothing limits it. Allocates nothing.
+pub fn room() -> usize {
+    use crate::procfs::{field, read};
+    use rustix::process::{Resource, getrlimit};
+    let mut text = [0; crate::PAGE];
+    let limit = getrlimit(Resource::As).current.map_or(usize::MAX, |limit| limit as usize);
+    let limited = if limit == usize::MAX {
+        limit
+    } else {
+        let pages =
+            read(c"/proc/self/statm", &mut text).split(' ').next().and_then(|pages| pages.parse().ok());
+        limit.saturating_sub(pages.unwrap_or(0) * PAGE)
+    };
+    if read(c"/proc/sys/vm/overcommit_memory", &mut text).trim() != "2" {
+        return limited;
+    }
+    let said = read(c"/proc/meminfo", &mut text);
+    let kilobytes = |name| field(said, name).unwrap_or(0) as usize;
+    limited.min((kilobytes("CommitLimit:") << 10).saturating_sub(kilobytes("Committed_AS:") << 10))
+}
+
 /// A reserved range of private anonymous memory, readable and writable, charged only where touched.
 /// Unmapped when dropped.
 #[derive(Debug)]
 pub struct Reservation {
     base: usize,
     length: usize,
-    whole: (usize, usize),
 }
 
 impl Reservation {
@@ -37,7 +58,18 @@ impl Reservation {
             )?
         } as usize;
         let base = start.next_multiple_of(align);
-        Ok(Self { base, length, whole: (start, whole) })
+        for (from, to) in [(start, base), (base + length, start + whole)] {
+            if from < to {
+                // SAFETY: a part of the new mapping, which nobody knows. An error leaves it to waste.
+                let _ = unsafe { rustix::mm::munmap(from as *mut c_void, to - from) };
+            }
+        }
+        Ok(Self { base, length })
+    }
+
+    /// A range of no bytes: nothing is reserved.
+    pub const fn none() -> Self {
+        Self { base: 0, length: 0 }
     }
 
     /// The same, without huge pages: what is moved page by page must not be split first.
@@ -97,12 +129,15 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if self.length == 0 {
+            return;
+        }
         if let Some((from, to)) = COUNTED.iter().find(|(from, _)| from.load(Relaxed) == self.base) {
             to.store(0, Relaxed);
             from.store(0, Relaxed);
         }
         // SAFETY: the mapping is ours and whoever borrowed from it is gone with `self`.
-        let _ = unsafe { rustix::mm::munmap(self.whole.0 as *mut c_void, self.whole.1) };
+        let _ = unsafe { rustix::mm::munmap(self.base as *mut c_void, self.length) };
     }
 }
 

@@ -1,5 +1,6 @@
 //! What `/proc` says of memory and of processes.
 
+use std::ffi::CStr;
 use std::fs;
 
 /// A file of `/proc` that is shorter than a page and made anew for each opening, in one read.
@@ -11,24 +12,28 @@ pub fn small(path: &str) -> Option<String> {
     Some(String::from_utf8_lossy(&text[..length]).into_owned())
 }
 
+/// The beginning of such a file, as far as there is room. Allocates nothing; empty if it cannot be read.
+pub fn read<'a>(path: &CStr, text: &'a mut [u8]) -> &'a str {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+    let length = rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+        .and_then(|file| rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *text)));
+    std::str::from_utf8(&text[..length.unwrap_or(0)]).unwrap_or_default()
+}
+
+/// The number after a name at the beginning of a line.
+pub fn field(text: &str, name: &str) -> Option<u64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(name))?;
+    rest.split_ascii_whitespace().next()?.parse().ok()
+}
+
 /// Whether a pidfd is that of this process; a negative number stands for the caller (`PIDFD_SELF`, Linux 6.14).
 /// Allocates nothing.
 pub fn is_own_pidfd(pidfd: i32) -> bool {
     use std::io::Write;
-    let mut path = [0; 64];
-    let mut text = [0; 512];
-    if pidfd < 0 {
-        return true;
-    }
+    let (mut path, mut text) = ([0; 64], [0; 512]);
     let _ = write!(&mut path[..], "/proc/self/fdinfo/{pidfd}\0");
-    let path = std::ffi::CStr::from_bytes_until_nul(&path).unwrap_or_default();
-    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-    let Ok(file) = rustix::fs::open(path, flags, rustix::fs::Mode::empty()) else { return false };
-    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut text)).unwrap_or(0);
-    let mut lines = text[..length].split(|&byte| byte == b'\n');
-    let pid =
-        lines.find_map(|line| std::str::from_utf8(line.strip_prefix(b"Pid:")?).ok()?.trim().parse().ok());
-    pid == Some(std::process::id())
+    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    pidfd < 0 || field(read(path, &mut text), "Pid:") == Some(std::process::id().into())
 }
 
 /// Memory of a process, in pages.

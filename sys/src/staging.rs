@@ -70,6 +70,21 @@ impl Slot {
         self.index
     }
 
+    /// Lets go of the staging area, which is unmapped when its last slot has: in a forked child, whose engine has
+    /// its own. The slot holds nothing from then on, and nothing can be taken out into it.
+    pub fn abandon(&mut self) {
+        let lost = PageSet::range(0..CLUSTER / PAGE);
+        let (populated, zero, registered) = Default::default();
+        *self = Self {
+            area: Arc::new(Reservation::none()),
+            index: self.index,
+            populated,
+            zero,
+            registered,
+            lost,
+        };
+    }
+
     /// Where the slot lies in the reservation.
     fn offset(&self) -> usize {
         (usize::from(self.index) + 1) * CLUSTER
