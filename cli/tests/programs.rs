@@ -5,7 +5,7 @@
 //! one at a time, since each is heavy. Swap files lie in `/var/tmp`.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -291,6 +291,9 @@ struct Setting(&'static str, String);
 impl Setting {
     fn change(path: &'static str, value: &str) -> Self {
         let before = fs::read_to_string(path).unwrap();
+        // Some list all values, the one that holds in brackets.
+        let chosen = before.split(['[', ']']).nth(1).map(str::to_owned);
+        let before = chosen.unwrap_or(before);
         fs::write(path, value).unwrap_or_else(|error| panic!("{path} (needs root): {error}"));
         Self(path, before)
     }
@@ -331,6 +334,128 @@ fn a_program_starts_and_forks_where_address_space_is_limited() {
     let strict = Setting::change("/proc/sys/vm/overcommit_memory", "2");
     assert_eq!(job(&[&python, "-c", FAMILY]), "True True 157286400\n");
     drop(strict);
+}
+
+#[test]
+fn huge_pages_or_none_make_no_difference() {
+    let _turn = turn();
+    for huge in ["always", "never"] {
+        // Needs root.
+        let _setting = Setting::change("/sys/kernel/mm/transparent_hugepage/enabled", huge);
+        for mask in ["", "remap", "move"] {
+            println!("huge pages: {huge}, PAGETIDE_MASK={mask}");
+            let run = |name: &str, options: &[&str]| {
+                let program = program(name);
+                let command: Vec<&str> = std::iter::once(&*program).chain(options.iter().copied()).collect();
+                start(pagetide("48M", mask, &["--swap-size", "1G"], &command)).end().succeeds();
+            };
+            run("mappings", &[]);
+            run("forks", &["--mib", "24"]);
+            run("growing", &["--rounds", "100", "--seed", "5"]);
+        }
+    }
+}
+
+#[test]
+fn a_child_outlives_its_parent_with_what_it_inherited() {
+    let _turn = turn();
+    let job = "
+import os, time
+pages = [b'%07d' % nth * 700 for nth in range(20000)]
+reads, writes = os.pipe()
+if not os.fork():
+    parent = os.getpid()
+    if not os.fork():
+        while os.getppid() == parent:
+            time.sleep(0.01)
+        pages[::3] = [b'%07d' % -nth * 700 for nth in range(0, 20000, 3)]
+        good = all(page == b'%07d' % (nth if nth % 3 else -nth) * 700 for nth, page in enumerate(pages))
+        os.write(writes, b'good' if good else b'wrong')
+    os._exit(0)
+os.wait()
+os.close(writes)
+print(os.read(reads, 9).decode(), all(page == b'%07d' % nth * 700 for nth, page in enumerate(pages)))";
+    for mask in ["", "remap", "pool"] {
+        println!("PAGETIDE_MASK={mask}");
+        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), "-c", job]));
+        assert_eq!(run.end().succeeds(), "good True\n");
+    }
+}
+
+/// Each of them has most of the swap file.
+#[test]
+fn the_blocks_of_killed_processes_serve_others() {
+    let _turn = turn();
+    let job = "
+import os, signal
+def fill():
+    import random
+    random.seed(os.getpid())
+    pages = [random.randbytes(4000) for _ in range(24000)]
+    random.seed(os.getpid())
+    os.write(writes, b'g' if all(page == random.randbytes(4000) for page in pages) else b'w')
+    signal.pause()
+for nth in range(6):
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        fill()
+    os.close(writes)
+    print(os.read(reads, 1).decode(), end='', flush=True)
+    os.kill(child, signal.SIGKILL)
+    os.wait()
+    os.close(reads)
+print()";
+    for mask in ["pool", "pool,ring"] {
+        println!("PAGETIDE_MASK={mask}");
+        let run = start(pagetide("32M", mask, &["--swap-size", "128M"], &[&python(), "-c", job]));
+        assert_eq!(run.end().succeeds(), "gggggg\n");
+    }
+}
+
+/// Which pages of `dump.c` a core dump holds.
+fn dumped(directory: &Path) -> usize {
+    let core =
+        fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).next().expect("a core dump");
+    let mut file = BufReader::with_capacity(1 << 20, fs::File::open(&core).unwrap());
+    fs::remove_file(core).unwrap();
+    let mut page = [0; 4096];
+    let mut lines = Vec::new();
+    while file.read_exact(&mut page).is_ok() {
+        if page.starts_with(b"DUMP page ") {
+            lines.push(page.split(|&byte| byte == b'\n').next().unwrap().to_owned());
+        }
+    }
+    lines.sort_unstable();
+    lines.dedup();
+    lines.len()
+}
+
+#[test]
+fn a_core_dump_has_holes_unless_everything_is_to_be_brought_in() {
+    let _turn = turn();
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cores-{}", std::process::id()));
+    fs::create_dir_all(&directory).unwrap();
+    // Needs root.
+    let pattern =
+        Setting::change("/proc/sys/kernel/core_pattern", &format!("{}/core.%p", directory.display()));
+    let pages = 100 * 256;
+    for (by, signal, whole) in
+        [("abort", 6, true), ("fault", 11, true), ("kill", 3, true), ("abort", 6, false)]
+    {
+        println!("dump --by {by}, PAGETIDE_DUMP {whole}");
+        let limited = "ulimit -c unlimited && exec \"$@\"";
+        let command = ["sh", "-c", limited, "sh", &program("dump"), "--mib", "100", "--by", by];
+        let mut run = pagetide("40M", "", &[], &command);
+        if whole {
+            run.env("PAGETIDE_DUMP", "1");
+        }
+        assert_eq!(start(run).end().status.code(), Some(128 + signal));
+        let dumped = dumped(&directory);
+        assert!(if whole { dumped == pages } else { dumped < pages / 2 }, "{dumped} of {pages} pages");
+    }
+    drop(pattern);
+    fs::remove_dir_all(&directory).unwrap();
 }
 
 fn failing(fault: &str, mask: &str) -> Ended {

@@ -102,6 +102,8 @@ pub struct Runtime {
     spun: AtomicBool,
     /// What is to go wrong, for tests.
     injection: Injection,
+    /// Whether the cap is lifted: then nothing is given back.
+    lifted: AtomicBool,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -381,6 +383,7 @@ impl Runtime {
             may_spin: AtomicBool::new(true),
             spun: AtomicBool::new(false),
             injection,
+            lifted: AtomicBool::new(false),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
@@ -642,7 +645,7 @@ impl Runtime {
     fn give_back(&self) {
         let asked = self.slot.get(Field::Asked) as i64;
         let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
-        if asked > 0 && spare > 0 {
+        if asked > 0 && spare > 0 && !self.lifted.load(SeqCst) {
             self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
             self.return_grant(spare);
         }
@@ -658,7 +661,7 @@ impl Runtime {
     fn return_surplus(&self) {
         let keep = 2 * self.engine.limits().high + self.group.step();
         let surplus = self.engine.budget().free() - keep;
-        if surplus > self.group.step() && self.group.live().nth(1).is_some() {
+        if surplus > self.group.step() && !self.lifted.load(SeqCst) && self.group.live().nth(1).is_some() {
             self.return_grant(surplus);
         }
     }
@@ -1025,6 +1028,13 @@ impl Runtime {
     /// Whether pages can come in without others having to leave.
     pub fn has_room(&self) -> bool {
         self.engine.budget().free() > self.engine.limits().low
+    }
+
+    /// Lets the process have all the memory that it takes, from now on: it is about to end.
+    pub fn lift_cap(&self) {
+        if !self.lifted.swap(true, SeqCst) {
+            self.engine.budget().give(i64::MAX / 4);
+        }
     }
 
     /// Wakes reclaim.

@@ -7,6 +7,7 @@
 mod advice;
 mod allocator;
 mod call;
+mod dump;
 mod mappings;
 mod process;
 mod raw;

@@ -1,5 +1,6 @@
 //! The process's side of a run: joins it at load time, and keeps it through forks.
 
+use crate::dump;
 use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
 use pagetide_sys::kernel::Kernel;
@@ -69,6 +70,10 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
     };
     let _ = PROCESS.set(process);
     crate::allocator::join();
+    // SAFETY: as above.
+    if unsafe { variable(environment, dump::VARIABLE) }.is_some() {
+        dump::install();
+    }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
 }

@@ -80,7 +80,11 @@ fn reserve() -> bool {
         };
         if let Ok(base) = mapped {
             // SAFETY: advice on our own mapping.
-            let _ = unsafe { rustix::mm::madvise(base, length, Advice::LinuxNoHugepage) };
+            let _ = unsafe {
+                // A core dump would be as large as what is reserved.
+                let _ = rustix::mm::madvise(base, length, Advice::LinuxDontDump);
+                rustix::mm::madvise(base, length, Advice::LinuxNoHugepage)
+            };
             END.store(base as usize + length, Relaxed);
             BASE.store(base as usize, Release);
             return true;

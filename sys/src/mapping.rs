@@ -72,12 +72,14 @@ impl Reservation {
         Self { base: 0, length: 0 }
     }
 
-    /// The same, without huge pages: what is moved page by page must not be split first.
+    /// The same for the engine's own use: without huge pages, since what is moved page by page must not be split
+    /// first, and in no core dump, which would be as large as what is reserved.
     pub fn small_pages(length: usize, align: usize) -> Result<Self, Errno> {
         let this = Self::new(length, align)?;
         // SAFETY: advice on our own new mapping; it changes no contents. An error means a kernel without
         // huge pages, which is what we want.
-        let _ = unsafe { rustix::mm::madvise(this.base as *mut c_void, length, Advice::LinuxNoHugepage) };
+        let advise = |advice| unsafe { rustix::mm::madvise(this.base as *mut c_void, length, advice) };
+        let _ = (advise(Advice::LinuxNoHugepage), advise(Advice::LinuxDontDump));
         Ok(this)
     }
 

@@ -1,0 +1,27 @@
+/* dump: fills memory with pages that say which they are, sends them away, and ends as it is told.
+ *
+ *   dump --mib 100 --by abort|fault|kill
+ *
+ * Each page holds the line "DUMP page N of COUNT" and zeroes.
+ *
+ * Exit status: none, if all goes well: it is killed. 2 usage or resources. */
+#define _GNU_SOURCE
+#include "pages.h"
+
+int main(int count, char **options) {
+    size_t mib = 100;
+    const char *by = "abort";
+    for (int nth = 1; nth + 1 < count; nth += 2) {
+        if (!strcmp(options[nth], "--mib")) mib = strtoul(options[nth + 1], NULL, 10);
+        else if (!strcmp(options[nth], "--by")) by = options[nth + 1];
+        else errno = EINVAL, fail(options[nth]);
+    }
+    size_t pages = mib * 256;
+    char *at = map(NULL, pages, PROT_READ | PROT_WRITE, 0);
+    for (size_t page = 0; page < pages; page++) snprintf(at + page * PAGE_BYTES, PAGE_BYTES, "DUMP page %zu of %zu\n", page, pages);
+    send_away(at, pages);
+    if (!strcmp(by, "abort")) abort();
+    if (!strcmp(by, "fault")) *(volatile char *)map(NULL, 1, PROT_NONE, 0) = 1;
+    if (!strcmp(by, "kill")) kill(getpid(), SIGQUIT);
+    errno = EINVAL, fail(by);
+}
