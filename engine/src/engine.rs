@@ -904,8 +904,8 @@ impl<M: Memory> Engine<M> {
             _ => (0..CLUSTER_PAGES).filter(|&at| cluster.get(at).state() == State::Poisoned).collect(),
         };
         for (range, region) in regions.pieces_of(number) {
-            let Attributes { access, locked, .. } = region.attributes;
-            if locked || (access == Access::None && way == TakeOutWay::Move) {
+            let Attributes { access, locked, kept, .. } = region.attributes;
+            if locked || kept || (access == Access::None && way == TakeOutWay::Move) {
                 continue;
             }
             let start = range.start.offset();

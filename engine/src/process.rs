@@ -436,6 +436,12 @@ impl Entered<'_> {
         self.regions().change(range, |attributes| attributes.locked = locked);
     }
 
+    /// What is managed of `range` is never taken out from now on; it is not locked for all that. What is out comes
+    /// back when it is touched.
+    pub fn keep(&self, range: Range<PageIndex>) {
+        self.regions().change(range, |attributes| attributes.kept = true);
+    }
+
     /// Whether what is mapped from now on stays in memory.
     pub fn hold_new(&self, locked: bool) {
         self.generation.holds_new.store(locked, Relaxed);

@@ -45,6 +45,8 @@ pub struct Attributes {
     pub charging: Charging,
     /// Whether its pages stay in memory: `mlock(2)`.
     pub locked: bool,
+    /// Whether its pages stay in memory for the kernel, which writes there when a thread ends and waits for nobody.
+    pub kept: bool,
     /// What a forked child finds there.
     pub at_fork: AtFork,
 }
@@ -52,7 +54,7 @@ pub struct Attributes {
 impl Attributes {
     /// Those of a new mapping.
     pub fn new(access: Access, charging: Charging) -> Self {
-        Self { access, charging, locked: false, at_fork: AtFork::default() }
+        Self { access, charging, locked: false, kept: false, at_fork: AtFork::default() }
     }
 }
 

@@ -12,6 +12,7 @@ mod mappings;
 mod process;
 mod raw;
 mod references;
+mod threads;
 
 #[global_allocator]
 static HEAP: pagetide_sys::heap::Heap = pagetide_sys::heap::Heap::new();

@@ -7,6 +7,7 @@ use crate::call::{Next, count, kernel, status};
 use crate::mappings::{mmap, mprotect, mremap, munmap, pkey_mprotect};
 use crate::process::{fork_by, managed};
 use crate::references::{note_pins, opening, setsockopt, vmsplice};
+use crate::threads::keep;
 use std::ffi::{c_int, c_long};
 
 /// Whether a call makes a process with a copy of our memory, on a copy of our stack.
@@ -101,6 +102,8 @@ pub unsafe extern "C" fn syscall(
                     libc::SYS_open => opening(b as c_int),
                     libc::SYS_openat => opening(c as c_int),
                     libc::SYS_io_uring_setup | libc::SYS_io_setup => note_pins(),
+                    libc::SYS_set_tid_address => keep(a, size_of::<c_int>()),
+                    libc::SYS_set_robust_list => keep(a, b),
                     _ => {}
                 }
                 count(kernel(number, [a, b, c, d, e, f])) as c_long

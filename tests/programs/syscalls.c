@@ -418,6 +418,8 @@ static void thread_stack(void) {
     while (whose) pthread_cond_wait(&turned, &turn);
     pthread_mutex_unlock(&turn);
     send_away(at + BYTES - 512 * PAGE_BYTES, 512);
+    /* Where the kernel says that the thread has ended: it would not wait for the page. */
+    demand(!absent(at + BYTES - PAGE_BYTES, 1), "the thread's control block stays");
     pthread_mutex_lock(&turn);
     whose = 1;
     pthread_cond_broadcast(&turned);
@@ -425,6 +427,40 @@ static void thread_stack(void) {
     void *depth;
     pthread_join(thread, &depth);
     demand((uintptr_t)depth == 201, "all frames");
+    done(at);
+}
+
+static void *locks_and_ends(void *mutex) {
+    pthread_mutex_lock(mutex);
+    pass_to(0); /* everything leaves meanwhile that may */
+    syscall(SYS_exit, 0);
+    return NULL;
+}
+
+static void robust_mutex(void) {
+    begin("a robust mutex whose owner ends while memory leaves");
+    char *at = map(NULL, BUFFER_PAGES, PROT_READ | PROT_WRITE, 0);
+    pthread_mutex_t *mutex = (void *)(at + 300 * PAGE_BYTES + 128);
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    if (pthread_mutex_init(mutex, &attributes)) fail("pthread_mutex_init");
+    fill(at, 0, 300, ++tag), fill(at + 301 * PAGE_BYTES, 301, BUFFER_PAGES - 301, tag);
+    pthread_t thread;
+    whose = 1;
+    if (pthread_create(&thread, NULL, locks_and_ends, mutex)) fail("pthread_create");
+    pthread_mutex_lock(&turn);
+    while (whose) pthread_cond_wait(&turned, &turn);
+    pthread_mutex_unlock(&turn);
+    send_away(at, BUFFER_PAGES);
+    demand(!absent(mutex, 1), "its page stays");
+    pthread_mutex_lock(&turn);
+    whose = 1;
+    pthread_cond_broadcast(&turned);
+    pthread_mutex_unlock(&turn);
+    pthread_join(thread, NULL);
+    demand(pthread_mutex_lock(mutex) == EOWNERDEAD, "the next owner is told");
+    check(at, 0, 300, tag), check(at + 301 * PAGE_BYTES, 301, BUFFER_PAGES - 301, tag);
     done(at);
 }
 
@@ -492,6 +528,7 @@ int main(int count, char **arguments) {
     direct();
     signal_stack();
     thread_stack();
+    robust_mutex();
     spliced();
     zerocopy();
     puts("ok");
