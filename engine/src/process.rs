@@ -42,6 +42,8 @@ pub struct Process {
 
 #[derive(Debug)]
 struct Generation {
+    /// The process: a child of `vfork`, which works in its memory, is another.
+    pid: u32,
     slot: Slot,
     /// Set once the engine runs.
     runtime: OnceLock<&'static Runtime>,
@@ -68,6 +70,7 @@ struct Generation {
 impl Generation {
     fn new(slot: Slot, regions: Regions, unspent: i64) -> Self {
         Self {
+            pid: std::process::id(),
             slot,
             runtime: OnceLock::new(),
             early: Mutex::new(regions),
@@ -251,7 +254,8 @@ impl Process {
         }
     }
 
-    /// Starts the engine.
+    /// Starts the engine. Not for a child of `vfork`: threads that it starts are its own, and end with it. The
+    /// process does so itself when it charges next.
     pub fn arm(&self) {
         self.arm_with(Heritage::None);
     }
@@ -260,7 +264,8 @@ impl Process {
         let _signals = SignalsBlocked::new();
         let generation = self.generation();
         let _arming = lock(&generation.arming);
-        if generation.runtime.get().is_some() || generation.failed.load(Relaxed) {
+        let own = std::process::id() == generation.pid;
+        if !own || generation.runtime.get().is_some() || generation.failed.load(Relaxed) {
             return;
         }
         // Mapping calls under way end first; new ones wait until the engine has the regions.

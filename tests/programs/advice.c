@@ -114,6 +114,7 @@ static void hints(void) {
     fill(at, 0, PAGES, 8);
     send_away(at, PAGES);
     check(at, 0, PAGES, 8);
+    if (msync(at, BYTES, MS_SYNC) || msync(at, BYTES, MS_ASYNC)) fail("msync");
     demand(madvise(at + 1, PAGE_BYTES, MADV_DONTNEED) == -1 && errno == EINVAL, "an odd address");
     demand(madvise(at, BYTES, 9999) == -1 && errno == EINVAL, "unknown advice");
     unmap(at, PAGES);

@@ -22,6 +22,6 @@ int main(int count, char **options) {
     send_away(at, pages);
     if (!strcmp(by, "abort")) abort();
     if (!strcmp(by, "fault")) *(volatile char *)map(NULL, 1, PROT_NONE, 0) = 1;
-    if (!strcmp(by, "kill")) kill(getpid(), SIGQUIT);
+    if (!strcmp(by, "kill")) kill(getpid(), SIGXCPU);
     errno = EINVAL, fail(by);
 }
