@@ -234,6 +234,18 @@ fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {
 }
 
 #[test]
+fn a_program_that_brings_its_own_malloc_runs_without() {
+    let _turn = turn();
+    let own = program("own_malloc");
+    for memory in ["16M", "128M"] {
+        let ended = start(pagetide(memory, "", &[], &[&own])).end();
+        assert!(ended.stderr.contains("brings its own malloc"), "{}", ended.stderr);
+        ended.succeeds();
+        start(pagetide(memory, "", &[], &["sh", "-c", &format!("{own}; {own}")])).end().succeeds();
+    }
+}
+
+#[test]
 fn chains_of_forked_shells_live_in_little_memory() {
     let _turn = turn();
     let chain = r#"
@@ -450,7 +462,7 @@ fn a_core_dump_has_holes_unless_everything_is_to_be_brought_in() {
         Setting::change("/proc/sys/kernel/core_pattern", &format!("{}/core.%p", directory.display()));
     let pages = 100 * 256;
     for (by, signal, whole) in
-        [("abort", 6, true), ("fault", 11, true), ("kill", 24, true), ("abort", 6, false)]
+        [("abort", 6, true), ("fault", 11, true), ("trap", 5, true), ("kill", 24, true), ("abort", 6, false)]
     {
         println!("dump --by {by}, PAGETIDE_DUMP {whole}");
         let limited = "ulimit -c unlimited && exec \"$@\"";

@@ -537,11 +537,15 @@ impl Entered<'_> {
         }
         for (nth, (part, region)) in removed.iter().enumerate() {
             let at = |page: PageIndex| to.plus(page.0 - old.start.0);
-            // What it grows by is like the end of it.
             let last = nth + 1 == removed.len() && new_pages > moved_pages;
             let end = if last { to.plus(new_pages) } else { at(part.end) };
             self.register_again(at(part.start)..end);
-            self.regions().insert(at(part.start)..end, region.attributes);
+            let mut regions = self.regions();
+            regions.insert(at(part.start)..at(part.end), region.attributes);
+            if last {
+                // What it grows by is like the end of it, though nothing is written there that it is kept for.
+                regions.insert(at(part.end)..end, Attributes { kept: false, ..region.attributes });
+            }
         }
         if keeps_old {
             removed.iter().for_each(|(part, _)| self.register_again(part.clone()));

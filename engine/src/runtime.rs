@@ -541,7 +541,7 @@ impl Runtime {
         let mut place = Place::Anywhere;
         loop {
             self.readers.settle(&mut place, self.readers.elsewhere());
-            if !self.engine.is_short() && self.slot.get(Field::Asked) == 0 {
+            if !self.engine.is_short() && self.asked() == 0 {
                 if !self.spin() {
                     self.kick.wait(Duration::from_millis(100));
                 }
@@ -602,7 +602,7 @@ impl Runtime {
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
-            if self.engine.is_short() || self.slot.get(Field::Asked) > 0 {
+            if self.engine.is_short() || self.asked() > 0 {
                 return true;
             }
             let now = Instant::now();
@@ -615,9 +615,14 @@ impl Runtime {
         }
     }
 
+    /// What others asked for.
+    fn asked(&self) -> i64 {
+        if self.lifted.load(SeqCst) { 0 } else { self.slot.get(Field::Asked) as i64 }
+    }
+
     /// How much should be free.
     fn target(&self) -> i64 {
-        self.engine.limits().high + self.slot.get(Field::Asked) as i64
+        self.engine.limits().high + self.asked()
     }
 
     /// Takes what the group has to spare.
@@ -643,9 +648,9 @@ impl Runtime {
 
     /// Gives what others asked for.
     fn give_back(&self) {
-        let asked = self.slot.get(Field::Asked) as i64;
+        let asked = self.asked();
         let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
-        if asked > 0 && spare > 0 && !self.lifted.load(SeqCst) {
+        if asked > 0 && spare > 0 {
             self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
             self.return_grant(spare);
         }
@@ -733,9 +738,9 @@ impl Runtime {
         let mut refaults = self.refault_ns();
         loop {
             let seen = self.slot.get(Field::Bell);
-            if lock(&self.errands).is_empty() && self.slot.get(Field::Asked) == 0 {
+            if lock(&self.errands).is_empty() && self.asked() == 0 {
                 self.slot.wait_bell(seen, if quiet > 50 { 5 * TICK } else { TICK });
-            } else if self.slot.get(Field::Asked) > 0 {
+            } else if self.asked() > 0 {
                 self.slot.wait_bell(seen, TICK);
             }
             self.injection.stall(Fault::StallControl);
@@ -758,7 +763,7 @@ impl Runtime {
             self.return_surplus();
             self.publish();
             self.pause.end_work();
-            if self.slot.get(Field::Asked) > 0 || self.engine.is_short() {
+            if self.asked() > 0 || self.engine.is_short() {
                 self.kick.if_sleeping();
             }
             let counters = self.engine.swap().counters();

@@ -157,13 +157,18 @@ fn add_piece() -> bool {
     }
 }
 
+/// How long the next arena is, if it can be had.
+fn arena_length() -> usize {
+    let room = pagetide_sys::mapping::room() / 16;
+    ARENA.min((room / 2 + 1).next_power_of_two()).max(ARENA_MIN)
+}
+
 fn add_arena() -> bool {
     let index = ARENA_COUNT.load(Relaxed);
     if index == ARENAS_MAX {
         return false;
     }
-    let room = pagetide_sys::mapping::room() / 16;
-    let mut length = ARENA.min((room / 2 + 1).next_power_of_two()).max(ARENA_MIN);
+    let mut length = arena_length();
     let start = loop {
         match heap::set_aside(length, ARENA_ALIGN) {
             Some(start) => break start,
@@ -470,7 +475,9 @@ unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
             return object;
         }
     }
-    while size <= OBJECT_MAX && grow() {
+    // No arena is added in vain: nobody gives it back.
+    let largest = ARENAS[0].1.load(Relaxed).max(arena_length());
+    while size <= OBJECT_MAX.min(largest) && grow() {
         // SAFETY: plain calls of the allocator.
         let object = unsafe {
             if zero { mi::mi_zalloc_aligned(size, align) } else { mi::mi_malloc_aligned(size, align) }
@@ -486,6 +493,24 @@ unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
 fn set_errno(error: c_int) {
     // SAFETY: the location is the calling thread's own.
     unsafe { *libc::__errno_location() = error };
+}
+
+/// Whether the program allocates from us, as the dynamic loader then does: an executable may bring a `malloc` of its
+/// own. The loader would call it whenever the engine starts a thread, also where it holds its locks: in its own calls
+/// of `mmap`, and around a fork.
+pub(crate) fn is_the_programs() -> bool {
+    // SAFETY: the name is a C string.
+    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"calloc".as_ptr()) };
+    // Which object an address lies in. (The address of our own `calloc`, as we see it, is that of the one in use.)
+    let object = |address: *const c_void| {
+        // SAFETY: all zero is a value of the structure, which the call fills.
+        unsafe {
+            let mut info: libc::Dl_info = std::mem::zeroed();
+            libc::dladdr(address, &raw mut info);
+            info.dli_fbase
+        }
+    };
+    object(found) == object((&raw const ARENA_COUNT).cast())
 }
 
 /// `malloc(3)`.

@@ -57,8 +57,11 @@ extern "C" fn on_fatal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void
     }
     set(signal, libc::SIG_DFL);
     // SAFETY: the kernel passes the information.
-    if unsafe { (*info).si_code } <= 0 {
-        // Somebody sent it: again, for when we return. A fault happens again by itself.
+    let by_instruction = unsafe { (*info).si_code } > 0;
+    let repeats =
+        by_instruction && matches!(signal, libc::SIGSEGV | libc::SIGBUS | libc::SIGFPE | libc::SIGILL);
+    if !repeats {
+        // Again, for when we return: whoever sent it does not do so twice.
         // SAFETY: no memory is passed.
         unsafe { libc::raise(signal) };
     }

@@ -64,6 +64,16 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
             return;
         }
     };
+    if !crate::allocator::is_the_programs() {
+        // SAFETY: as above.
+        let verbose = unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some();
+        if verbose || u64::from(std::os::unix::process::parent_id()) == group.setup().launcher_pid {
+            task::say(
+                "this program brings its own malloc: it runs without Pagetide, and its memory is counted",
+            );
+        }
+        return;
+    }
     let Some(process) = Process::join(group, open_kernel) else {
         task::say("too many processes in this run: this one runs without Pagetide");
         return;

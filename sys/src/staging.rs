@@ -73,6 +73,10 @@ impl Slot {
     /// Lets go of the staging area, which is unmapped when its last slot has: in a forked child, whose engine has
     /// its own. The slot holds nothing from then on, and nothing can be taken out into it.
     pub fn abandon(&mut self) {
+        if !self.lost.is_empty() {
+            // What lies there is another mapping: the area stays as it is.
+            std::mem::forget(Arc::clone(&self.area));
+        }
         let lost = PageSet::range(0..CLUSTER / PAGE);
         let (populated, zero, registered) = Default::default();
         *self = Self {

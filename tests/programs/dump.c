@@ -1,6 +1,6 @@
 /* dump: fills memory with pages that say which they are, sends them away, and ends as it is told.
  *
- *   dump --mib 100 --by abort|fault|kill
+ *   dump --mib 100 --by abort|fault|trap|kill
  *
  * Each page holds the line "DUMP page N of COUNT" and zeroes.
  *
@@ -22,6 +22,7 @@ int main(int count, char **options) {
     send_away(at, pages);
     if (!strcmp(by, "abort")) abort();
     if (!strcmp(by, "fault")) *(volatile char *)map(NULL, 1, PROT_NONE, 0) = 1;
+    if (!strcmp(by, "trap")) __asm__ volatile("int3");
     if (!strcmp(by, "kill")) kill(getpid(), SIGXCPU);
     errno = EINVAL, fail(by);
 }
