@@ -80,6 +80,7 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
     };
     let _ = PROCESS.set(process);
     crate::threads::prepare();
+    crate::references::prepare();
     crate::allocator::join();
     // SAFETY: as above.
     if unsafe { variable(environment, dump::VARIABLE) }.is_some() {

@@ -16,6 +16,13 @@ type Fcntl = unsafe extern "C-unwind" fn(c_int, c_int, usize) -> c_int;
 static OPENAT: Next = Next::new(c"openat64");
 static FCNTL: Next = Next::new(c"fcntl64");
 
+/// Finds the C library's functions, before the engine needs them: a thread of the program may wait for a page with the
+/// loader's lock held.
+pub(crate) fn prepare() {
+    OPENAT.find();
+    FCNTL.find();
+}
+
 fn next_openat() -> OpenAt {
     // SAFETY: the function of that name has this type: what it reads of the variable arguments is one mode.
     unsafe { std::mem::transmute::<*mut c_void, OpenAt>(OPENAT.get()) }
