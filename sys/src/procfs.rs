@@ -3,21 +3,24 @@
 use std::ffi::CStr;
 use std::fs;
 
-/// A file of `/proc` that is shorter than a page and made anew for each opening, in one read.
-pub fn small(path: &str) -> Option<String> {
+/// Reads the beginning of a file of `/proc`, which is made anew for each opening, in one read.
+fn read_once(path: impl rustix::path::Arg, text: &mut [u8]) -> rustix::io::Result<usize> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-    let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).ok()?;
+    let file = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+    rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *text))
+}
+
+/// Such a file, if it is shorter than a page.
+pub fn small(path: &str) -> Option<String> {
     let mut text = [0; crate::PAGE];
-    let length = rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut text)).ok()?;
+    let length = read_once(path, &mut text).ok()?;
     Some(String::from_utf8_lossy(&text[..length]).into_owned())
 }
 
 /// The beginning of such a file, as far as there is room. Allocates nothing; empty if it cannot be read.
 pub fn read<'a>(path: &CStr, text: &'a mut [u8]) -> &'a str {
-    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-    let length = rustix::fs::open(path, flags, rustix::fs::Mode::empty())
-        .and_then(|file| rustix::io::retry_on_intr(|| rustix::io::read(&file, &mut *text)));
-    std::str::from_utf8(&text[..length.unwrap_or(0)]).unwrap_or_default()
+    let length = read_once(path, text).unwrap_or(0);
+    std::str::from_utf8(&text[..length]).unwrap_or_default()
 }
 
 /// The number after a name at the beginning of a line.
