@@ -68,7 +68,7 @@ impl Watch {
                 Err(_) => {}
             }
             // Of whom is that pidfd? The pid may have been used again before we looked.
-            this.gone |= procfs::start_time(pid) != Some(start_time);
+            this.gone |= procfs::is_dead(pid, start_time);
         }
         this
     }
@@ -77,12 +77,12 @@ impl Watch {
     fn look(&mut self, nobody_forks: bool) {
         if self.start_time == 0 {
             self.samples += 1;
-            let dead = if self.pid == 0 { nobody_forks } else { procfs::start_time(self.pid).is_none() };
+            let dead = if self.pid == 0 { nobody_forks } else { procfs::is_dead(self.pid, 0) };
             self.samples_dead = if dead { self.samples_dead + 1 } else { 0 };
             let nameless = self.pid == 0 && self.samples > NAMELESS_FORK_SAMPLES;
             self.gone = self.samples_dead > FORK_SAMPLES || nameless;
         } else if self.pidfd.is_none() {
-            self.gone |= procfs::start_time(self.pid) != Some(self.start_time);
+            self.gone |= procfs::is_dead(self.pid, self.start_time);
         }
     }
 }
@@ -204,8 +204,8 @@ impl Sampler {
 
     /// Asks for what is overdrawn, but not for what was asked for already.
     fn ask(&self, slots: &[Slot]) {
-        let armed = || slots.iter().copied().filter(|slot| slot.get(Field::Armed) != 0);
-        let asked = || armed().map(|slot| slot.get(Field::Asked) as i64).sum::<i64>();
+        let listeners = || slots.iter().copied().filter(|slot| slot.get(Field::Listens) != 0);
+        let asked = || listeners().map(|slot| slot.get(Field::Asked) as i64).sum::<i64>();
         let before = asked();
         let wanted = -self.group.free() - before;
         if wanted <= 0 {
@@ -216,7 +216,7 @@ impl Sampler {
         }
         // Nobody holds more than an equal share, or there is one process only: the richest gives anyway.
         if asked() == before
-            && let Some(richest) = armed().max_by_key(|slot| slot.get(Field::Grant))
+            && let Some(richest) = listeners().max_by_key(|slot| slot.get(Field::Grant))
         {
             let most = slot_spare(richest);
             richest.word(Field::Asked).fetch_add(wanted.min(most).max(0) as u64, AcqRel);
@@ -427,6 +427,7 @@ mod tests {
         let me = std::process::id();
         let slot = group.claim(me, procfs::start_time(me).unwrap()).unwrap();
         slot.set(Field::Armed, 1);
+        slot.listen();
         slot.set(Field::Grant, 900);
         group.take_anyway(900 + 150);
         let mut sampler = Sampler::new(group, None);

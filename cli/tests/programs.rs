@@ -224,12 +224,48 @@ fn a_program_forks_while_its_threads_fault_and_use_streams() {
     start(pagetide("40M", "", &[], &command)).end().succeeds();
 }
 
+/// The launcher holds a descriptor for each process. One that it cannot look at is not dead for that: its memory and its
+/// blocks would become others'.
+#[test]
+fn a_launcher_short_of_descriptors_takes_nobody_for_dead() {
+    let _turn = turn();
+    let job = "
+import os
+data = [b'%07d' % nth * 600 for nth in range(1500)]
+children = []
+for child in range(24):
+    pid = os.fork()
+    if not pid:
+        own = bytes([child]) * 4200
+        mine = [own + page for page in data]
+        wrong = sum(page != own + b'%07d' % nth * 600 for _ in range(3) for nth, page in enumerate(mine))
+        os._exit(wrong > 0)
+    children.append(pid)
+print(sum(os.waitpid(pid, 0)[1] for pid in children))";
+    for _ in 0..3 {
+        let mut command = Command::new("sh");
+        let limited = "ulimit -n 20 && exec \"$@\"";
+        command.args(["-c", limited, "sh", PAGETIDE, "run", "-q", "-m", "64M", "--", "python3", "-c", job]);
+        assert_eq!(start(command).end().succeeds(), "0\n");
+    }
+}
+
 /// What it takes may be more than is free: nobody but the process itself may start its engine.
 #[test]
 fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {
     let _turn = turn();
     for memory in ["16M", "40M", "256M"] {
         start(pagetide(memory, "", &[], &[&program("vfork")])).end().succeeds();
+    }
+}
+
+/// Its engine does not run when it begins to wait: others have to be able to start it.
+#[test]
+fn who_holds_memory_and_waits_gives_it_to_who_needs_it() {
+    let _turn = turn();
+    let idle = program("idle");
+    for (memory, held, locked) in [("64M", "40", "40"), ("64M", "20", "44"), ("256M", "200", "180")] {
+        start(pagetide(memory, "", &[], &[&idle, held, locked])).end().succeeds();
     }
 }
 
@@ -510,7 +546,7 @@ fn writes_that_fail_lose_nothing() {
         // Without a pool there is no other place: an end with a message, and no other.
         let ended = failing(fault, "pool");
         assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
-        assert!(ended.stderr.contains("the swap file (failing)"), "{}", ended.stderr);
+        assert!(ended.stderr.contains("the swap file: failing"), "{}", ended.stderr);
     }
 }
 

@@ -211,9 +211,17 @@ fn the_command_is_told_of_its_run() {
 
 #[test]
 fn the_command_inherits_signals_as_they_were() {
+    // But for the two signals that the C library keeps to itself, and resets in a program with threads.
+    let masks = |output: Output| {
+        let lines: Vec<_> =
+            text(&output.stdout).lines().map(|line| line.split_once(":\t").unwrap()).collect();
+        let mask = |mask: &str| u64::from_str_radix(mask, 16).unwrap() & !(0b11 << 31);
+        lines.iter().map(|(name, bits)| ((*name).to_owned(), mask(bits))).collect::<Vec<_>>()
+    };
     let look = "grep -E '^Sig(Blk|Ign)' /proc/self/status";
-    let direct = Command::new("sh").args(["-c", look]).output().unwrap();
-    assert_eq!(text(&output(&["-q"], &["sh", "-c", look]).stdout), text(&direct.stdout));
+    let direct = masks(Command::new("sh").args(["-c", look]).output().unwrap());
+    assert_eq!(direct.len(), 2);
+    assert_eq!(masks(output(&["-q"], &["sh", "-c", look])), direct);
     let ignoring = "trap '' PIPE HUP; exec \"$@\"";
     let prefix = [PAGETIDE, "run", "-q", "-m", "64M", "--no-disk", "--"];
     let mut command = Command::new("sh");

@@ -9,7 +9,7 @@ use rustix::fs::{Advice, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -140,6 +140,14 @@ impl File {
             }
         };
         Ok(Self { blocks, backend })
+    }
+
+    /// Its descriptor's number, in the table of the thread that opened it.
+    pub fn number(&self) -> i32 {
+        match &self.backend {
+            Backend::Ring(ring) => ring.number(),
+            Backend::Workers(workers) => workers.file.as_raw_fd(),
+        }
     }
 
     /// Whether io_uring drives it.

@@ -36,7 +36,7 @@ const STORE_BATCH: usize = 16;
 /// What storing a page is taken to cost before it has been seen.
 const STORE_NS_FIRST: u64 = 5_000;
 /// Batches on their way to the device at most.
-const WRITES_MAX: usize = 8;
+const WRITES_MAX: i64 = 8;
 /// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
 /// stores.
 const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
@@ -433,7 +433,8 @@ impl<M: Memory> Engine<M> {
             self.memory.wake(page, 1);
             return;
         };
-        let asked = self.streams.window(page, WINDOW_MAX);
+        // What a forking thread touches at last, that page and no more: staging is empty and stays so.
+        let asked = if self.held.load(SeqCst) { 1 } else { self.streams.window(page, WINDOW_MAX) };
         let found = self.swap.swapin(page, region.end, asked);
         drop(regions);
         match found {
@@ -1053,6 +1054,10 @@ impl<M: Memory> Engine<M> {
             // Somebody waits: frames that were kept for runs are worth more as room.
             freed += self.drop_donor().unwrap_or(0);
         }
+        if freed == 0 && taken.is_none() && oldest.is_none() {
+            // All that is left to leave is in the pool.
+            freed = self.shrink_pool(work, || true);
+        }
         match (freed, taken, oldest) {
             (1.., _, _) => Progress::Freed(freed),
             (0, None, None) => Progress::Nothing,
@@ -1214,11 +1219,18 @@ impl<M: Memory> Engine<M> {
         }
     }
 
+    /// Whether as many writes are under way as may be: what they write is in memory twice, which must not be a large
+    /// part of the memory of one process among many.
+    fn is_writing(&self) -> bool {
+        let most = (self.high.load(Relaxed) / WRITE_BATCH_PAGES as i64).clamp(1, WRITES_MAX);
+        lock(&self.requests).writes as i64 >= most
+    }
+
     /// Sends a batch of refused pages to the device. Returns how many are on their way.
     fn write(&self, slot_id: u16, batch: &mut Batch, refused: &mut Vec<PageIndex>) -> usize {
         let mut sent = 0;
         while !batch.pages.is_empty() {
-            let busy = lock(&self.requests).writes >= WRITES_MAX;
+            let busy = self.is_writing();
             let room = !busy && !self.device_failed.load(Relaxed);
             let run = if room { self.swap.blocks().allocate(batch.pages.len()) } else { None };
             let Some(run) = run else {
@@ -1282,25 +1294,28 @@ impl<M: Memory> Engine<M> {
         pool_pages * 16 >= self.swap.pool_pages_max() * 15
     }
 
-    /// Makes room in a pool that nears its limit: kept copies go, and where there are none, the entries under
-    /// the clock hand are written to the device. Returns the pages that were freed at once.
+    /// Makes room in a pool that nears its limit. Returns the pages that were freed at once, or will be soon.
     fn trim_pool(&self, work: &mut Workspace) -> usize {
+        let is_full = || self.is_nearly_full(self.swap.zswap().pool_pages());
+        if is_full() { self.shrink_pool(work, is_full) } else { 0 }
+    }
+
+    /// Gives up a part of the pool: kept copies go, and where there are none, the entries under the clock hand are
+    /// written to the device while there should be `more`.
+    fn shrink_pool(&self, work: &mut Workspace, more: impl Fn() -> bool) -> usize {
         let zswap = self.swap.zswap();
         let before = zswap.pool_pages();
-        if !self.is_nearly_full(before) {
-            return 0;
-        }
         let mut entries = std::mem::take(&mut work.entries);
         let mut sent = 0;
         if self.swap.drop_copies(TRIM_ENTRIES) == 0 {
-            while sent < TRIM_ENTRIES && self.is_nearly_full(zswap.pool_pages()) {
+            while sent < TRIM_ENTRIES && more() {
                 entries.clear();
                 zswap.clock(4 * WRITE_BATCH_PAGES, &mut entries);
-                let more: usize = entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk)).sum();
-                if more == 0 {
+                let step: usize = entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk)).sum();
+                if step == 0 {
                     break;
                 }
-                sent += more;
+                sent += step;
             }
         }
         work.entries = entries;
@@ -1311,7 +1326,7 @@ impl<M: Memory> Engine<M> {
 
     fn write_back(&self, entries: &[(u32, PageIndex)]) -> usize {
         let Some(device) = &self.device else { return 0 };
-        if self.device_failed.load(Relaxed) || lock(&self.requests).writes >= WRITES_MAX {
+        if self.device_failed.load(Relaxed) || self.is_writing() {
             return 0;
         }
         let Some(run) = self.swap.blocks().allocate(entries.len()) else { return 0 };
@@ -1332,10 +1347,9 @@ impl<M: Memory> Engine<M> {
         if count == 0 {
             return 0;
         }
-        let mut whole = Buffer::new(count);
-        whole.copy_from_slice(&buffer[..count * BLOCK]);
+        buffer.truncate(count);
         let token = self.begin(Pending::Writeback { entries: begun, block: run.start });
-        let request = Request { token, direction: Direction::Write, block: run.start, buffer: whole };
+        let request = Request { token, direction: Direction::Write, block: run.start, buffer };
         if device.submit(request).is_err() {
             if let Pending::Writeback { entries, block } = self.end(token) {
                 self.cancel_writeback(&entries, block);

@@ -32,7 +32,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 4;
+const VERSION: u64 = 5;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -120,6 +120,8 @@ pub enum Field {
     /// Pages that the launcher has taken in the process's name, beside its grant: it was seen to hold them
     /// before its engine ran, which makes them part of the grant.
     Added,
+    /// Whether a thread of the process waits for its bell: others may ask it for pages.
+    Listens,
     /// One more than the last field.
     Last,
 }
@@ -375,31 +377,45 @@ impl Group {
         }
     }
 
-    /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
-    /// `for_whom` is not asked.
-    pub fn ask(&self, for_whom: Slot, pages: i64) {
-        let holders: Vec<_> = self.live().collect();
-        let share = self.setup.cap_pages / holders.len().max(1) as u64;
-        let richest = holders
-            .into_iter()
-            .filter(|slot| slot.index != for_whom.index && slot.get(Field::Grant) > share)
-            // Who was asked for much already is passed over: it may be stopped.
-            .max_by_key(|slot| slot.get(Field::Grant) as i64 - 2 * slot.get(Field::Asked) as i64);
-        if let Some(slot) = richest {
-            let spare = slot.get(Field::Grant) as i64 - share as i64;
-            let asked = slot.get(Field::Asked) as i64;
-            if asked < spare {
-                slot.word(Field::Asked).fetch_add(pages.min(spare - asked) as u64, AcqRel);
-                slot.ring();
-            }
-        }
+    /// The processes that can be asked for pages, but for `for_whom`.
+    fn others(&self, for_whom: Slot) -> impl Iterator<Item = Slot> + '_ {
+        self.live().filter(move |slot| slot.index != for_whom.index && slot.get(Field::Listens) != 0)
     }
 
-    /// Asks every process but `for_whom` that has more than `least` pages in memory to give back `pages` of them,
+    /// Pages that a process could give: those of the program, and of the pool where that can go to a device. Without
+    /// an engine nobody knows which of those that were handed out are there.
+    fn could_give(&self, slot: Slot) -> u64 {
+        if slot.get(Field::Armed) == 0 {
+            return slot.get(Field::Grant);
+        }
+        let pool = if self.setup.blocks > 0 { slot.get(Field::Pool) } else { 0 };
+        slot.get(Field::Resident) + slot.get(Field::Frames) + pool
+    }
+
+    /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
+    /// `for_whom` is not asked. False if there is none.
+    pub fn ask(&self, for_whom: Slot, pages: i64) -> bool {
+        let share = self.setup.cap_pages / self.live().count().max(1) as u64;
+        let richest = self
+            .others(for_whom)
+            .filter(|slot| slot.get(Field::Grant) > share)
+            // Who was asked for much already is passed over: it may be stopped.
+            .max_by_key(|slot| slot.get(Field::Grant) as i64 - 2 * slot.get(Field::Asked) as i64);
+        let Some(richest) = richest else { return false };
+        let spare = richest.get(Field::Grant) as i64 - share as i64;
+        let asked = richest.get(Field::Asked) as i64;
+        if asked < spare {
+            richest.word(Field::Asked).fetch_add(pages.min(spare - asked) as u64, AcqRel);
+            richest.ring();
+        }
+        true
+    }
+
+    /// Asks every process but `for_whom` that could give more than `least` pages to give back `pages`,
     /// whatever its share: the last resort of one that has nothing. Shares do not tell what can leave.
     pub fn ask_all(&self, for_whom: Slot, pages: u64, least: u64) {
-        for slot in self.live().filter(|slot| slot.index != for_whom.index) {
-            let spare = slot.get(Field::Resident).saturating_sub(least);
+        for slot in self.others(for_whom) {
+            let spare = self.could_give(slot).saturating_sub(least);
             let missing = pages.min(spare).saturating_sub(slot.get(Field::Asked));
             if missing > 0 {
                 slot.word(Field::Asked).fetch_add(missing, AcqRel);
@@ -413,10 +429,9 @@ impl Group {
     /// as long as nobody misses any. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: Slot, pages: u64, least: u64) {
         let pressure = for_whom.get(Field::Pressure);
-        let spare = |slot: &Slot| (slot.get(Field::Resident) + slot.get(Field::Frames)).saturating_sub(least);
-        let others = self.live().filter(|slot| slot.index != for_whom.index && slot.get(Field::Armed) != 0);
+        let spare = |&slot: &Slot| self.could_give(slot).saturating_sub(least);
         // Who was asked already is passed over: it may be stopped.
-        let can_give = others.filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
+        let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
         let Some(calmest) = can_give.min_by_key(|slot| slot.get(Field::Pressure)) else { return };
         if pressure > PRESSURE_MIN && pressure / PRESSURE_RATIO > calmest.get(Field::Pressure) {
             calmest.word(Field::Asked).fetch_add(pages.min(spare(&calmest)), AcqRel);
@@ -472,6 +487,11 @@ impl Slot {
     /// Sets a word.
     pub fn set(&self, field: Field, value: u64) {
         self.word(field).store(value, Release);
+    }
+
+    /// Says that a thread of the process waits for its bell.
+    pub fn listen(&self) {
+        self.set(Field::Listens, 1);
     }
 
     /// The process's counters.
@@ -551,49 +571,64 @@ mod tests {
     #[test]
     fn the_richest_is_asked_for_what_exceeds_its_share() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
-        let [rich, poor] = [1, 2].map(|pid| group.claim(pid, 0).unwrap());
+        let [rich, poor, deaf] = [1, 2, 3].map(|pid| group.claim(pid, 0).unwrap());
+        [rich, poor].iter().for_each(Slot::listen);
+        deaf.set(Field::Grant, 950);
         rich.set(Field::Grant, 900);
         poor.set(Field::Grant, 100);
-        group.ask(poor, 1000);
-        assert_eq!((rich.get(Field::Asked), poor.get(Field::Asked)), (400, 0));
-        group.ask(poor, 1000);
-        assert_eq!(rich.get(Field::Asked), 400, "not asked twice for the same");
+        for _ in 0..2 {
+            group.ask(poor, 1000);
+            assert_eq!(
+                [rich, poor, deaf].map(|slot| slot.get(Field::Asked)),
+                [567, 0, 0],
+                "and once for the same"
+            );
+        }
     }
 
     #[test]
     fn in_need_everybody_is_asked_who_has_something_in_memory() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
-        let [rich, poor, needy] = [1, 2, 3].map(|pid| group.claim(pid, 0).unwrap());
+        let [rich, poor, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(pid, 0).unwrap());
+        for (slot, resident) in [(rich, 120), (poor, 500), (needy, 500)] {
+            slot.set(Field::Armed, 1);
+            slot.set(Field::Resident, resident);
+            slot.listen();
+        }
         rich.set(Field::Grant, 900);
-        rich.set(Field::Resident, 120);
-        poor.set(Field::Resident, 500);
-        needy.set(Field::Resident, 500);
+        asleep.set(Field::Grant, 250);
+        asleep.listen();
         for _ in 0..2 {
             group.ask_all(needy, 200, 100);
-            assert_eq!([rich, poor, needy].map(|slot| slot.get(Field::Asked)), [20, 200, 0]);
+            assert_eq!([rich, poor, needy, asleep].map(|slot| slot.get(Field::Asked)), [20, 200, 0, 150]);
         }
     }
 
     #[test]
     fn memory_goes_to_those_under_pressure() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
-        let [calm, busy, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(pid, 0).unwrap());
+        let [calm, busy, needy, deaf, asleep] = [1, 2, 3, 4, 5].map(|pid| group.claim(pid, 0).unwrap());
         for (slot, pressure) in [(calm, 5_000), (busy, 90_000), (needy, 100_000)] {
             slot.set(Field::Armed, 1);
             slot.set(Field::Resident, 500);
             slot.set(Field::Pressure, pressure);
+            slot.listen();
         }
-        asleep.set(Field::Resident, 500);
-        let asked = || [calm, busy, needy, asleep].map(|slot| slot.get(Field::Asked));
+        deaf.set(Field::Grant, 500);
+        asleep.set(Field::Grant, 500);
+        let asked = || [calm, busy, needy, deaf, asleep].map(|slot| slot.get(Field::Asked));
         group.level(needy, 200, 400);
-        assert_eq!(asked(), [100, 0, 0, 0]);
+        assert_eq!(asked(), [100, 0, 0, 0, 0]);
         group.level(needy, 200, 400);
-        assert_eq!(asked(), [100, 0, 0, 0], "asked once, and the next is under pressure itself");
-        calm.set(Field::Asked, 0);
+        assert_eq!(asked(), [100, 0, 0, 0, 0], "asked once, and the next is under pressure itself");
+        asleep.listen();
+        group.level(needy, 200, 400);
+        assert_eq!(asked(), [100, 0, 0, 0, 100], "who has no engine yet loses nothing");
+        [calm, asleep].iter().for_each(|slot| slot.set(Field::Asked, 0));
         needy.set(Field::Pressure, 9_000);
         calm.set(Field::Pressure, 0);
         group.level(needy, 200, 400);
-        assert_eq!(asked(), [0; 4], "too little is lost");
+        assert_eq!(asked(), [0; 5], "too little is lost");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! One process of a run, from its first mapping to its last.
 //!
 //! At first nothing happens but book-keeping: memory is charged to the process's grant as it is handed
-//! out. When the group has no more to grant, the engine starts, registers what is mapped, and from then
-//! on charges what is really there.
+//! out. When the group has no more to grant, or others ask for what the process holds, the engine starts,
+//! registers what is mapped, and from then on charges what is really there.
 //!
 //! The calls below come from the program's own threads. Whoever is about to take a lock of the engine
 //! blocks signals and keeps its stack where it is ([`Process::enter`]): a fault with the lock held would
@@ -14,13 +14,20 @@ use crate::pause::Pause;
 use crate::regions::{Access, AtFork, Attributes, Charging, Region, Regions};
 use crate::runtime::{Heritage, OpenKernel, Runtime};
 use pagetide_swap::{CLUSTER_PAGES, Counter, PageIndex, State};
+use pagetide_sys::guest;
 use pagetide_sys::task::{self, SignalsBlocked};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
+use std::time::Duration;
 
 /// Pages that processes without an engine leave to others: 16 MiB.
 const ASLEEP_RESERVE: i64 = 4096;
+
+/// Steps ([`Group::step`]) that a process without an engine holds when others may want some of it.
+const SENTRY_STEPS: i64 = 8;
+/// Between looks of a sentry that nobody wakes.
+const SENTRY_WAIT: Duration = Duration::from_secs(600);
 
 /// Pages of a run that is listed as one.
 const RUN_MAX: u64 = 64;
@@ -56,7 +63,10 @@ struct Generation {
     phase: Pause,
     /// Granted and not yet handed out; may be negative for a moment.
     unspent: AtomicI64,
+    /// Held while guests are started.
     arming: Mutex<()>,
+    /// Whether a sentry was posted, or could not be.
+    watched: AtomicBool,
     /// Whether starting the engine failed: not tried again.
     failed: AtomicBool,
     /// One more than the number of the slot that a fork under way has taken for the child.
@@ -78,6 +88,7 @@ impl Generation {
             phase: Pause::default(),
             unspent: AtomicI64::new(unspent),
             arming: Mutex::new(()),
+            watched: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             forking: AtomicUsize::new(0),
             holds_new: AtomicBool::new(false),
@@ -221,7 +232,7 @@ impl Process {
     /// Charges pages that are handed out to the program. Starts the engine when the group has no more.
     ///
     /// Call it before [`Process::enter`], never within.
-    pub fn charge(&self, pages: i64) {
+    pub fn charge(&'static self, pages: i64) {
         let Generation { slot, unspent, runtime, .. } = self.generation();
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
@@ -233,8 +244,37 @@ impl Process {
         if self.group.take(wanted, reserve) {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);
+            if slot.get(Field::Grant) as i64 > SENTRY_STEPS * self.group.step() {
+                self.post_sentry();
+            }
         } else {
             self.arm();
+        }
+    }
+
+    /// Starts a guest that waits for the bell, and starts the engine when others ask for pages: the process itself
+    /// may wait for somebody for hours, and make no call that would tell it. A small one is let alone.
+    fn post_sentry(&'static self) {
+        let generation = self.generation();
+        if generation.watched.load(Relaxed) || std::process::id() != generation.pid {
+            return;
+        }
+        let _signals = SignalsBlocked::new();
+        let _arming = lock(&generation.arming);
+        let posted = generation.watched.swap(true, Relaxed) || generation.runtime.get().is_some();
+        // Without it the process keeps what it has for as long as it makes no call.
+        if !posted && guest::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))).is_ok() {
+            generation.slot.listen();
+        }
+    }
+
+    fn keep_watch(&self, generation: &Generation) {
+        while generation.runtime.get().is_none() && !generation.failed.load(Relaxed) {
+            let seen = generation.slot.get(Field::Bell);
+            if generation.slot.get(Field::Asked) > 0 {
+                return self.arm();
+            }
+            generation.slot.wait_bell(seen, SENTRY_WAIT);
         }
     }
 
@@ -274,9 +314,12 @@ impl Process {
         match Runtime::start(self.group, generation.slot, regions, heritage, self.open) {
             Ok(runtime) => {
                 let _ = generation.runtime.set(runtime);
+                // A sentry has nothing more to do.
+                generation.slot.ring();
             }
             Err(error) => {
                 generation.failed.store(true, Relaxed);
+                generation.slot.set(Field::Listens, 0);
                 task::say(&format!("{error}: the program goes on without swap"));
             }
         }
@@ -592,7 +635,7 @@ impl Process {
             });
             // Nothing is taken out from here to the fork.
             runtime.pause.rehearse(|| {
-                if let Err(error) = pagetide_sys::guest::rehearse() {
+                if let Err(error) = guest::rehearse() {
                     task::say(&format!("a forked child may not be able to start its engine: {error}"));
                 }
             });
@@ -602,8 +645,8 @@ impl Process {
         *lock(&generation.signals) = Some(signals);
     }
 
-    /// The last step before a fork: the forking thread has touched what it is going to need, and touches no
-    /// managed memory any more until the fork is over.
+    /// The last step of ours before a fork. What the C library touches after it (its configuration of names, for
+    /// one) is brought in all the same, and whoever does so has done with everything when the thread goes on.
     pub fn settle_before_fork(&self) {
         let generation = self.generation();
         let Some(runtime) = self.runtime() else { return };
@@ -613,6 +656,7 @@ impl Process {
                 std::thread::yield_now();
             }
         });
+        runtime.answer_last(true);
         // Whoever answered our last fault may still be about to say so in the table.
         runtime.pause.settle();
         if let Some(index) = generation.forking.load(Relaxed).checked_sub(1) {
@@ -627,6 +671,7 @@ impl Process {
         let generation = self.generation();
         generation.forking.store(0, Relaxed);
         if let Some(runtime) = self.runtime() {
+            runtime.answer_last(false);
             runtime.engine().hold_waiting(false);
             runtime.pause.thaw();
             runtime.kick();
@@ -636,8 +681,9 @@ impl Process {
     }
 
     /// After a fork, in the child: takes its slot and starts an engine of its own, if the parent had one.
-    pub fn after_fork_in_child(&self) {
-        pagetide_sys::guest::forget_all();
+    pub fn after_fork_in_child(&'static self) {
+        guest::forget_all();
+        pagetide_sys::buffer::forget_all();
         let parent = self.generation();
         let _signals = lock(&parent.signals).take();
         let engine = parent.runtime.get().copied();
@@ -672,6 +718,8 @@ impl Process {
                 // Pages that are out of the program could not come back.
                 task::kill_self();
             }
+        } else if parent.watched.load(Relaxed) {
+            self.post_sentry();
         }
     }
 }
@@ -690,7 +738,8 @@ fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
             engine.budget().take(own);
             runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
             group.take_anyway(needed - own);
-            child.set(Field::Grant, needed as u64);
+            // Our engine may have started since the child was granted what it would have needed without.
+            group.give(child.word(Field::Grant).swap(needed as u64, Relaxed) as i64);
             // Before it runs anything else it starts its engine: what it shares with us is not to be charged
             // again meanwhile.
             child.set(Field::Armed, 1);

@@ -30,6 +30,7 @@ use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -104,6 +105,8 @@ pub struct Runtime {
     injection: Injection,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
+    /// Where children find the swap file when the launcher is gone.
+    swap_path: Option<PathBuf>,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -319,11 +322,19 @@ impl Runtime {
             0 => Blocks::none(),
             _ => Blocks::new(group.block_counts(), group.held(slot)),
         };
+        let mut swap_path = None;
         let device: Option<Box<dyn Device>> = match setup.blocks {
             0 => None,
             count => {
                 let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-                let file = File::open(&group.swap_path(), count, kind).map_err(StartError::SwapFile)?;
+                let mut file = File::open(&group.swap_path(), count, kind);
+                if let (Err(_), Heritage::Forked(parent)) = (&file, &heritage) {
+                    // The launcher is gone.
+                    file = parent.swap_path.as_ref().map_or(file, |path| File::open(path, count, kind));
+                }
+                let file = file.map_err(StartError::SwapFile)?;
+                let own = format!("/proc/{}/task/{}/fd/{}", std::process::id(), task::tid(), file.number());
+                swap_path = Some(own.into());
                 Some(injection.device(Box::new(file)))
             }
         };
@@ -384,12 +395,14 @@ impl Runtime {
             spun: AtomicBool::new(false),
             injection,
             lifted: AtomicBool::new(false),
+            swap_path,
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
         runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
         runtime.spawn_threads()?;
         slot.set(Field::Armed, 1);
+        slot.listen();
         Ok(runtime)
     }
 
@@ -485,9 +498,11 @@ impl Runtime {
                 Ok(Some(fault)) => {
                     self.injection.stall(Fault::StallFault);
                     let page = PageIndex::of_address(fault.address);
-                    if let Some(processor) = reader.note(fault.tid) {
+                    let kernel = self.engine.memory().kernel();
+                    if let Some(processor) = reader.note(fault.tid)
+                        && !kernel.is_quiet()
+                    {
                         // Woken in vain it faults again at once, over there.
-                        let kernel = self.engine.memory().kernel();
                         task::wake_at(fault.tid, processor, || kernel.wake(page.address(), PAGE_SIZE));
                         continue;
                     }
@@ -506,6 +521,7 @@ impl Runtime {
                     if self.engine.is_short() {
                         self.kick.if_sleeping();
                     }
+                    kernel.wake_due();
                 }
                 Ok(None) => {}
                 Err(error) if error.raw_os_error() == 4 || error.raw_os_error() == 11 => {}
@@ -529,6 +545,7 @@ impl Runtime {
             self.engine.complete(&mut done, &mut work);
             self.pause.end_completion();
             self.kick.if_sleeping();
+            self.engine.memory().kernel().wake_due();
         }
     }
 
@@ -684,8 +701,8 @@ impl Runtime {
         let held = usage.resident + usage.frames;
         let alone = self.group.live().nth(1).is_none();
         let seen = self.group.demand();
-        self.group.ask(self.slot, self.engine.limits().high);
-        if *idle >= HOPELESS_ROUNDS / 4 {
+        let asked = self.group.ask(self.slot, self.engine.limits().high);
+        if *idle >= if asked { HOPELESS_ROUNDS / 4 } else { 2 } {
             self.group.ask_all(self.slot, self.engine.limits().high as u64, RESIDENT_MIN as u64);
         }
         if alone || held >= RESIDENT_MIN {
@@ -715,16 +732,18 @@ impl Runtime {
     fn give_up(&self) {
         let usage = self.engine.usage();
         let mib = |pages: i64| pages / 256;
+        let counts = self.group.block_counts();
+        let taken = counts.iter().filter(|count| count.load(Relaxed) > 0).count() as i64;
+        let file = match self.engine.device() {
+            None => "none".to_owned(),
+            Some(_) if self.engine.has_failed_writes() => "failing".to_owned(),
+            Some(_) => format!("{} of {} MiB taken", mib(taken), mib(counts.len() as i64)),
+        };
         task::say(&format!(
-            "out of memory: the pool ({} MiB) and the swap file ({}) have no room, and {} MiB cannot leave \
-             memory; allow more with --memory, --swap-size or --max-pool-percent",
-            mib(usage.pool),
-            match self.engine.device() {
-                None => "none",
-                Some(_) if self.engine.has_failed_writes() => "failing",
-                Some(_) => "full",
-            },
+            "out of memory: {} MiB cannot leave it, and others have none to give; the pool has {} MiB, the swap file: \
+             {file}; allow more with --memory, --swap-size or --max-pool-percent",
             mib(usage.resident + self.unmanaged.load(Relaxed)),
+            mib(usage.pool),
         ));
         task::kill_self();
     }
@@ -935,6 +954,12 @@ impl Runtime {
     }
 
     // ---- forks ----------------------------------------------------------------------------------
+
+    /// From now on a thread whose fault is answered goes on when whoever answers it has done with all the rest: it
+    /// may fork as the next thing it does, and a lock that is held then stays so in the child.
+    pub fn answer_last(&self, on: bool) {
+        self.engine.memory().kernel().set_quiet(on);
+    }
 
     /// Freezes the pool and charges for it what parent and child share from now on.
     pub fn share_pool(&self, child: Slot) {

@@ -219,7 +219,8 @@ impl World {
         for _ in 0..100 {
             let progress = self.engine.reclaim(&mut self.work);
             self.settle();
-            if progress == Progress::Nothing {
+            let usage = self.engine.usage();
+            if progress == Progress::Nothing || usage.resident + usage.frames == 0 {
                 return;
             }
         }
@@ -908,6 +909,34 @@ fn a_fault_during_writeback_reads_the_copy_in_the_pool() {
     assert!(world.counter(Counter::zswpwb) > 0);
     assert_eq!(world.word(page(gone)), Word::HOLE);
     (BASE..BASE + 64).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn where_nothing_else_is_left_the_pool_gives() {
+    let (mut world, device) = deferred(100, 600);
+    (BASE..BASE + 64).for_each(|number| world.put(number, prose(number)));
+    world.push_out();
+    let pool = world.engine.swap().zswap().pool_pages();
+    assert!(pool > 0 && device.held() == 0, "all in the pool");
+    // Until a step finds nothing; one that is writing already does not count.
+    while matches!(world.engine.reclaim(&mut world.work), Progress::Freed(_)) {
+        world.settle();
+    }
+    world.check_books();
+    assert_eq!(world.engine.swap().zswap().pool_pages(), 0);
+    (BASE..BASE + 64).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn a_cluster_that_was_referenced_is_a_victim_when_there_is_no_other() {
+    let mut world = plain(Some(Box::new(Ram::new(100))), 0, 300);
+    scattered().for_each(|number| world.put(number, noise(number)));
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
+    scattered().for_each(|number| world.read(number));
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "hot, but there is nothing else");
+    world.settle();
     world.check_end();
 }
 

@@ -11,8 +11,8 @@ use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// Smaller mappings are not worth managing: 64 KiB.
-const MANAGED_MIN: usize = 16 * PAGE_SIZE;
+/// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
+const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
 
 pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {

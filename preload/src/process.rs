@@ -138,7 +138,6 @@ extern "C" fn before_fork() {
         }
     }
     process.settle_before_fork();
-    crate::HEAP.lock();
 }
 
 /// Runs `call`, a fork past the C library's handlers, with ours around it. `call` returns 0 in the child.
@@ -159,8 +158,6 @@ pub(crate) fn fork_by<E>(call: impl FnOnce() -> Result<usize, E>) -> Result<usiz
 
 extern "C" fn after_fork_in_parent() {
     let Some(process) = process() else { return };
-    // SAFETY: taken in `before_fork`.
-    unsafe { crate::HEAP.unlock() };
     process.after_fork_in_parent();
     // SAFETY: taken in `before_fork`.
     unsafe { _IO_list_unlock() };
@@ -168,7 +165,7 @@ extern "C" fn after_fork_in_parent() {
 
 extern "C" fn after_fork_in_child() {
     let Some(process) = process() else { return };
-    // SAFETY: the parent took it in `before_fork`. (The list's lock was reset by the C library.)
-    unsafe { crate::HEAP.unlock() };
+    // SAFETY: a forked child has one thread. (The lock of the C library's list was reset by it.)
+    unsafe { crate::HEAP.begin_anew() };
     process.after_fork_in_child();
 }

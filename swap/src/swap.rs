@@ -483,7 +483,8 @@ impl<S: SpanSource> Swap<S> {
     ///
     /// A cluster with a transfer under way is passed over: its pages are on the move.
     pub fn victim(&self) -> Option<ClusterGuard<'_>> {
-        for _ in 0..self.queue.len() {
+        // Once round, and the first again: all may have been referenced.
+        for _ in 0..=self.queue.len() {
             let id = self.queue.pop()?;
             let Some(mut cluster) = self.table.lock_id(id) else { continue };
             cluster.state().queued = false;

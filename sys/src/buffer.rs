@@ -1,13 +1,62 @@
 //! Buffers for device I/O: whole pages, aligned for O_DIRECT.
+//!
+//! They lie in a range of their own, whose pages go back to the system when a buffer is dropped: on the heap, what
+//! many requests under way have taken once would stay.
 
 use crate::PAGE;
+use crate::mapping::Reservation;
+use rustix::mm::Advice;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
+
+/// Places in the range, a bit each, and their size. What finds none, or is larger, lies on the heap.
+const PLACES: usize = u64::BITS as usize;
+const PLACE: usize = 64 * PAGE;
+/// Places whose first page stays: most requests are of one page, and the lowest place is taken first.
+const KEPT: usize = 8;
+
+static RANGE: OnceLock<usize> = OnceLock::new();
+static TAKEN: AtomicU64 = AtomicU64::new(0);
+
+/// The range's first address, or 0 if it could not be had.
+fn range() -> usize {
+    *RANGE.get_or_init(|| Reservation::small_pages(PLACES * PLACE, PAGE).map_or(0, Reservation::leak))
+}
+
+/// Takes a place. `None` if all are taken.
+fn take() -> Option<usize> {
+    let base = range();
+    let lowest = |taken: u64| (base != 0 && taken != u64::MAX).then(|| taken | (taken + 1));
+    let before = TAKEN.fetch_update(AcqRel, Acquire, lowest).ok()?;
+    Some(base + before.trailing_ones() as usize * PLACE)
+}
+
+/// Gives back the place at `start`, of which `length` bytes were used.
+fn give(start: usize, length: usize) {
+    let place = (start - range()) / PLACE;
+    let kept = if place < KEPT { PAGE } else { 0 };
+    if length > kept {
+        // SAFETY: part of a place that we have; nothing refers to its contents any more. An error leaves them.
+        let _ =
+            unsafe { rustix::mm::madvise((start + kept) as *mut _, length - kept, Advice::LinuxDontNeed) };
+    }
+    TAKEN.fetch_and(!(1 << place), AcqRel);
+}
+
+/// After a fork, in the child: the threads that had buffers are not there. Their contents stay until the places are
+/// used again.
+pub fn forget_all() {
+    TAKEN.store(0, std::sync::atomic::Ordering::Release);
+}
 
 /// An owned, page-aligned run of bytes.
 pub struct Buffer {
     pointer: *mut u8,
     length: usize,
+    /// Bytes on the heap; 0 for a place in the range.
+    on_heap: usize,
 }
 
 // SAFETY: a buffer owns its bytes like a boxed slice.
@@ -16,19 +65,41 @@ unsafe impl Send for Buffer {}
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
-    /// A zeroed buffer of `pages` pages.
+    /// A buffer of `pages` pages. What is in it is of no meaning.
     ///
     /// # Panics
     /// If `pages` is zero.
     pub fn new(pages: usize) -> Self {
         assert!(pages > 0);
         let length = pages * PAGE;
+        if length <= PLACE
+            && let Some(start) = take()
+        {
+            return Self { pointer: start as *mut u8, length, on_heap: 0 };
+        }
         // SAFETY: the layout is not of size zero.
         let pointer = unsafe { alloc_zeroed(Self::layout(length)) };
         if pointer.is_null() {
             handle_alloc_error(Self::layout(length));
         }
-        Self { pointer, length }
+        Self { pointer, length, on_heap: length }
+    }
+
+    /// Shortens it to its first `pages`.
+    ///
+    /// # Panics
+    /// If there are fewer, or `pages` is zero.
+    pub fn truncate(&mut self, pages: usize) {
+        assert!((1..=self.length / PAGE).contains(&pages));
+        if self.on_heap == 0 {
+            // SAFETY: the tail of a place that we have, which nobody can refer to any more.
+            let tail = unsafe { self.pointer.add(pages * PAGE) };
+            // SAFETY: as above. An error leaves its contents.
+            let _ = unsafe {
+                rustix::mm::madvise(tail.cast(), self.length - pages * PAGE, Advice::LinuxDontNeed)
+            };
+        }
+        self.length = pages * PAGE;
     }
 
     fn layout(length: usize) -> Layout {
@@ -53,13 +124,63 @@ impl DerefMut for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.pointer, Self::layout(self.length)) };
+        match self.on_heap {
+            0 => give(self.pointer as usize, self.length),
+            // SAFETY: allocated with this layout in `new`.
+            length => unsafe { dealloc(self.pointer, Self::layout(length)) },
+        }
     }
 }
 
 impl std::fmt::Debug for Buffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Buffer({} bytes)", self.length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the page at `address` is in memory.
+    fn is_resident(address: usize) -> bool {
+        let mut state = [0u8];
+        // SAFETY: one page of a mapping of ours, and a byte for its state.
+        let result = unsafe { libc::mincore(address as *mut _, PAGE, state.as_mut_ptr()) };
+        assert_eq!(result, 0);
+        state[0] & 1 != 0
+    }
+
+    #[test]
+    fn more_buffers_than_places_are_all_distinct_and_leave_nothing_behind() {
+        let mut buffers: Vec<_> = (0..2 * PLACES).map(|nth| Buffer::new(1 + nth % 64)).collect();
+        buffers.push(Buffer::new(65));
+        for (nth, buffer) in buffers.iter_mut().enumerate() {
+            assert_eq!(buffer.as_ptr() as usize % PAGE, 0);
+            buffer.fill(nth as u8);
+        }
+        for (nth, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.iter().all(|&byte| byte == nth as u8), "{nth}");
+        }
+        let places: Vec<usize> = buffers
+            .iter()
+            .filter(|buffer| buffer.on_heap == 0)
+            .map(|buffer| buffer.as_ptr() as usize)
+            .collect();
+        assert!(places.len() > PLACES / 2);
+        drop(buffers);
+        for start in places.into_iter().filter(|start| (start - range()) / PLACE >= KEPT) {
+            assert!((0..PLACE / PAGE).all(|page| !is_resident(start + page * PAGE)));
+        }
+    }
+
+    #[test]
+    fn a_shortened_buffer_keeps_what_is_left() {
+        for pages in [8, 100] {
+            let mut buffer = Buffer::new(pages);
+            buffer.fill(7);
+            buffer.truncate(3);
+            assert_eq!((buffer.len(), buffer.iter().all(|&byte| byte == 7)), (3 * PAGE, true));
+        }
     }
 }

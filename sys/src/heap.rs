@@ -27,6 +27,8 @@ unsafe impl Sync for Heap {}
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
+/// Where the memory of this process's own objects begins: what lies below was the parent's.
+static OWN: AtomicUsize = AtomicUsize::new(0);
 
 struct Segment;
 
@@ -100,9 +102,9 @@ pub fn contains(address: usize) -> bool {
     base != 0 && address >= base && address < END.load(Relaxed)
 }
 
-/// Bytes that the heap has taken so far.
-pub fn bytes() -> usize {
-    USED.load(Relaxed)
+/// Whether an object was allocated by this process, not by one that it was forked from.
+fn is_own(object: *mut u8) -> bool {
+    object.addr() >= OWN.load(Relaxed)
 }
 
 impl Heap {
@@ -111,8 +113,20 @@ impl Heap {
         Self { lock: AtomicU32::new(0), inner: UnsafeCell::new(Dlmalloc::new_with_allocator(Segment)) }
     }
 
-    /// Takes the heap's lock: around a fork, so that the child finds the heap whole.
-    pub fn lock(&self) {
+    /// Begins anew, in a forked child: a thread of the parent may have been at work on the heap. What the parent
+    /// allocated stays where it is, for good.
+    ///
+    /// # Safety
+    /// No other thread may run.
+    pub unsafe fn begin_anew(&self) {
+        // SAFETY: nobody else refers to `inner`: the caller's contract, and this thread is not within. What it holds
+        // is forgotten, not dropped: it may be half written.
+        unsafe { self.inner.get().write(Dlmalloc::new_with_allocator(Segment)) };
+        OWN.store(BASE.load(Relaxed) + USED.load(Relaxed), Relaxed);
+        self.lock.store(0, Release);
+    }
+
+    fn lock(&self) {
         while self.lock.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
             // Held for tens of nanoseconds: spin a little, then let the holder run.
             for _ in 0..64 {
@@ -127,20 +141,11 @@ impl Heap {
         }
     }
 
-    /// Releases the lock.
-    ///
-    /// # Safety
-    /// The caller, or the parent that it was forked from, must hold it.
-    pub unsafe fn unlock(&self) {
-        self.lock.store(0, Release);
-    }
-
     fn with<T>(&self, run: impl FnOnce(&mut Dlmalloc<Segment>) -> T) -> T {
         self.lock();
         // SAFETY: the lock is ours, so nobody else refers to `inner`.
         let result = run(unsafe { &mut *self.inner.get() });
-        // SAFETY: taken above.
-        unsafe { self.unlock() };
+        self.lock.store(0, Release);
         result
     }
 }
@@ -162,10 +167,21 @@ unsafe impl GlobalAlloc for Heap {
         self.with(|heap| unsafe { heap.calloc(layout.size(), layout.align()) })
     }
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller passes what `alloc` returned.
-        self.with(|heap| unsafe { heap.free(pointer, layout.size(), layout.align()) });
+        if is_own(pointer) {
+            // SAFETY: the caller passes what `alloc` returned.
+            self.with(|heap| unsafe { heap.free(pointer, layout.size(), layout.align()) });
+        }
     }
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        if !is_own(pointer) {
+            // SAFETY: the caller's contract, with another size.
+            let new = unsafe { self.alloc(Layout::from_size_align_unchecked(size, layout.align())) };
+            if !new.is_null() {
+                // SAFETY: both objects are as large, and the new one is nobody else's.
+                unsafe { new.copy_from_nonoverlapping(pointer, size.min(layout.size())) };
+            }
+            return new;
+        }
         // SAFETY: the caller passes what `alloc` returned.
         self.with(|heap| unsafe { heap.realloc(pointer, layout.size(), layout.align(), size) })
     }
@@ -175,4 +191,39 @@ unsafe impl GlobalAlloc for Heap {
 /// program's allocator: `None` where limits forbid it.
 pub fn set_aside(length: usize, align: usize) -> Option<usize> {
     Some(crate::mapping::Reservation::new(length, align).ok()?.leak())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_heap_that_begins_anew_leaves_old_objects_alone() {
+        static HEAP: Heap = Heap::new();
+        let layout = Layout::from_size_align(100, 8).unwrap();
+        let grown = Layout::from_size_align(5000, 8).unwrap();
+        // SAFETY: each object is used within its size, and passed on with its layout.
+        unsafe {
+            let [kept, moved] = [1, 2].map(|byte| {
+                let object = HEAP.alloc(layout);
+                object.write_bytes(byte, 100);
+                object
+            });
+            // Somebody was within.
+            HEAP.lock();
+            HEAP.begin_anew();
+            let new: Vec<_> = (0..100).map(|_| HEAP.alloc_zeroed(layout)).collect();
+            assert!(new.iter().all(|&object| object > kept.max(moved)));
+            HEAP.dealloc(kept, layout);
+            let moved = HEAP.realloc(moved, layout, 5000);
+            assert!(moved > kept && (0..100).all(|at| moved.add(at).read() == 2));
+            for object in new {
+                assert_eq!(object.read(), 0);
+                object.write_bytes(3, 100);
+                HEAP.dealloc(object, layout);
+            }
+            assert!((0..100).all(|at| kept.add(at).read() == 1));
+            HEAP.dealloc(moved, grown);
+        }
+    }
 }

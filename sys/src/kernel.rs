@@ -90,6 +90,21 @@ impl Kernel {
         self.uffd.wake(start, length);
     }
 
+    /// From now on nobody is woken but by [`Kernel::wake_due`], or no longer so.
+    pub fn set_quiet(&self, quiet: bool) {
+        self.uffd.set_quiet(quiet);
+    }
+
+    /// Whether nobody is woken but by [`Kernel::wake_due`].
+    pub fn is_quiet(&self) -> bool {
+        self.uffd.is_quiet()
+    }
+
+    /// Wakes whom the calling thread was to wake while it was quiet.
+    pub fn wake_due(&self) {
+        self.uffd.wake_due();
+    }
+
     /// Copies bytes to missing pages and wakes.
     pub fn copy_in(&self, dst: usize, bytes: &[u8]) -> Partial {
         // SAFETY: the contract of `open`.

@@ -1,5 +1,6 @@
 //! What `/proc` says of memory and of processes.
 
+use rustix::io::Errno;
 use std::ffi::CStr;
 use std::fs;
 
@@ -108,16 +109,35 @@ pub fn run_times(tid: u32) -> Option<(u64, u64)> {
     Some((times.next()?.ok()?, times.next()?.ok()?))
 }
 
-/// When a process started, in ticks since boot: with the pid it names a process for good.
+/// When a process started, in ticks since boot: with the pid it names a process for good. `None` if it is dead, or
+/// nobody can tell.
 pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = small(&format!("/proc/{pid}/stat"))?;
-    let fields: Vec<_> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
-    // A zombie that still has threads is a process whose first thread has ended.
-    let threads: u32 = fields.get(17)?.parse().ok()?;
-    if matches!(*fields.first()?, "Z" | "X") && threads <= 1 {
-        return None;
-    }
-    fields.get(19)?.parse().ok()
+    life(pid).ok().flatten()
+}
+
+/// Whether a process is dead for sure, or another one than that which started at `start_time` (0 for whichever). A
+/// file that cannot be opened, for want of descriptors, tells nothing.
+pub fn is_dead(pid: u32, start_time: u64) -> bool {
+    let other = |started: u64| start_time != 0 && started != start_time;
+    life(pid).is_ok_and(|started| started.is_none_or(other))
+}
+
+/// When a process started. `None` if it is dead; an error if nobody can tell.
+fn life(pid: u32) -> Result<Option<u64>, Errno> {
+    let mut text = [0; crate::PAGE];
+    let length = match read_once(format!("/proc/{pid}/stat"), &mut text) {
+        Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
+        other => other?,
+    };
+    let stat = String::from_utf8_lossy(&text[..length]);
+    let started = || {
+        let fields: Vec<_> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+        // A zombie that still has threads is a process whose first thread has ended.
+        let threads: u32 = fields.get(17)?.parse().ok()?;
+        let dead = matches!(*fields.first()?, "Z" | "X") && threads <= 1;
+        Some((!dead).then_some(fields.get(19)?.parse().ok()?))
+    };
+    started().ok_or(Errno::INVAL)
 }
 
 /// Whether a descriptor is open in this process through which the kernel may pin memory: a file opened

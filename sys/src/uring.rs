@@ -60,6 +60,11 @@ impl Ring {
         }
     }
 
+    /// The file's descriptor's number.
+    pub fn number(&self) -> i32 {
+        self.file.as_raw_fd()
+    }
+
     /// Starts a request. Gives the buffer back if the ring is full.
     pub fn submit(
         &self,

@@ -13,6 +13,7 @@
 #include <linux/seccomp.h>
 #include <pthread.h>
 #include <pty.h>
+#include <pwd.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <spawn.h>
@@ -336,6 +337,22 @@ static void programs(void) {
     close(ends[0]);
 }
 
+static void names(void) {
+    begin("a fork when the C library's configuration of names is out");
+    demand(getpwuid(0) != NULL, "a name");
+    for (int round = 0; round < 8; round++) {
+        send_buffer_away();
+        press();
+        pid_t child = fork(); /* which reads it when all handlers have run */
+        if (!child) {
+            running = 0;
+            demand(getpwuid(0) != NULL, "a name in the child");
+            _exit(0);
+        }
+        await(child, "names");
+    }
+}
+
 static void *forks_and_returns(void *argument) {
     pid_t *child = argument;
     *child = fork();
@@ -408,6 +425,7 @@ int main(int count, char **options) {
     in_child("SCHED_IDLE", is_idle);
     in_child("seccomp", is_sandboxed);
     programs();
+    names();
     last_thread();
     stopped();
     send_buffer_away();
