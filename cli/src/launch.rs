@@ -126,6 +126,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
         launcher_pid: std::process::id().into(),
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
+        swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
         ways: ways.bits(),
         encrypt: (!args.no_encrypt).into(),
         injection: injection.bits(),

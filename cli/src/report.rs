@@ -303,6 +303,7 @@ mod tests {
             blocks: 0,
             launcher_pid: 1,
             swap_fd: 0,
+            swap_identity: (0, 0),
             ways: 0,
             encrypt: 1,
             injection: 0,

@@ -12,9 +12,9 @@ use pagetide_swap::Counter;
 use pagetide_sys::procfs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::AcqRel;
 use std::time::{Duration, Instant};
 
@@ -24,6 +24,11 @@ pub const INTERVAL: Duration = Duration::from_millis(20);
 const SCAN_INTERVAL: Duration = Duration::from_millis(250);
 /// A look takes no more than one part in so many of the time.
 const SCAN_SHARE: u32 = 100;
+/// Descriptors that are not spent on pidfds.
+const FREE_FDS: u64 = 8;
+/// Samples in a row in which a process has given nothing of what it was asked for, after which nobody counts on it: it
+/// is stopped, or another program by now, without an engine.
+const DEAF_SAMPLES: u32 = 100;
 /// A fork is done after so many samples, or never will be. Samples, not time: a run may be stopped in a fork.
 const FORK_SAMPLES: u32 = 250;
 /// The same where nobody knows whose fork it is: making room for the child may take a slow disk a while,
@@ -54,12 +59,15 @@ struct Watch {
     samples_dead: u32,
     pidfd: Option<OwnedFd>,
     gone: bool,
+    /// What it was asked for, and the samples since that has changed.
+    asked: (u64, u32),
 }
 
 impl Watch {
     fn new(slot: Slot) -> Self {
         let (pid, start_time) = identity(slot);
-        let mut this = Self { pid, start_time, samples: 0, samples_dead: 0, pidfd: None, gone: false };
+        let mut this =
+            Self { pid, start_time, samples: 0, samples_dead: 0, pidfd: None, gone: false, asked: (0, 0) };
         if start_time != 0 {
             match pidfd(pid) {
                 Ok(fd) => this.pidfd = Some(fd),
@@ -87,12 +95,27 @@ impl Watch {
     }
 }
 
+impl Watch {
+    /// Notes that a process does not answer. An engine that does says so anew.
+    fn listen(&mut self, slot: Slot) {
+        let asked = slot.get(Field::Asked);
+        let samples = if asked > 0 && asked == self.asked.0 { self.asked.1 + 1 } else { 0 };
+        self.asked = (asked, samples);
+        if samples > DEAF_SAMPLES {
+            slot.set(Field::Listens, 0);
+        }
+    }
+}
+
 fn identity(slot: Slot) -> (u32, u64) {
     (slot.get(Field::Pid) as u32, slot.get(Field::StartTime))
 }
 
 fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
-    pidfd_open(Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?, PidfdFlags::empty())
+    let pidfd = pidfd_open(Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    // Some are left for looking at `/proc`.
+    if pidfd.as_raw_fd() as u64 + FREE_FDS > limit { Err(Errno::MFILE) } else { Ok(pidfd) }
 }
 
 impl Sampler {
@@ -118,6 +141,9 @@ impl Sampler {
         for &slot in &slots {
             if !self.watches[&slot.index()].gone && slot.get(Field::StartTime) != 0 {
                 self.observe(slot);
+            }
+            if let Some(watch) = self.watches.get_mut(&slot.index()) {
+                watch.listen(slot);
             }
         }
         self.strangers.scan(&self.group, self.launcher, &slots);
@@ -321,6 +347,7 @@ mod tests {
             blocks: 0,
             launcher_pid: std::process::id().into(),
             swap_fd: 0,
+            swap_identity: (0, 0),
             ways: 0,
             encrypt: 1,
             injection: 0,
@@ -419,6 +446,30 @@ mod tests {
         assert_eq!(scan(), 0);
         assert_eq!(group.free(), 100_000);
         end(parent);
+    }
+
+    #[test]
+    fn who_does_not_answer_is_not_counted_on() {
+        let (_fd, group) = group(1000);
+        let me = std::process::id();
+        let [deaf, other] = [900, 500].map(|grant| {
+            let slot = group.claim(me, procfs::start_time(me).unwrap()).unwrap();
+            slot.set(Field::Armed, 1);
+            slot.set(Field::Grant, grant);
+            slot.listen();
+            slot
+        });
+        group.take_anyway(900 + 500);
+        let mut sampler = Sampler::new(group, None);
+        let asked = || [deaf, other].map(|slot| slot.get(Field::Asked));
+        sampler.sample();
+        assert_eq!(asked(), [400, 0]);
+        for _ in 0..DEAF_SAMPLES {
+            assert_eq!((asked(), deaf.get(Field::Listens)), ([400, 0], 1));
+            sampler.sample();
+        }
+        (0..2).for_each(|_| _ = sampler.sample());
+        assert_eq!((asked(), deaf.get(Field::Listens)), ([400, 400], 0));
     }
 
     #[test]

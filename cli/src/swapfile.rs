@@ -29,6 +29,11 @@ impl SwapFile {
         self.bytes / BLOCK
     }
 
+    /// Its identity: processes of the run open it by paths that may come to name another file.
+    pub fn identity(&self) -> Result<file::Identity, String> {
+        file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))
+    }
+
     /// Creates one. `None` if there is no place for it and none was asked for.
     pub fn create(
         directory: Option<&Path>,

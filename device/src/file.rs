@@ -34,6 +34,8 @@ pub enum FileKind {
 pub enum OpenError {
     /// The directory lies in memory: swapping there would take the memory that it is to save.
     InMemory,
+    /// The path is that of another file by now.
+    Another,
     /// The system says no.
     System(Errno),
 }
@@ -42,6 +44,7 @@ impl std::fmt::Display for OpenError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::InMemory => f.write_str("it is a tmpfs: swapping into memory would save none"),
+            Self::Another => f.write_str("it is gone, with the process that held it"),
             Self::System(error) => write!(f, "{}", io::Error::from(*error)),
         }
     }
@@ -69,6 +72,14 @@ pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
         }
         other => other.map_err(OpenError::System),
     }
+}
+
+/// What tells a file from all others: its device and its number there.
+pub type Identity = (u64, u64);
+
+/// The identity of an open file.
+pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
+    rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
 }
 
 /// Whether a swap file in `directory` is read and written past the page cache.
@@ -119,10 +130,10 @@ struct Queue {
 }
 
 impl File {
-    /// Opens a swap file by its path, which may be `/proc/PID/fd/N`, for `blocks` blocks.
+    /// Opens the swap file `identity` by a path, which may be `/proc/PID/fd/N`, for `blocks` blocks.
     ///
     /// Threads and descriptors are those of the calling thread's descriptor table.
-    pub fn open(path: &Path, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
+    pub fn open(path: &Path, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let (file, cached) = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
             Ok(file) => (file, false),
@@ -131,6 +142,9 @@ impl File {
             }
             Err(error) => return Err(OpenError::System(error)),
         };
+        if self::identity(&file)? != identity {
+            return Err(OpenError::Another);
+        }
         let backend = if cached || kind == FileKind::Positioned {
             Backend::Workers(Workers::start(file, cached))
         } else {
@@ -310,7 +324,10 @@ mod tests {
         let directory = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let fd = create(&directory).unwrap();
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let file = File::open(Path::new(&path), 64, kind).unwrap();
+        let own = identity(&fd).unwrap();
+        let another = File::open(Path::new(&path), (own.0, own.1 + 1), 64, kind);
+        assert!(matches!(another, Err(OpenError::Another)));
+        let file = File::open(Path::new(&path), own, 64, kind).unwrap();
         if kind == FileKind::Positioned {
             assert!(!file.uses_ring());
         }

@@ -16,6 +16,7 @@ use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::streams::Streams;
 use pagetide_swap::zswap::Scratch;
+use pagetide_swap::zswap::pool::Of;
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, State,
     StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX,
@@ -36,7 +37,7 @@ const STORE_BATCH: usize = 16;
 /// What storing a page is taken to cost before it has been seen.
 const STORE_NS_FIRST: u64 = 5_000;
 /// Batches on their way to the device at most.
-const WRITES_MAX: i64 = 8;
+const WRITES: std::ops::RangeInclusive<i64> = 4..=8;
 /// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
 /// stores.
 const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
@@ -1056,13 +1057,26 @@ impl<M: Memory> Engine<M> {
         }
         if freed == 0 && taken.is_none() && oldest.is_none() {
             // All that is left to leave is in the pool.
-            freed = self.shrink_pool(work, || true);
+            return self.reclaim_pool(work);
         }
         match (freed, taken, oldest) {
             (1.., _, _) => Progress::Freed(freed),
             (0, None, None) => Progress::Nothing,
             (0, _, _) => Progress::Moved,
         }
+    }
+
+    /// Does a step of work on memory that the pool could give.
+    pub fn reclaim_pool(&self, work: &mut Workspace) -> Progress {
+        match self.shrink_pool(work, Of::Own, || true) {
+            0 => Progress::Nothing,
+            freed => Progress::Freed(freed),
+        }
+    }
+
+    /// Whether pages can go to the device.
+    pub fn can_write(&self) -> bool {
+        self.device.is_some() && !self.device_failed.load(Relaxed)
     }
 
     /// Stores every page that is still on probation in a slot. Returns the pages that became free or are
@@ -1222,7 +1236,7 @@ impl<M: Memory> Engine<M> {
     /// Whether as many writes are under way as may be: what they write is in memory twice, which must not be a large
     /// part of the memory of one process among many.
     fn is_writing(&self) -> bool {
-        let most = (self.high.load(Relaxed) / WRITE_BATCH_PAGES as i64).clamp(1, WRITES_MAX);
+        let most = (self.high.load(Relaxed) / WRITE_BATCH_PAGES as i64).clamp(*WRITES.start(), *WRITES.end());
         lock(&self.requests).writes as i64 >= most
     }
 
@@ -1297,20 +1311,21 @@ impl<M: Memory> Engine<M> {
     /// Makes room in a pool that nears its limit. Returns the pages that were freed at once, or will be soon.
     fn trim_pool(&self, work: &mut Workspace) -> usize {
         let is_full = || self.is_nearly_full(self.swap.zswap().pool_pages());
-        if is_full() { self.shrink_pool(work, is_full) } else { 0 }
+        if is_full() { self.shrink_pool(work, Of::All, is_full) } else { 0 }
     }
 
     /// Gives up a part of the pool: kept copies go, and where there are none, the entries under the clock hand are
     /// written to the device while there should be `more`.
-    fn shrink_pool(&self, work: &mut Workspace, more: impl Fn() -> bool) -> usize {
+    fn shrink_pool(&self, work: &mut Workspace, of: Of, more: impl Fn() -> bool) -> usize {
         let zswap = self.swap.zswap();
-        let before = zswap.pool_pages();
+        let pages = || zswap.pool_pages() - if of == Of::Own { zswap.frozen_pages() } else { 0 };
+        let before = pages();
         let mut entries = std::mem::take(&mut work.entries);
         let mut sent = 0;
         if self.swap.drop_copies(TRIM_ENTRIES) == 0 {
             while sent < TRIM_ENTRIES && more() {
                 entries.clear();
-                zswap.clock(4 * WRITE_BATCH_PAGES, &mut entries);
+                zswap.clock(4 * WRITE_BATCH_PAGES, of, &mut entries);
                 let step: usize = entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk)).sum();
                 if step == 0 {
                     break;
@@ -1321,7 +1336,7 @@ impl<M: Memory> Engine<M> {
         work.entries = entries;
         self.settle_pool();
         // An entry is a third of a page, more or less: what is on its way counts as that.
-        before.saturating_sub(zswap.pool_pages()) + sent / 4
+        before.saturating_sub(pages()) + sent / 4
     }
 
     fn write_back(&self, entries: &[(u32, PageIndex)]) -> usize {

@@ -57,6 +57,8 @@ enum Header {
     Blocks,
     LauncherPid,
     SwapFd,
+    SwapDevice,
+    SwapInode,
     Ways,
     Encrypt,
     Injection,
@@ -122,6 +124,8 @@ pub enum Field {
     Added,
     /// Whether a thread of the process waits for its bell: others may ask it for pages.
     Listens,
+    /// Pages that others may ask for, as the engine knows.
+    Spare,
     /// One more than the last field.
     Last,
 }
@@ -141,6 +145,8 @@ pub struct Setup {
     pub launcher_pid: u64,
     /// The swap file's descriptor in the launcher.
     pub swap_fd: u64,
+    /// The device and the number of the swap file there.
+    pub swap_identity: (u64, u64),
     /// Ways that are masked, for tests: see [`crate::ways::Ways`].
     pub ways: u64,
     /// Whether the swap file is encrypted: 1 if so.
@@ -212,6 +218,8 @@ impl Group {
         set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher_pid);
         set(Header::SwapFd, setup.swap_fd);
+        set(Header::SwapDevice, setup.swap_identity.0);
+        set(Header::SwapInode, setup.swap_identity.1);
         set(Header::Ways, setup.ways);
         set(Header::Encrypt, setup.encrypt);
         set(Header::Injection, setup.injection);
@@ -238,6 +246,7 @@ impl Group {
             blocks: get(Header::Blocks),
             launcher_pid: get(Header::LauncherPid),
             swap_fd: get(Header::SwapFd),
+            swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
             ways: get(Header::Ways),
             encrypt: get(Header::Encrypt),
             injection: get(Header::Injection),
@@ -382,14 +391,9 @@ impl Group {
         self.live().filter(move |slot| slot.index != for_whom.index && slot.get(Field::Listens) != 0)
     }
 
-    /// Pages that a process could give: those of the program, and of the pool where that can go to a device. Without
-    /// an engine nobody knows which of those that were handed out are there.
-    fn could_give(&self, slot: Slot) -> u64 {
-        if slot.get(Field::Armed) == 0 {
-            return slot.get(Field::Grant);
-        }
-        let pool = if self.setup.blocks > 0 { slot.get(Field::Pool) } else { 0 };
-        slot.get(Field::Resident) + slot.get(Field::Frames) + pool
+    /// Pages that a process could give. Without an engine nobody knows which of those that were handed out are there.
+    fn could_give(slot: Slot) -> u64 {
+        slot.get(if slot.get(Field::Armed) == 0 { Field::Grant } else { Field::Spare })
     }
 
     /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
@@ -411,11 +415,10 @@ impl Group {
         true
     }
 
-    /// Asks every process but `for_whom` that could give more than `least` pages to give back `pages`,
-    /// whatever its share: the last resort of one that has nothing. Shares do not tell what can leave.
-    pub fn ask_all(&self, for_whom: Slot, pages: u64, least: u64) {
+    /// Asks every process but `for_whom` that has some to give back `pages` of them, whatever its share: the last resort of one that has nothing. Shares do not tell what can leave.
+    pub fn ask_all(&self, for_whom: Slot, pages: u64) {
         for slot in self.others(for_whom) {
-            let spare = self.could_give(slot).saturating_sub(least);
+            let spare = Self::could_give(slot);
             let missing = pages.min(spare).saturating_sub(slot.get(Field::Asked));
             if missing > 0 {
                 slot.word(Field::Asked).fetch_add(missing, AcqRel);
@@ -424,12 +427,12 @@ impl Group {
         }
     }
 
-    /// Asks the process under the least pressure for `pages` of those beyond `least` that it has in memory, if
+    /// Asks the process under the least pressure for `pages` of those that it could give, if
     /// `for_whom` is under so much more that they are worth more there. A process that idles keeps its memory for
     /// as long as nobody misses any. (By page fault frequency: Chu and Opderbeck 1972.)
-    pub fn level(&self, for_whom: Slot, pages: u64, least: u64) {
+    pub fn level(&self, for_whom: Slot, pages: u64) {
         let pressure = for_whom.get(Field::Pressure);
-        let spare = |&slot: &Slot| self.could_give(slot).saturating_sub(least);
+        let spare = |slot: &Slot| Self::could_give(*slot);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
         let Some(calmest) = can_give.min_by_key(|slot| slot.get(Field::Pressure)) else { return };
@@ -529,6 +532,7 @@ mod tests {
             blocks,
             launcher_pid: 1,
             swap_fd: 2,
+            swap_identity: (3, 4),
             ways: 0,
             encrypt: 1,
             injection: 0,
@@ -590,16 +594,16 @@ mod tests {
     fn in_need_everybody_is_asked_who_has_something_in_memory() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
         let [rich, poor, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(pid, 0).unwrap());
-        for (slot, resident) in [(rich, 120), (poor, 500), (needy, 500)] {
+        for (slot, spare) in [(rich, 20), (poor, 400), (needy, 400)] {
             slot.set(Field::Armed, 1);
-            slot.set(Field::Resident, resident);
+            slot.set(Field::Spare, spare);
             slot.listen();
         }
         rich.set(Field::Grant, 900);
-        asleep.set(Field::Grant, 250);
+        asleep.set(Field::Grant, 150);
         asleep.listen();
         for _ in 0..2 {
-            group.ask_all(needy, 200, 100);
+            group.ask_all(needy, 200);
             assert_eq!([rich, poor, needy, asleep].map(|slot| slot.get(Field::Asked)), [20, 200, 0, 150]);
         }
     }
@@ -610,24 +614,24 @@ mod tests {
         let [calm, busy, needy, deaf, asleep] = [1, 2, 3, 4, 5].map(|pid| group.claim(pid, 0).unwrap());
         for (slot, pressure) in [(calm, 5_000), (busy, 90_000), (needy, 100_000)] {
             slot.set(Field::Armed, 1);
-            slot.set(Field::Resident, 500);
+            slot.set(Field::Spare, 100);
             slot.set(Field::Pressure, pressure);
             slot.listen();
         }
-        deaf.set(Field::Grant, 500);
-        asleep.set(Field::Grant, 500);
+        deaf.set(Field::Grant, 100);
+        asleep.set(Field::Grant, 100);
         let asked = || [calm, busy, needy, deaf, asleep].map(|slot| slot.get(Field::Asked));
-        group.level(needy, 200, 400);
+        group.level(needy, 200);
         assert_eq!(asked(), [100, 0, 0, 0, 0]);
-        group.level(needy, 200, 400);
+        group.level(needy, 200);
         assert_eq!(asked(), [100, 0, 0, 0, 0], "asked once, and the next is under pressure itself");
         asleep.listen();
-        group.level(needy, 200, 400);
+        group.level(needy, 200);
         assert_eq!(asked(), [100, 0, 0, 0, 100], "who has no engine yet loses nothing");
         [calm, asleep].iter().for_each(|slot| slot.set(Field::Asked, 0));
         needy.set(Field::Pressure, 9_000);
         calm.set(Field::Pressure, 0);
-        group.level(needy, 200, 400);
+        group.level(needy, 200);
         assert_eq!(asked(), [0; 5], "too little is lost");
     }
 

@@ -26,6 +26,8 @@ const ASLEEP_RESERVE: i64 = 4096;
 
 /// Steps ([`Group::step`]) that a process without an engine holds when others may want some of it.
 const SENTRY_STEPS: i64 = 8;
+/// Address space that is left where there is one: its stack's range takes a 64th of that.
+const SENTRY_ROOM: usize = 1 << 30;
 /// Between looks of a sentry that nobody wakes.
 const SENTRY_WAIT: Duration = Duration::from_secs(600);
 
@@ -164,12 +166,7 @@ impl Process {
     pub fn join(group: Group, open: OpenKernel) -> Option<Self> {
         let pid = std::process::id();
         let start = pagetide_sys::procfs::start_time(pid).unwrap_or(0);
-        // A program that replaced itself by exec: its slot is here still.
-        for slot in group.live() {
-            if slot.get(Field::Pid) == pid.into() {
-                group.release(slot);
-            }
-        }
+        Self::leave(group);
         let slot = group.claim(pid, start)?;
         let observed =
             pagetide_sys::procfs::memory("self").map_or(256, |memory| group.charged(&memory)) as i64;
@@ -184,6 +181,14 @@ impl Process {
         };
         let _ = this.generations[0].set(Box::new(Generation::new(slot, Regions::default(), 0)));
         Some(this)
+    }
+
+    /// Gives back the slot of a program that this one has replaced by exec.
+    pub fn leave(group: Group) {
+        group
+            .live()
+            .filter(|slot| slot.get(Field::Pid) == std::process::id().into())
+            .for_each(|slot| group.release(slot));
     }
 
     fn generation(&self) -> &Generation {
@@ -233,7 +238,7 @@ impl Process {
     ///
     /// Call it before [`Process::enter`], never within.
     pub fn charge(&'static self, pages: i64) {
-        let Generation { slot, unspent, runtime, .. } = self.generation();
+        let Generation { slot, unspent, runtime, phase, .. } = self.generation();
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
         }
@@ -241,14 +246,19 @@ impl Process {
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
-        if self.group.take(wanted, reserve) {
+        // An engine that starts takes over what is granted by then: no grant comes between.
+        phase.begin_call();
+        let armed = runtime.get().is_some();
+        let granted = !armed && self.group.take(wanted, reserve);
+        if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);
-            if slot.get(Field::Grant) as i64 > SENTRY_STEPS * self.group.step() {
-                self.post_sentry();
-            }
-        } else {
+        }
+        phase.end_call();
+        if !armed && !granted {
             self.arm();
+        } else if granted && slot.get(Field::Grant) as i64 > SENTRY_STEPS * self.group.step() {
+            self.post_sentry();
         }
     }
 
@@ -262,6 +272,8 @@ impl Process {
         let _signals = SignalsBlocked::new();
         let _arming = lock(&generation.arming);
         let posted = generation.watched.swap(true, Relaxed) || generation.runtime.get().is_some();
+        // Where address space is short it is the program's.
+        let posted = posted || pagetide_sys::mapping::room() < SENTRY_ROOM;
         // Without it the process keeps what it has for as long as it makes no call.
         if !posted && guest::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))).is_ok() {
             generation.slot.listen();
@@ -280,18 +292,21 @@ impl Process {
 
     /// Takes back a charge.
     pub fn uncharge(&self, pages: i64) {
-        let Generation { slot, unspent, runtime, .. } = self.generation();
+        let Generation { slot, unspent, runtime, phase, .. } = self.generation();
         if runtime.get().is_some() || pages <= 0 {
             return;
         }
         let now = unspent.fetch_add(pages, Relaxed) + pages;
         let surplus = now - 4 * self.group.step();
-        if surplus > self.group.step()
-            && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok()
-        {
+        if surplus <= self.group.step() {
+            return;
+        }
+        phase.begin_call();
+        if runtime.get().is_none() && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok() {
             slot.word(Field::Grant).fetch_sub(surplus as u64, Relaxed);
             self.group.give(surplus);
         }
+        phase.end_call();
     }
 
     /// Starts the engine. Not for a child of `vfork`: threads that it starts are its own, and end with it. The

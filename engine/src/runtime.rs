@@ -30,7 +30,7 @@ use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -327,10 +327,11 @@ impl Runtime {
             0 => None,
             count => {
                 let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-                let mut file = File::open(&group.swap_path(), count, kind);
+                let open = |path: &Path| File::open(path, setup.swap_identity, count, kind);
+                let mut file = open(&group.swap_path());
                 if let (Err(_), Heritage::Forked(parent)) = (&file, &heritage) {
                     // The launcher is gone.
-                    file = parent.swap_path.as_ref().map_or(file, |path| File::open(path, count, kind));
+                    file = parent.swap_path.as_ref().map_or(file, |path| open(path));
                 }
                 let file = file.map_err(StartError::SwapFile)?;
                 let own = format!("/proc/{}/task/{}/fd/{}", std::process::id(), task::tid(), file.number());
@@ -499,11 +500,10 @@ impl Runtime {
                     self.injection.stall(Fault::StallFault);
                     let page = PageIndex::of_address(fault.address);
                     let kernel = self.engine.memory().kernel();
-                    if let Some(processor) = reader.note(fault.tid)
-                        && !kernel.is_quiet()
-                    {
+                    if let Some(processor) = reader.note(fault.tid) {
                         // Woken in vain it faults again at once, over there.
                         task::wake_at(fault.tid, processor, || kernel.wake(page.address(), PAGE_SIZE));
+                        kernel.catch_up();
                         continue;
                     }
                     if self.engine.is_unsharing(fault.tid) {
@@ -521,7 +521,7 @@ impl Runtime {
                     if self.engine.is_short() {
                         self.kick.if_sleeping();
                     }
-                    kernel.wake_due();
+                    kernel.catch_up();
                 }
                 Ok(None) => {}
                 Err(error) if error.raw_os_error() == 4 || error.raw_os_error() == 11 => {}
@@ -545,7 +545,7 @@ impl Runtime {
             self.engine.complete(&mut done, &mut work);
             self.pause.end_completion();
             self.kick.if_sleeping();
-            self.engine.memory().kernel().wake_due();
+            self.engine.memory().kernel().catch_up();
         }
     }
 
@@ -574,7 +574,10 @@ impl Runtime {
             self.pause.begin_work();
             let start = clock();
             self.borrow();
-            let progress = if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
+            let progress = if self.has_little() && !self.engine.is_short() {
+                // Others want some: not the little that it runs in, but the pool's.
+                self.engine.reclaim_pool(&mut work)
+            } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
                 self.engine.reclaim(&mut work)
             } else {
                 Progress::Freed(0)
@@ -630,6 +633,14 @@ impl Runtime {
                 return false;
             }
         }
+    }
+
+    /// Whether others want memory, and there is less in the program than it may keep in any case.
+    fn has_little(&self) -> bool {
+        let usage = self.engine.usage();
+        self.target() > self.engine.budget().free()
+            && self.asked() > 0
+            && usage.resident + usage.frames <= RESIDENT_MIN
     }
 
     /// What others asked for.
@@ -691,8 +702,10 @@ impl Runtime {
     /// Nothing can leave: others may have room, or requests under way will make some; else this is the end.
     fn starved(&self, idle: &mut usize, work: &mut Workspace) {
         if self.engine.waiting() == 0 {
-            // Nobody waits: what was asked for cannot be had, forget it.
-            self.slot.set(Field::Asked, 0);
+            // Nobody waits: what was asked for cannot be had, forget it. Unless it is on its way out.
+            if self.engine.requests() == 0 {
+                self.slot.set(Field::Asked, 0);
+            }
             self.kick.wait(Duration::from_millis(20));
             *idle = 0;
             return;
@@ -703,7 +716,7 @@ impl Runtime {
         let seen = self.group.demand();
         let asked = self.group.ask(self.slot, self.engine.limits().high);
         if *idle >= if asked { HOPELESS_ROUNDS / 4 } else { 2 } {
-            self.group.ask_all(self.slot, self.engine.limits().high as u64, RESIDENT_MIN as u64);
+            self.group.ask_all(self.slot, self.engine.limits().high as u64);
         }
         if alone || held >= RESIDENT_MIN {
             if self.engine.requests() > 0 {
@@ -914,7 +927,7 @@ impl Runtime {
         let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
         self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
         if self.group.free() < self.group.step() {
-            self.group.level(self.slot, self.engine.limits().high as u64, RESIDENT_MIN as u64);
+            self.group.level(self.slot, self.engine.limits().high as u64);
         }
     }
 
@@ -932,6 +945,13 @@ impl Runtime {
         self.engine.keep_copies(keep);
     }
 
+    /// Pages that others may ask for.
+    fn spare(&self) -> i64 {
+        let usage = self.engine.usage();
+        let pool = if self.engine.can_write() { usage.pool } else { 0 };
+        (usage.resident + usage.frames - RESIDENT_MIN).max(0) + pool
+    }
+
     fn publish(&self) {
         let usage = self.engine.usage();
         let (entries, bytes) = self.engine.swap().zswap().stored();
@@ -947,7 +967,9 @@ impl Runtime {
             (Field::StoredPages, entries as i64),
             (Field::StoredBytes, bytes as i64),
             (Field::Stalled, self.engine.stalled()),
+            (Field::Spare, self.spare()),
         ];
+        self.slot.listen();
         for (field, value) in fields {
             self.slot.set(field, value.max(0) as u64);
         }
@@ -955,8 +977,8 @@ impl Runtime {
 
     // ---- forks ----------------------------------------------------------------------------------
 
-    /// From now on a thread whose fault is answered goes on when whoever answers it has done with all the rest: it
-    /// may fork as the next thing it does, and a lock that is held then stays so in the child.
+    /// From now on a page that a thread waits for comes in when whoever brings it has done with all the rest: the
+    /// thread may fork as the next thing it does, and a lock that is held then stays so in the child.
     pub fn answer_last(&self, on: bool) {
         self.engine.memory().kernel().set_quiet(on);
     }

@@ -65,6 +65,8 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
         }
     };
     if !crate::allocator::is_the_programs() {
+        // What it was before an exec has gone.
+        Process::leave(group);
         // SAFETY: as above.
         let verbose = unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some();
         if verbose || u64::from(std::os::unix::process::parent_id()) == group.setup().launcher_pid {
@@ -79,6 +81,7 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
         return;
     };
     let _ = PROCESS.set(process);
+    guest::prepare();
     crate::threads::prepare();
     crate::references::prepare();
     crate::allocator::join();

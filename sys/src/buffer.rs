@@ -20,9 +20,12 @@ const KEPT: usize = 8;
 static RANGE: OnceLock<usize> = OnceLock::new();
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 
-/// The range's first address, or 0 if it could not be had.
+/// The range's first address, or 0 where address space is short.
 fn range() -> usize {
-    *RANGE.get_or_init(|| Reservation::small_pages(PLACES * PLACE, PAGE).map_or(0, Reservation::leak))
+    *RANGE.get_or_init(|| match crate::mapping::room() / 64 {
+        room if room < PLACES * PLACE => 0,
+        _ => Reservation::small_pages(PLACES * PLACE, PAGE).map_or(0, Reservation::leak),
+    })
 }
 
 /// Takes a place. `None` if all are taken.

@@ -57,6 +57,14 @@ pub fn is_guest() -> bool {
     pointer.wrapping_sub(BASE.load(Relaxed)) < GUESTS_MAX * STACK || pointer == STARTER.load(Relaxed)
 }
 
+/// Asks the loader for what guests need. Early in the life of the process: later its lock may be held by whoever waits
+/// for the thread that starts a guest, and in a forked child its data may be out of memory.
+pub fn prepare() {
+    // SAFETY: the name is a C string.
+    let threads = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
+    THREADS.store(threads, Relaxed);
+}
+
 /// Starts a guest, with all signals blocked.
 ///
 /// # Errors
@@ -67,10 +75,6 @@ pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         // the engine's control thread.
         let stacks = Reservation::small_pages(GUESTS_MAX * STACK, STACK)?;
         BASE.store(stacks.leak(), Relaxed);
-        // Looked up once: a forked child must not ask the loader, whose data may be out of memory.
-        // SAFETY: the name is a C string.
-        let threads = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
-        THREADS.store(threads, Relaxed);
     }
     let index = USED.fetch_add(1, Relaxed);
     if index >= GUESTS_MAX - 1 {
@@ -174,6 +178,7 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
 pub fn forget_all() {
     USED.store(0, Relaxed);
     ENTERED.store(0, Relaxed);
+    STARTER.store(0, Relaxed);
 }
 
 #[cfg(test)]

@@ -1,10 +1,12 @@
 //! The program's memory as the kernel sees it: userfaultfd and page tables of this process.
 
+use crate::guest::thread_pointer;
 use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay};
 use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Mutex, PoisonError};
 
 /// A handle on the memory of the calling process.
 #[derive(Debug)]
@@ -12,6 +14,20 @@ pub struct Kernel {
     uffd: Uffd,
     pagemap: Pagemap,
     no_remap: Backoff,
+    quiet: AtomicBool,
+    due: Mutex<Vec<Due>>,
+    /// How many those are.
+    put_off: AtomicUsize,
+}
+
+/// What a thread has put off: a page that comes in, or a wake.
+#[derive(Debug)]
+struct Due {
+    thread: usize,
+    start: usize,
+    length: usize,
+    /// What comes in; nothing if it is there already.
+    bytes: Box<[u8]>,
 }
 
 /// Leaves out attempts at what has failed, twice as many after each failure.
@@ -45,7 +61,14 @@ impl Kernel {
     /// to them: the caller must pass only ranges of the *program's* private memory that were registered
     /// here, and must answer every fault there.
     pub unsafe fn open() -> Result<Self, Errno> {
-        Ok(Self { uffd: Uffd::open()?, pagemap: Pagemap::open()?, no_remap: Backoff::default() })
+        Ok(Self {
+            uffd: Uffd::open()?,
+            pagemap: Pagemap::open()?,
+            no_remap: Backoff::default(),
+            quiet: AtomicBool::new(false),
+            due: Mutex::default(),
+            put_off: AtomicUsize::new(0),
+        })
     }
 
     /// Whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
@@ -87,34 +110,58 @@ impl Kernel {
 
     /// Wakes whoever waits in the range.
     pub fn wake(&self, start: usize, length: usize) {
-        self.uffd.wake(start, length);
+        if !self.puts_off(start, length, &[]) {
+            self.uffd.wake(start, length);
+        }
     }
 
-    /// From now on nobody is woken but by [`Kernel::wake_due`], or no longer so.
+    /// From now on pages come in, and threads are woken, only when whoever answers them calls [`Kernel::catch_up`]; or
+    /// no longer so.
     pub fn set_quiet(&self, quiet: bool) {
-        self.uffd.set_quiet(quiet);
+        self.quiet.store(quiet, SeqCst);
     }
 
-    /// Whether nobody is woken but by [`Kernel::wake_due`].
-    pub fn is_quiet(&self) -> bool {
-        self.uffd.is_quiet()
+    /// Does what the calling thread has put off while it was quiet.
+    pub fn catch_up(&self) {
+        if self.put_off.load(SeqCst) == 0 {
+            return;
+        }
+        let own = |due: &mut Due| due.thread == thread_pointer();
+        let mine: Vec<Due> =
+            self.due.lock().unwrap_or_else(PoisonError::into_inner).extract_if(.., own).collect();
+        self.put_off.fetch_sub(mine.len(), SeqCst);
+        for Due { start, bytes, length, .. } in mine {
+            // SAFETY: the contract of `open`.
+            let mut copied = unsafe { self.uffd.copy(start, &bytes) };
+            while let (_, Some(Errno::NOMEM)) = copied {
+                rustix::thread::sched_yield();
+                // SAFETY: as above.
+                copied = unsafe { self.uffd.copy(start, &bytes) };
+            }
+            if bytes.is_empty() || copied.1.is_some() {
+                self.uffd.wake(start, length);
+            }
+        }
     }
 
-    /// Wakes whom the calling thread was to wake while it was quiet.
-    pub fn wake_due(&self) {
-        self.uffd.wake_due();
+    /// Puts off, while it is quiet, that these bytes come in at `start` and whoever waits there wakes.
+    fn puts_off(&self, start: usize, length: usize, bytes: &[u8]) -> bool {
+        let quiet = self.quiet.load(SeqCst);
+        if quiet {
+            let due = Due { thread: thread_pointer(), start, length, bytes: bytes.into() };
+            self.due.lock().unwrap_or_else(PoisonError::into_inner).push(due);
+            self.put_off.fetch_add(1, SeqCst);
+        }
+        quiet
     }
 
     /// Copies bytes to missing pages and wakes.
     pub fn copy_in(&self, dst: usize, bytes: &[u8]) -> Partial {
+        if self.puts_off(dst, bytes.len(), bytes) {
+            return (bytes.len(), None);
+        }
         // SAFETY: the contract of `open`.
         unsafe { self.uffd.copy(dst, bytes) }
-    }
-
-    /// Maps zero pages at missing pages and wakes.
-    pub fn zero_in(&self, dst: usize, length: usize) -> Partial {
-        // SAFETY: the contract of `open`.
-        unsafe { self.uffd.zero(dst, length) }
     }
 
     /// Makes pages unreadable.

@@ -2,9 +2,7 @@
 
 use crate::mapping::last_errno;
 use rustix::io::Errno;
-use std::cell::Cell;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const API: u64 = 0xaa;
 const IOC_NEW: u64 = 0xaa00;
@@ -29,8 +27,6 @@ pub const FEATURE_WP_ASYNC: u64 = 1 << 15;
 pub const DEVICE: &str = "/dev/userfaultfd";
 
 const MODE_MISSING: u64 = 1;
-/// The same for each operation that maps pages.
-const DONT_WAKE: u64 = 1;
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1;
@@ -98,13 +94,6 @@ pub struct Fault {
 pub struct Uffd {
     fd: OwnedFd,
     features: u64,
-    /// Whether pages are mapped without waking who waits for them.
-    quiet: AtomicBool,
-}
-
-thread_local! {
-    /// Where the calling thread has left somebody asleep: from the first address to the last.
-    static DUE: Cell<(usize, usize)> = const { Cell::new((usize::MAX, 0)) };
 }
 
 /// How an operation on a range of pages ended: bytes done, and the error that stopped it.
@@ -152,8 +141,7 @@ impl Uffd {
             return Err(last_errno());
         }
         // SAFETY: the descriptor is new and nobody else's.
-        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
-        Ok(Self { fd, features: 0, quiet: AtomicBool::new(false) })
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, features: 0 })
     }
 
     /// Tries each way to a full userfaultfd: the system call, then the device. What the kernel has by that way
@@ -221,47 +209,8 @@ impl Uffd {
         self.ioctl(ior(0x01, size_of::<Range>()), (&raw mut arg).cast())
     }
 
-    /// From now on nobody is woken but by [`Uffd::wake_due`], or no longer so.
-    pub fn set_quiet(&self, quiet: bool) {
-        self.quiet.store(quiet, SeqCst);
-    }
-
-    /// Whether nobody is woken but by [`Uffd::wake_due`].
-    pub fn is_quiet(&self) -> bool {
-        self.quiet.load(SeqCst)
-    }
-
-    /// Wakes whom the calling thread was to wake while it was quiet.
-    pub fn wake_due(&self) {
-        let (from, to) = DUE.replace((usize::MAX, 0));
-        if from < to {
-            self.wake_now(from, to - from);
-        }
-    }
-
-    /// Whether those who wait in a range are left asleep, which is noted.
-    fn leaves_asleep(&self, start: usize, length: usize) -> bool {
-        let quiet = self.is_quiet();
-        if quiet {
-            let (from, to) = DUE.get();
-            DUE.set((from.min(start), to.max(start + length)));
-        }
-        quiet
-    }
-
-    /// The mode of an operation that maps pages of a range.
-    fn mode(&self, flags: u64, start: usize, length: usize) -> u64 {
-        if self.leaves_asleep(start, length) { flags | DONT_WAKE } else { flags }
-    }
-
     /// Wakes every thread that waits in the range.
     pub fn wake(&self, start: usize, length: usize) {
-        if !self.leaves_asleep(start, length) {
-            self.wake_now(start, length);
-        }
-    }
-
-    fn wake_now(&self, start: usize, length: usize) {
         let mut arg = Range { start: start as u64, len: length as u64 };
         let _ = self.ioctl(ior(0x02, size_of::<Range>()), (&raw mut arg).cast());
     }
@@ -273,7 +222,7 @@ impl Uffd {
                 dst: (dst + done) as u64,
                 src: (src + done) as u64,
                 len: (length - done) as u64,
-                mode: self.mode(mode, dst, length),
+                mode,
                 done: 0,
             };
             match self.ioctl(iowr(number, size_of::<CopyArg>()), (&raw mut arg).cast()) {
@@ -311,7 +260,7 @@ impl Uffd {
         while done < length {
             let mut arg = ZeroArg {
                 range: Range { start: (dst + done) as u64, len: (length - done) as u64 },
-                mode: self.mode(0, dst, length),
+                mode: 0,
                 done: 0,
             };
             match self.ioctl(iowr(0x04, size_of::<ZeroArg>()), (&raw mut arg).cast()) {
@@ -346,8 +295,7 @@ impl Uffd {
     /// # Safety
     /// As for [`Uffd::copy`].
     pub unsafe fn poison(&self, start: usize, length: usize) -> bool {
-        let range = Range { start: start as u64, len: length as u64 };
-        let mut arg = ZeroArg { range, mode: self.mode(0, start, length), done: 0 };
+        let mut arg = ZeroArg { range: Range { start: start as u64, len: length as u64 }, mode: 0, done: 0 };
         self.features & FEATURE_POISON != 0
             && matches!(
                 self.ioctl(iowr(0x08, size_of::<ZeroArg>()), (&raw mut arg).cast()),

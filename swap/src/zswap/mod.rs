@@ -9,7 +9,7 @@ use crate::entry::{PAGE_SIZE, PageIndex};
 use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
 use codec::Codec;
-use pool::{Header, Pool, SpanSource};
+use pool::{Header, Of, Pool, SpanSource};
 
 /// Memory that one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug)]
@@ -112,10 +112,10 @@ impl<S: SpanSource> Zswap<S> {
         self.pool.stored()
     }
 
-    /// The next entries under the clock hand: (handle, owner), at least `count` if there are so many, and at
+    /// The next entries under the clock hand, in spans that are meant: (handle, owner), at least `count` if there are so many, and at
     /// most one turn.
-    pub fn clock(&self, count: usize, into: &mut Vec<(u32, PageIndex)>) {
-        self.pool.clock(count, into);
+    pub fn clock(&self, count: usize, of: Of, into: &mut Vec<(u32, PageIndex)>) {
+        self.pool.clock(count, of, into);
     }
 
     /// Flips a bit of a stored entry: for tests of damage.

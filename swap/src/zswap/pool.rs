@@ -31,6 +31,15 @@ pub trait SpanSource: Send {
     fn take(&self) -> Option<Self::Span>;
 }
 
+/// Which spans.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Of {
+    /// All.
+    All,
+    /// Those that no fork shares: only these give memory when they go.
+    Own,
+}
+
 /// What stands before every payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
@@ -365,7 +374,7 @@ impl<S: SpanSource> Pool<S> {
 
     /// Advances the clock hand over up to `count` entries. Spans are visited in the order of their ids,
     /// which is roughly the order in which they were filled.
-    pub fn clock(&self, count: usize, into: &mut Vec<(u32, PageIndex)>) {
+    pub fn clock(&self, count: usize, of: Of, into: &mut Vec<(u32, PageIndex)>) {
         let mut lists = lock(&self.lists);
         let spans = lists.partial_at.len() as u32;
         for _ in 0..spans {
@@ -375,7 +384,7 @@ impl<S: SpanSource> Pool<S> {
             let id = lists.hand % spans;
             lists.hand = id + 1;
             let guard = self.span(id).expect("made when it was added");
-            let Some(span) = guard.as_ref() else { continue };
+            let Some(span) = guard.as_ref().filter(|span| of == Of::All || !span.frozen) else { continue };
             let Class { size, slots } = self.classes[usize::from(span.class)];
             for slot in (0..slots).filter(|&slot| span.holds(slot)) {
                 if let Some((header, _)) = span.entry(slot, size) {
@@ -511,7 +520,7 @@ pub(crate) mod tests {
                 let bytes: usize = model.values().map(|(_, payload)| payload.len()).sum();
                 prop_assert_eq!(pool.stored(), (model.len() as u64, bytes as u64));
                 let mut seen = Vec::new();
-                pool.clock(usize::MAX, &mut seen);
+                pool.clock(usize::MAX, Of::All, &mut seen);
                 prop_assert_eq!(seen.len(), model.len());
             }
             for (handle, _) in model {
