@@ -245,7 +245,8 @@ print(sum(os.waitpid(pid, 0)[1] for pid in children))";
     for _ in 0..3 {
         let mut command = Command::new("sh");
         let limited = "ulimit -n 20 && exec \"$@\"";
-        command.args(["-c", limited, "sh", PAGETIDE, "run", "-q", "-m", "64M", "--", "python3", "-c", job]);
+        command.args(["-c", limited, "sh", PAGETIDE, "run", "-q", "-m", "64M", "--swap-size", "1G", "--"]);
+        command.args(["python3", "-c", job]);
         assert_eq!(start(command).end().succeeds(), "0\n");
     }
 }

@@ -9,23 +9,33 @@
 //! before the bit is set, and the bit is cleared before the count goes down.
 
 use crate::hash::PageHash;
+use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
-/// Blocks whose hashes are allocated together at least: 8 KiB.
-const HASH_CHUNK_MIN: usize = 512;
-/// Chunks at most: their array takes 24 KiB.
-const HASH_CHUNKS_MAX: usize = 1024;
+/// Blocks of an extent at least: 2 MiB, whose hashes take 8 KiB.
+const EXTENT_MIN: usize = 512;
+/// Extents at most: their array takes 24 KiB.
+const EXTENTS_MAX: usize = 1024;
 
 /// The view that one process has of the device's space.
 #[derive(Debug)]
 pub struct Blocks {
     counts: &'static [AtomicU8],
     held: &'static [AtomicU64],
+    /// Blocks of an extent.
+    extent: usize,
+    /// The extents that this process found free and took: where its next runs come from.
+    own: Box<[AtomicBool]>,
+    /// Where the last search ended.
     cursor: AtomicU64,
     used: AtomicU64,
+    /// Blocks that were given up since the start.
+    freed: AtomicU64,
+    /// How many of those make it worth to look for a whole run again.
+    barren_until: AtomicU64,
+    /// By extent.
     hashes: Hashes,
-    hash_chunk: usize,
 }
 
 type Hashes = std::sync::Arc<[OnceLock<Box<[[AtomicU64; 2]]>>]>;
@@ -43,15 +53,18 @@ impl Blocks {
     /// Space described by shared `counts` (one a block) and this process's `held` bits.
     pub fn new(counts: &'static [AtomicU8], held: &'static [AtomicU64]) -> Self {
         assert!(held.len() * 64 >= counts.len());
-        let hash_chunk = counts.len().div_ceil(HASH_CHUNKS_MAX).max(HASH_CHUNK_MIN);
-        let chunks = counts.len().div_ceil(hash_chunk);
+        let extent = counts.len().div_ceil(EXTENTS_MAX).next_multiple_of(64).max(EXTENT_MIN);
+        let extents = counts.len().div_ceil(extent);
         Self {
             counts,
             held,
+            extent,
+            own: (0..extents).map(|_| AtomicBool::new(false)).collect(),
             cursor: AtomicU64::new(0),
             used: AtomicU64::new(0),
-            hashes: (0..chunks).map(|_| OnceLock::new()).collect(),
-            hash_chunk,
+            freed: AtomicU64::new(0),
+            barren_until: AtomicU64::new(0),
+            hashes: (0..extents).map(|_| OnceLock::new()).collect(),
         }
     }
 
@@ -70,35 +83,97 @@ impl Blocks {
         self.used.load(Relaxed)
     }
 
-    /// Takes up to `wanted` free blocks that lie together: first fit from where the last search ended.
-    /// A shorter run is taken where the space is fragmented; `None` means that the device is full.
+    /// Takes up to `wanted` free blocks that lie together. A process fills extents of its own, so that
+    /// what leaves together lies together, and its hashes take memory by what it holds, not by the size of
+    /// the device: a whole run from where the last search ended, else a new extent. Where none is left,
+    /// any free block serves, and a shorter run. `None` means that the device is full.
     pub fn allocate(&self, wanted: usize) -> Option<BlockRun> {
-        let total = self.counts.len();
-        if total == 0 || wanted == 0 {
+        if self.counts.is_empty() || wanted == 0 {
             return None;
         }
-        let start = self.cursor.load(Relaxed) as usize % total;
-        let mut seen = 0;
-        while seen < total {
-            let at = (start + seen) % total;
-            if !self.claim(at) {
-                seen += 1;
+        let run = self
+            .in_own_extents(wanted)
+            .or_else(|| self.in_extents(|extent| self.take_extent(extent)))
+            .and_then(|start| self.claim_run(start, wanted))
+            .or_else(|| self.claim_any(wanted))?;
+        self.cursor.store(run.start + run.length as u64, Relaxed);
+        self.used.fetch_add(run.length as u64, Relaxed);
+        Some(run)
+    }
+
+    /// A whole run in the extent of the last search, or in any of this process's; where there was none, not
+    /// in any before an extent's worth has been freed.
+    fn in_own_extents(&self, wanted: usize) -> Option<usize> {
+        let find = |extent: usize| self.own[extent].load(Relaxed).then(|| self.whole_run(extent, wanted))?;
+        let freed = self.freed.load(Relaxed);
+        if freed < self.barren_until.load(Relaxed) {
+            return find(self.last_extent());
+        }
+        let found = self.in_extents(find);
+        if found.is_none() {
+            self.barren_until.store(freed + self.extent as u64, Relaxed);
+        }
+        found
+    }
+
+    /// The first thing that `find` finds in the extents, from the cursor's on.
+    fn in_extents(&self, find: impl Fn(usize) -> Option<usize>) -> Option<usize> {
+        let extents = self.own.len();
+        (0..extents).find_map(|step| find((self.last_extent() + step) % extents))
+    }
+
+    fn last_extent(&self) -> usize {
+        self.cursor.load(Relaxed) as usize / self.extent % self.own.len()
+    }
+
+    fn blocks_of(&self, extent: usize) -> std::ops::Range<usize> {
+        extent * self.extent..((extent + 1) * self.extent).min(self.counts.len())
+    }
+
+    /// Where `wanted` free blocks lie together.
+    fn whole_run(&self, extent: usize, wanted: usize) -> Option<usize> {
+        let Range { start: mut at, end } = self.blocks_of(extent);
+        let mut length = 0;
+        while at < end && length < wanted {
+            if at.is_multiple_of(64) && self.held[at / 64].load(Relaxed) == u64::MAX {
+                (at, length) = (at + 64, 0);
                 continue;
             }
-            let mut length = 1;
-            while length < wanted && at + length < total && self.claim(at + length) {
-                length += 1;
-            }
-            self.cursor.store((at + length) as u64, Relaxed);
-            self.used.fetch_add(length as u64, Relaxed);
-            return Some(BlockRun { start: at as u64, length });
+            length = if self.is_free(at) { length + 1 } else { 0 };
+            at += 1;
         }
-        None
+        (length == wanted).then(|| at - length)
+    }
+
+    /// Makes a free extent this process's own. Two that find it at one time share it.
+    fn take_extent(&self, extent: usize) -> Option<usize> {
+        let mut blocks = self.blocks_of(extent);
+        let start = blocks.start;
+        blocks.all(|block| self.is_free(block)).then(|| self.own[extent].store(true, Relaxed))?;
+        Some(start)
+    }
+
+    /// Takes blocks from `start` on, as far as they are free.
+    fn claim_run(&self, start: usize, wanted: usize) -> Option<BlockRun> {
+        let end = (start + wanted).min(self.counts.len());
+        let length = (start..end).take_while(|&block| self.claim(block)).count();
+        (length > 0).then_some(BlockRun { start: start as u64, length })
+    }
+
+    /// Takes whatever is free, from the cursor on.
+    fn claim_any(&self, wanted: usize) -> Option<BlockRun> {
+        let total = self.counts.len();
+        let first = self.cursor.load(Relaxed) as usize;
+        (0..total).find_map(|step| self.claim_run((first + step) % total, wanted))
+    }
+
+    fn is_free(&self, block: usize) -> bool {
+        self.counts[block].load(Relaxed) == 0
     }
 
     fn claim(&self, block: usize) -> bool {
         // The plain load keeps the walk over used blocks cheap.
-        let free = self.counts[block].load(Relaxed) == 0
+        let free = self.is_free(block)
             && self.counts[block].compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if free {
             self.held[block / 64].fetch_or(1 << (block % 64), AcqRel);
@@ -110,28 +185,28 @@ impl Blocks {
     pub fn free(&self, block: u64) {
         if release(self.counts, self.held, block as usize) {
             self.used.fetch_sub(1, Relaxed);
+            self.freed.fetch_add(1, Relaxed);
         }
     }
 
     /// Remembers the hash of what is written to a block.
     pub fn set_hash(&self, block: u64, hash: PageHash) {
-        let chunk = self.hashes[block as usize / self.hash_chunk]
-            .get_or_init(|| (0..self.hash_chunk).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect());
-        let cell = &chunk[block as usize % self.hash_chunk];
+        let hashes = self.hashes[block as usize / self.extent]
+            .get_or_init(|| (0..self.extent).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect());
+        let cell = &hashes[block as usize % self.extent];
         cell[0].store(hash[0], Relaxed);
         cell[1].store(hash[1], Relaxed);
     }
 
     /// The hash of what was written to a block.
     pub fn hash(&self, block: u64) -> Option<PageHash> {
-        let cell =
-            &self.hashes.get(block as usize / self.hash_chunk)?.get()?[block as usize % self.hash_chunk];
+        let cell = &self.hashes.get(block as usize / self.extent)?.get()?[block as usize % self.extent];
         Some([cell[0].load(Relaxed), cell[1].load(Relaxed)])
     }
 
     /// Bytes of metadata: the hashes.
     pub fn bytes(&self) -> usize {
-        self.hashes.iter().filter(|chunk| chunk.get().is_some()).count() * self.hash_chunk * 16
+        self.hashes.iter().filter(|hashes| hashes.get().is_some()).count() * self.extent * 16
     }
 
     /// Makes `child` a holder of everything that this process holds: before a fork.
@@ -149,15 +224,19 @@ impl Blocks {
         }
     }
 
-    /// The view of a forked child: the same contents and hashes, held by its own bits.
+    /// The view of a forked child: the same contents and hashes, held by its own bits. What it writes goes
+    /// to extents of its own.
     pub fn for_child(&self, held: &'static [AtomicU64]) -> Self {
         Self {
             counts: self.counts,
             held,
+            extent: self.extent,
+            own: self.own.iter().map(|_| AtomicBool::new(false)).collect(),
             cursor: AtomicU64::new(self.cursor.load(Relaxed)),
             used: AtomicU64::new(self.used()),
+            freed: AtomicU64::new(0),
+            barren_until: AtomicU64::new(0),
             hashes: std::sync::Arc::clone(&self.hashes),
-            hash_chunk: self.hash_chunk,
         }
     }
 }
@@ -219,6 +298,33 @@ pub(crate) mod tests {
         blocks.free(50);
         assert_eq!(blocks.used(), 99, "a block is freed once");
         assert_eq!(blocks.allocate(8), Some(BlockRun { start: 50, length: 1 }));
+    }
+
+    #[test]
+    fn a_process_fills_extents_of_its_own_while_there_are_any() {
+        let counts = counts(6 * EXTENT_MIN);
+        let (first, second) = (Blocks::new(counts, bits(counts.len())), Blocks::new(counts, bits(counts.len())));
+        let extent = EXTENT_MIN as u64;
+        let fill = |start: u64| {
+            for run in 0..extent / 32 {
+                assert_eq!(first.allocate(32).unwrap().start, start + run * 32);
+            }
+        };
+        fill(0);
+        assert_eq!(second.allocate(32).unwrap().start, extent);
+        fill(2 * extent);
+        assert_eq!(first.allocate(32).unwrap().start, 3 * extent);
+        (0..extent).for_each(|block| first.free(block));
+        assert_eq!(first.allocate(32).unwrap().start, 3 * extent + 32, "what leaves together lies together");
+        (2..extent / 32).for_each(|run| assert_eq!(first.allocate(32).unwrap().start, 3 * extent + run * 32));
+        fill(0);
+        (0..4 * extent).filter(|block| block % 2 == 0).for_each(|block| first.free(block));
+        assert_eq!(first.allocate(32).unwrap().start, 4 * extent, "a new extent before single blocks");
+        let child = first.for_child(bits(counts.len()));
+        assert_eq!(child.allocate(8).unwrap().start, 5 * extent);
+        let lengths: Vec<_> = std::iter::from_fn(|| child.allocate(32)).map(|run| run.length).collect();
+        assert!(lengths.contains(&1), "in the end any block serves");
+        assert!(counts.iter().all(|count| count.load(Relaxed) == 1));
     }
 
     #[test]
