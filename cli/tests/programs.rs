@@ -1,8 +1,8 @@
 //! Whole programs under `pagetide run`, in less memory than they need.
 //!
 //! These tests need root or another way to userfaultfd (docs/permissions.md), gcc and python3, and the
-//! preload library beside the binary: `cargo build --workspace` comes first, as `./test` does. They run
-//! one at a time, since each is heavy. Swap files lie in `/var/tmp`.
+//! preload library beside the binary: `cargo build --workspace` comes first, as `./test` does. Those
+//! that change a setting of the machine run alone, the others beside each other. Swap files lie in `/var/tmp`.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -10,7 +10,7 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
@@ -20,10 +20,11 @@ const GUARD: Duration = Duration::from_secs(400);
 const MASKS: [&str; 9] =
     ["", "remap", "move", "copy", "scan", "ring,pool", "pool", "remap,pool", "move,pool"];
 
-/// One at a time. Fails if the machine lacks what all need.
-fn turn() -> MutexGuard<'static, ()> {
-    static TURN: Mutex<()> = Mutex::new(());
-    let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+static TURNS: RwLock<()> = RwLock::new(());
+
+/// Beside other tests. Fails if the machine lacks what all need.
+fn turn() -> RwLockReadGuard<'static, ()> {
+    let turn = TURNS.read().unwrap_or_else(PoisonError::into_inner);
     if let Err(error) = pagetide_sys::uffd::Uffd::open() {
         panic!(
             "userfaultfd cannot be opened ({error}): run the tests as root, or set vm.unprivileged_userfaultfd=1"
@@ -34,12 +35,20 @@ fn turn() -> MutexGuard<'static, ()> {
     turn
 }
 
+/// With no other test beside it: it changes a setting of the machine.
+fn alone() -> RwLockWriteGuard<'static, ()> {
+    drop(turn());
+    TURNS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn house() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()
 }
 
 /// Builds tests/programs/NAME.c, once.
 fn program(name: &str) -> String {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let source = house().join("tests/programs").join(name).with_extension("c");
     let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
@@ -380,7 +389,7 @@ print(good(), line(3), len(large))";
 
 #[test]
 fn a_program_starts_and_forks_where_address_space_is_limited() {
-    let _turn = turn();
+    let _turn = alone();
     let job = |arguments: &[&str]| start(pagetide("40M", "", &[], arguments)).end().succeeds();
     let python = python();
     for kilobytes in ["4000000", "1000000"] {
@@ -396,7 +405,7 @@ fn a_program_starts_and_forks_where_address_space_is_limited() {
 
 #[test]
 fn huge_pages_or_none_make_no_difference() {
-    let _turn = turn();
+    let _turn = alone();
     for huge in ["always", "never"] {
         // Needs root.
         let _setting = Setting::change("/sys/kernel/mm/transparent_hugepage/enabled", huge);
@@ -491,7 +500,7 @@ fn dumped(directory: &Path) -> usize {
 
 #[test]
 fn a_core_dump_has_holes_unless_everything_is_to_be_brought_in() {
-    let _turn = turn();
+    let _turn = alone();
     let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("cores-{}", std::process::id()));
     fs::create_dir_all(&directory).unwrap();
     // Needs root.

@@ -11,7 +11,9 @@
 use crate::hash::PageHash;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use std::sync::atomic::{
+    AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 
 /// Blocks of an extent at least: 2 MiB, whose hashes take 8 KiB.
 const EXTENT_MIN: usize = 512;
@@ -173,8 +175,7 @@ impl Blocks {
 
     fn claim(&self, block: usize) -> bool {
         // The plain load keeps the walk over used blocks cheap.
-        let free = self.is_free(block)
-            && self.counts[block].compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
+        let free = self.is_free(block) && self.counts[block].compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if free {
             self.held[block / 64].fetch_or(1 << (block % 64), AcqRel);
         }
@@ -303,7 +304,8 @@ pub(crate) mod tests {
     #[test]
     fn a_process_fills_extents_of_its_own_while_there_are_any() {
         let counts = counts(6 * EXTENT_MIN);
-        let (first, second) = (Blocks::new(counts, bits(counts.len())), Blocks::new(counts, bits(counts.len())));
+        let (first, second) =
+            (Blocks::new(counts, bits(counts.len())), Blocks::new(counts, bits(counts.len())));
         let extent = EXTENT_MIN as u64;
         let fill = |start: u64| {
             for run in 0..extent / 32 {
