@@ -5,7 +5,7 @@
 
 use crate::{BLOCK, Completion, Device, Direction, Mailbox, Request, lock};
 use pagetide_sys::uring::Ring;
-use rustix::fs::{Advice, Mode, OFlags};
+use rustix::fs::{Advice, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
@@ -80,6 +80,20 @@ pub type Identity = (u64, u64);
 /// The identity of an open file.
 pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
     rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
+}
+
+/// Waits for the direct reads and writes of the file that are under way, whoever began them: those of a process that was
+/// killed may go on after its death, where a ring began them.
+///
+/// No call says just that, but file systems do it before they change a file's extents: ext4 and XFS for any range (here
+/// one that takes a block at most).
+///
+/// # Errors
+/// The file system's: most often that it knows no `fallocate`, and nothing was waited for.
+pub fn settle(file: &OwnedFd) -> Result<(), OpenError> {
+    let kept = FallocateFlags::KEEP_SIZE;
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, kept, 0, crate::BLOCK as u64))
+        .map_err(OpenError::System)
 }
 
 /// Whether a swap file in `directory` is read and written past the page cache.
@@ -371,6 +385,26 @@ mod tests {
     #[test]
     fn what_is_written_is_read_with_positioned_calls() {
         round_trip(FileKind::Positioned);
+    }
+
+    #[test]
+    fn what_was_under_way_is_there_once_the_file_has_settled() {
+        let directory = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+        let fd = create(&directory).unwrap();
+        let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+        let file = File::open(Path::new(&path), identity(&fd).unwrap(), 2048, FileKind::Auto).unwrap();
+        if !file.uses_ring() {
+            return;
+        }
+        for block in (0..2048).step_by(32) {
+            let mut buffer = Buffer::new(32);
+            buffer.fill(7);
+            file.submit(Request { token: block, direction: Direction::Write, block, buffer }).unwrap();
+        }
+        settle(&fd).unwrap();
+        let mut bytes = vec![0; 2048 * BLOCK];
+        assert_eq!(rustix::io::pread(&fd, &mut bytes, 0).unwrap(), bytes.len());
+        assert!(bytes.iter().all(|&byte| byte == 7));
     }
 
     #[test]

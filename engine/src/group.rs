@@ -347,6 +347,11 @@ impl Group {
         slot.word(Field::Taken).store(0, Release);
     }
 
+    /// Whether a process holds blocks of the device.
+    pub fn holds_blocks(&self, slot: Slot) -> bool {
+        self.held(slot).iter().any(|bits| bits.load(Relaxed) != 0)
+    }
+
     /// Pages of the cap that nobody was granted. Negative if unmanaged memory grew past it.
     pub fn free(&self) -> i64 {
         self.header[Header::Free as usize].load(Relaxed) as i64

@@ -242,7 +242,7 @@ impl Process {
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
         }
-        let wanted = (-unspent.load(Relaxed)).max(0) + self.group.step();
+        let wanted = (-unspent.load(Relaxed)).max(0) + self.group.step() / 4;
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);

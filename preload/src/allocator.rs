@@ -203,6 +203,12 @@ fn from() -> From {
     if STATE.load(Acquire) == READY && !guest::is_guest() { From::Program } else { slow_from() }
 }
 
+/// Starts mimalloc, if it has not been used yet.
+pub(crate) fn start() {
+    // SAFETY: the object is freed once.
+    unsafe { free(malloc(1)) };
+}
+
 #[cold]
 fn slow_from() -> From {
     if guest::is_guest() {

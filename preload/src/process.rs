@@ -80,6 +80,8 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
         task::say("too many processes in this run: this one runs without Pagetide");
         return;
     };
+    // What mimalloc maps for itself (a map of all address space, of which it touches little) is not managed.
+    crate::allocator::start();
     let _ = PROCESS.set(process);
     guest::prepare();
     crate::threads::prepare();
