@@ -84,6 +84,8 @@ pub enum Progress {
     Freed(usize),
     /// Pages moved on, but none is free yet.
     Moved,
+    /// What could leave waits for the device, which has as much to write as it may.
+    Waits,
     /// There is nothing that could leave.
     Nothing,
 }
@@ -1048,8 +1050,11 @@ impl<M: Memory> Engine<M> {
             let ripe = lists.probation.len() > self.limits.probation || stuck;
             if ripe { lists.probation.pop_front() } else { None }
         };
+        let mut waits_for_device = false;
         if let Some(slot) = oldest {
-            freed += self.store_slot(slot, work);
+            let stored = self.store_slot(slot, work);
+            freed += stored.freed;
+            waits_for_device = stored.deferred > 0;
         }
         if freed == 0 && self.waiting() > 0 {
             // Somebody waits: frames that were kept for runs are worth more as room.
@@ -1062,6 +1067,7 @@ impl<M: Memory> Engine<M> {
         match (freed, taken, oldest) {
             (1.., _, _) => Progress::Freed(freed),
             (0, None, None) => Progress::Nothing,
+            (0, _, _) if waits_for_device => Progress::Waits,
             (0, _, _) => Progress::Moved,
         }
     }
@@ -1079,15 +1085,14 @@ impl<M: Memory> Engine<M> {
         self.device.is_some() && !self.device_failed.load(Relaxed)
     }
 
-    /// Stores every page that is still on probation in a slot. Returns the pages that became free or are
-    /// on their way to the device.
-    fn store_slot(&self, slot_id: u16, work: &mut Workspace) -> usize {
+    /// Stores every page that is still on probation in a slot.
+    fn store_slot(&self, slot_id: u16, work: &mut Workspace) -> StoredSlot {
         let staged = &self.staged[usize::from(slot_id)];
         staged.queued.store(false, SeqCst);
         let number = ClusterNumber(staged.cluster.load(Relaxed));
         let offsets: Vec<usize> = lock(&staged.slot).populated().iter().collect();
         let mut stored = 0;
-        let mut refused = Vec::new();
+        let mut unsent = Unsent::default();
         let mut batch = Batch::default();
         for chunk in offsets.chunks(STORE_BATCH) {
             let mut begun = [(0usize, None::<Place>); STORE_BATCH];
@@ -1123,12 +1128,12 @@ impl<M: Memory> Engine<M> {
                     }
                     Stored::Refused(..) if self.device.is_some() => {
                         if batch.pages.len() == WRITE_BATCH_PAGES {
-                            stored += self.write(slot_id, &mut batch, &mut refused);
+                            stored += self.write(slot_id, &mut batch, &mut unsent);
                         }
                     }
                     Stored::Refused(..) => {
                         self.refused.fetch_add(1, Relaxed);
-                        refused.push(page);
+                        unsent.refused.push(page);
                     }
                 }
             }
@@ -1140,13 +1145,17 @@ impl<M: Memory> Engine<M> {
             }
             self.settle_pool();
         }
-        stored += self.write(slot_id, &mut batch, &mut refused);
-        self.give_up(slot_id, &refused);
+        stored += self.write(slot_id, &mut batch, &mut unsent);
+        self.give_up(slot_id, &unsent.refused);
+        unsent.deferred.iter().for_each(|&page| self.end_store(page, slot_id, None));
+        if !unsent.deferred.is_empty() {
+            self.requeue(slot_id);
+        }
         if staged.refs.load(SeqCst) > 1 {
             self.drop_stored(slot_id, number);
         }
         self.unref(slot_id, 1);
-        stored
+        StoredSlot { freed: stored, deferred: unsent.deferred.len() }
     }
 
     /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
@@ -1235,13 +1244,13 @@ impl<M: Memory> Engine<M> {
 
     /// Whether as many writes are under way as may be: what they write is in memory twice, which must not be a large
     /// part of the memory of one process among many.
-    fn is_writing(&self) -> bool {
+    pub fn is_writing(&self) -> bool {
         let most = (self.high.load(Relaxed) / WRITE_BATCH_PAGES as i64).clamp(*WRITES.start(), *WRITES.end());
         lock(&self.requests).writes as i64 >= most
     }
 
     /// Sends a batch of refused pages to the device. Returns how many are on their way.
-    fn write(&self, slot_id: u16, batch: &mut Batch, refused: &mut Vec<PageIndex>) -> usize {
+    fn write(&self, slot_id: u16, batch: &mut Batch, unsent: &mut Unsent) -> usize {
         let mut sent = 0;
         while !batch.pages.is_empty() {
             let busy = self.is_writing();
@@ -1250,7 +1259,8 @@ impl<M: Memory> Engine<M> {
             let Some(run) = run else {
                 // A device that is busy has room later.
                 self.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
-                refused.extend(batch.pages.drain(..).map(|(page, _)| page));
+                let later = if busy { &mut unsent.deferred } else { &mut unsent.refused };
+                later.extend(batch.pages.drain(..).map(|(page, _)| page));
                 batch.bytes.clear();
                 break;
             };
@@ -1267,7 +1277,7 @@ impl<M: Memory> Engine<M> {
             let request = Request { token, direction: Direction::Write, block: run.start, buffer };
             if self.device.as_ref().expect("checked by the caller").submit(request).is_err() {
                 if let Pending::Store { pages, .. } = self.end(token) {
-                    refused.extend(pages);
+                    unsent.deferred.extend(pages);
                 }
                 (run.start..).take(count).for_each(|block| self.swap.blocks().free(block));
             } else {
@@ -1501,6 +1511,23 @@ impl<M: Memory> Engine<M> {
         self.budget.take(count as i64);
         count
     }
+}
+
+/// What became of the pages of a slot.
+struct StoredSlot {
+    /// Free, or on their way to the device.
+    freed: usize,
+    /// On probation still: the device is busy.
+    deferred: usize,
+}
+
+/// Pages that were not sent to the device.
+#[derive(Default)]
+struct Unsent {
+    /// There is no place for them.
+    refused: Vec<PageIndex>,
+    /// There will be.
+    deferred: Vec<PageIndex>,
 }
 
 /// Pages gathered for one write.

@@ -589,6 +589,14 @@ impl Runtime {
             match progress {
                 Progress::Freed(_) => (idle, moved) = (0, 0),
                 Progress::Moved => moved += 1,
+                Progress::Waits => {
+                    (idle, moved) = (0, 0);
+                    // Whoever hears of an end kicks.
+                    self.kick.wait(Duration::from_millis(1));
+                    while self.engine.is_writing() {
+                        self.kick.wait(Duration::from_millis(20));
+                    }
+                }
                 Progress::Nothing => idle += 1,
             }
             if futility.note(progress, &self.engine) {

@@ -941,6 +941,38 @@ fn a_cluster_that_was_referenced_is_a_victim_when_there_is_no_other() {
 }
 
 #[test]
+fn what_a_busy_device_cannot_take_yet_waits_on_probation() {
+    let (mut world, device) = deferred(0, 600);
+    (BASE..BASE + 400).for_each(|number| world.put(number, noise(number)));
+    world.push_out_unsettled();
+    let cached = |world: &World| {
+        (BASE..BASE + 400).filter(|&number| world.word(page(number)).state() == State::Cached).count()
+    };
+    assert_eq!((device.held(), cached(&world)), (4, 400), "as much is being written as may be");
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Waits);
+    assert_eq!((device.held(), world.engine.take_refused()), (4, 0));
+    // A hit meanwhile, and the end of a write.
+    world.read(BASE + 399);
+    device.release(0);
+    world.complete();
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Freed(32));
+    assert_eq!((device.held(), cached(&world)), (4, 400 - 1 - 32));
+    while device.release(0) {
+        world.complete();
+        world.push_out_unsettled();
+    }
+    assert_eq!(cached(&world), 0);
+    assert_eq!(world.counter(Counter::swap_cache_hit), 1);
+    (BASE..BASE + 400).for_each(|number| {
+        world.read(number);
+        while device.release(0) {
+            world.complete();
+        }
+    });
+    world.check_end();
+}
+
+#[test]
 fn a_discard_waits_for_the_store_and_then_forgets_it() {
     let (mut world, device) = deferred(0, 300);
     (BASE..BASE + 16).for_each(|number| world.put(number, noise(number)));
