@@ -229,8 +229,9 @@ struct Launcher<'a> {
     next_sample: Instant,
     next_stats: Instant,
     ending: Option<Ending>,
-    /// Processes of the run open it through `/proc`, as they open the swap file.
+    /// Processes of the run open these two through `/proc`.
     group_fd: OwnedFd,
+    _swap: Option<SwapFile>,
 }
 
 /// A run that is being ended.
@@ -259,12 +260,13 @@ impl<'a> Launcher<'a> {
             child: 0,
             started: now,
             group,
-            sampler: Sampler::new(group, swap, args.max_stall),
+            sampler: Sampler::new(group, args.max_stall),
             stats: args.stats.as_deref().map(StatFile::new),
             next_sample: now + INTERVAL,
             next_stats: now + STATS_INTERVAL,
             ending: None,
             group_fd,
+            _swap: swap,
         };
         this.sampler.charge_own(&this.group_fd);
         if let Some(stats) = &this.stats {

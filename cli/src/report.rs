@@ -353,7 +353,7 @@ mod tests {
             slot.set(Field::StoredPages, 340);
             slot.set(Field::StoredBytes, 100 * PAGE);
         }
-        group.release(one);
+        group.release([one]);
         let peak = Pages { needed: 179_712, working: 63_744, swapped: 115_456, ..Pages::default() };
         let report = report(&group, peak);
         let summary = report.summary();

@@ -6,7 +6,6 @@
 
 use crate::report::{Gathered, Pages};
 use crate::stall::Stall;
-use crate::swapfile::SwapFile;
 use crate::tree;
 use pagetide::group::{Field, Group, Slot};
 use pagetide_swap::Counter;
@@ -40,7 +39,6 @@ const NAMELESS_FORK_SAMPLES: u32 = 3000;
 #[derive(Debug)]
 pub struct Sampler {
     group: Group,
-    swap: Option<SwapFile>,
     launcher: u32,
     watches: HashMap<usize, Watch>,
     strangers: Strangers,
@@ -95,9 +93,7 @@ impl Watch {
             self.gone |= procfs::is_dead(self.pid, self.start_time);
         }
     }
-}
 
-impl Watch {
     /// Notes that a process does not answer. An engine that does says so anew.
     fn listen(&mut self, slot: Slot) {
         let asked = slot.get(Field::Asked);
@@ -122,10 +118,9 @@ fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
 
 impl Sampler {
     /// A sampler for the run of `group`, of which this process is the launcher.
-    pub fn new(group: Group, swap: Option<SwapFile>, max_stall: Option<Duration>) -> Self {
+    pub fn new(group: Group, max_stall: Option<Duration>) -> Self {
         Self {
             group,
-            swap,
             launcher: std::process::id(),
             watches: HashMap::new(),
             strangers: Strangers::new(),
@@ -153,12 +148,8 @@ impl Sampler {
         // What the dead held last counts for the peaks.
         self.gather();
         self.keep_peaks();
-        for &slot in &slots {
-            if self.watches[&slot.index()].gone {
-                self.release(slot);
-                self.watches.remove(&slot.index());
-            }
-        }
+        self.group.release(slots.iter().copied().filter(|slot| self.watches[&slot.index()].gone));
+        self.watches.retain(|_, watch| !watch.gone);
         self.gather();
         self.ask(&slots);
         let (nanos, waits) = (self.now.counter(Counter::stalled_ns), self.now.stalled > 0);
@@ -177,17 +168,6 @@ impl Sampler {
     pub fn sample_last(&mut self) {
         self.strangers.next_scan = Instant::now();
         self.sample();
-    }
-
-    /// Gives back what a dead process had.
-    fn release(&self, slot: Slot) {
-        // A write of its that is still under way must not come after one of whoever has the block next.
-        if let Some(swap) = &self.swap
-            && self.group.holds_blocks(slot)
-        {
-            swap.settle();
-        }
-        self.group.release(slot);
     }
 
     fn watch(&mut self, slots: &[Slot]) {
@@ -381,7 +361,7 @@ mod tests {
     #[test]
     fn a_process_is_charged_while_it_lives_and_released_when_it_dies() {
         let (_fd, group) = group(100_000);
-        let mut sampler = Sampler::new(group, None, None);
+        let mut sampler = Sampler::new(group, None);
         let child = sleeper();
         let slot = group.claim(child.id(), procfs::start_time(child.id()).unwrap()).unwrap();
         slot.counters().add(Counter::pswpin, 3);
@@ -410,14 +390,14 @@ mod tests {
         let (_fd, group) = group(1000);
         let slot = group.claim(std::process::id(), 1).unwrap();
         slot.set(Field::Armed, 1);
-        Sampler::new(group, None, None).sample();
+        Sampler::new(group, None).sample();
         assert_eq!(group.live().count(), 0);
     }
 
     #[test]
     fn a_fork_under_way_is_given_time() {
         let (_fd, group) = group(1000);
-        let mut sampler = Sampler::new(group, None, None);
+        let mut sampler = Sampler::new(group, None);
         let child = sleeper();
         group.claim(child.id(), procfs::start_time(child.id()).unwrap()).unwrap();
         group.claim(0, 0).unwrap();
@@ -474,7 +454,7 @@ mod tests {
             slot
         });
         group.take_anyway(900 + 500);
-        let mut sampler = Sampler::new(group, None, None);
+        let mut sampler = Sampler::new(group, None);
         let asked = || [deaf, other].map(|slot| slot.get(Field::Asked));
         sampler.sample();
         assert_eq!(asked(), [400, 0]);
@@ -495,7 +475,7 @@ mod tests {
         slot.listen();
         slot.set(Field::Grant, 900);
         group.take_anyway(900 + 150);
-        let mut sampler = Sampler::new(group, None, None);
+        let mut sampler = Sampler::new(group, None);
         sampler.sample();
         assert_eq!(slot.get(Field::Asked), 50);
         sampler.sample();

@@ -34,12 +34,6 @@ impl SwapFile {
         file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))
     }
 
-    /// Waits for reads and writes of dead processes, as far as the file system can.
-    pub fn settle(&self) {
-        // What cannot be waited for ends in 20 ms, as a rule; and whoever reads a wrong block knows by its hash.
-        let _ = file::settle(&self.fd);
-    }
-
     /// Creates one. `None` if there is no place for it and none was asked for.
     pub fn create(
         directory: Option<&Path>,

@@ -82,18 +82,25 @@ pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
     rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
 }
 
-/// Waits for the direct reads and writes of the file that are under way, whoever began them: those of a process that was
-/// killed may go on after its death, where a ring began them.
+/// Waits for the direct reads and writes of the swap file `identity` that are under way, whoever began them: those of a
+/// program that was killed, or replaced by exec, may go on after its end, where a ring began them.
 ///
 /// No call says just that, but file systems do it before they change a file's extents: ext4 and XFS for any range (here
 /// one that takes a block at most).
 ///
 /// # Errors
-/// The file system's: most often that it knows no `fallocate`, and nothing was waited for.
-pub fn settle(file: &OwnedFd) -> Result<(), OpenError> {
+/// The path is not the file's any more, or the file system knows no `fallocate`: nothing was waited for.
+pub fn settle(path: &Path, identity: Identity) -> Result<(), OpenError> {
+    let file =
+        rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(OpenError::System)?;
+    check(&file, identity)?;
     let kept = FallocateFlags::KEEP_SIZE;
-    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, kept, 0, crate::BLOCK as u64))
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, kept, 0, BLOCK as u64))
         .map_err(OpenError::System)
+}
+
+fn check(file: &OwnedFd, expected: Identity) -> Result<(), OpenError> {
+    if identity(file)? == expected { Ok(()) } else { Err(OpenError::Another) }
 }
 
 /// Whether a swap file in `directory` is read and written past the page cache.
@@ -156,9 +163,7 @@ impl File {
             }
             Err(error) => return Err(OpenError::System(error)),
         };
-        if self::identity(&file)? != identity {
-            return Err(OpenError::Another);
-        }
+        check(&file, identity)?;
         let backend = if cached || kind == FileKind::Positioned {
             Backend::Workers(Workers::start(file, cached))
         } else {
@@ -392,7 +397,8 @@ mod tests {
         let directory = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         let fd = create(&directory).unwrap();
         let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-        let file = File::open(Path::new(&path), identity(&fd).unwrap(), 2048, FileKind::Auto).unwrap();
+        let own = identity(&fd).unwrap();
+        let file = File::open(Path::new(&path), own, 2048, FileKind::Auto).unwrap();
         if !file.uses_ring() {
             return;
         }
@@ -401,7 +407,7 @@ mod tests {
             buffer.fill(7);
             file.submit(Request { token: block, direction: Direction::Write, block, buffer }).unwrap();
         }
-        settle(&fd).unwrap();
+        settle(Path::new(&path), own).unwrap();
         let mut bytes = vec![0; 2048 * BLOCK];
         assert_eq!(rustix::io::pread(&fd, &mut bytes, 0).unwrap(), bytes.len());
         assert!(bytes.iter().all(|&byte| byte == 7));

@@ -120,6 +120,8 @@ struct Staged<S> {
     cluster: AtomicU64,
     /// Whether the slot stands among those on probation.
     queued: AtomicBool,
+    /// Whether the device was too busy for it.
+    late: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -285,6 +287,7 @@ impl<M: Memory> Engine<M> {
                     refs: AtomicUsize::new(0),
                     cluster: AtomicU64::new(0),
                     queued: AtomicBool::new(false),
+                    late: AtomicBool::new(false),
                 })
                 .collect(),
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
@@ -1052,9 +1055,8 @@ impl<M: Memory> Engine<M> {
         };
         let mut waits_for_device = false;
         if let Some(slot) = oldest {
-            let stored = self.store_slot(slot, work);
-            freed += stored.freed;
-            waits_for_device = stored.deferred > 0;
+            freed += self.store_slot(slot, Busy::Wait, work);
+            waits_for_device = self.staged[usize::from(slot)].late.load(Relaxed);
         }
         if freed == 0 && self.waiting() > 0 {
             // Somebody waits: frames that were kept for runs are worth more as room.
@@ -1085,10 +1087,17 @@ impl<M: Memory> Engine<M> {
         self.device.is_some() && !self.device_failed.load(Relaxed)
     }
 
-    /// Stores every page that is still on probation in a slot.
-    fn store_slot(&self, slot_id: u16, work: &mut Workspace) -> StoredSlot {
+    /// Stores every page that is still on probation in a slot. Returns the pages that became free or are
+    /// on their way to the device.
+    fn store_slot(&self, slot_id: u16, busy: Busy, work: &mut Workspace) -> usize {
         let staged = &self.staged[usize::from(slot_id)];
         staged.queued.store(false, SeqCst);
+        if busy == Busy::Wait && staged.late.load(Relaxed) && self.is_writing() {
+            // Nothing has changed.
+            self.requeue(slot_id);
+            self.unref(slot_id, 1);
+            return 0;
+        }
         let number = ClusterNumber(staged.cluster.load(Relaxed));
         let offsets: Vec<usize> = lock(&staged.slot).populated().iter().collect();
         let mut stored = 0;
@@ -1146,7 +1155,11 @@ impl<M: Memory> Engine<M> {
             self.settle_pool();
         }
         stored += self.write(slot_id, &mut batch, &mut unsent);
+        if busy == Busy::Refuse {
+            unsent.refused.append(&mut unsent.deferred);
+        }
         self.give_up(slot_id, &unsent.refused);
+        staged.late.store(!unsent.deferred.is_empty(), Relaxed);
         unsent.deferred.iter().for_each(|&page| self.end_store(page, slot_id, None));
         if !unsent.deferred.is_empty() {
             self.requeue(slot_id);
@@ -1155,7 +1168,7 @@ impl<M: Memory> Engine<M> {
             self.drop_stored(slot_id, number);
         }
         self.unref(slot_id, 1);
-        StoredSlot { freed: stored, deferred: unsent.deferred.len() }
+        stored
     }
 
     /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
@@ -1244,7 +1257,7 @@ impl<M: Memory> Engine<M> {
 
     /// Whether as many writes are under way as may be: what they write is in memory twice, which must not be a large
     /// part of the memory of one process among many.
-    pub fn is_writing(&self) -> bool {
+    fn is_writing(&self) -> bool {
         let most = (self.high.load(Relaxed) / WRITE_BATCH_PAGES as i64).clamp(*WRITES.start(), *WRITES.end());
         lock(&self.requests).writes as i64 >= most
     }
@@ -1418,7 +1431,7 @@ impl<M: Memory> Engine<M> {
         let staged = lock(&self.lists).probation.len();
         for _ in 0..staged {
             let Some(slot) = lock(&self.lists).probation.pop_front() else { break };
-            self.store_slot(slot, work);
+            self.store_slot(slot, Busy::Refuse, work);
         }
         while self.drop_donor().is_some() {}
         self.requests() == 0 && lock(&self.lists).empty.len() == self.staged.len()
@@ -1513,12 +1526,13 @@ impl<M: Memory> Engine<M> {
     }
 }
 
-/// What became of the pages of a slot.
-struct StoredSlot {
-    /// Free, or on their way to the device.
-    freed: usize,
-    /// On probation still: the device is busy.
-    deferred: usize,
+/// What becomes of pages for which the device has no time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Busy {
+    /// They wait on probation.
+    Wait,
+    /// They go back to the program.
+    Refuse,
 }
 
 /// Pages that were not sent to the device.

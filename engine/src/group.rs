@@ -324,8 +324,18 @@ impl Group {
         memory.anonymous + memory.shared.saturating_sub(self.own_pages().0) + memory.tables
     }
 
-    /// Gives a slot back: its counters go to the dead, its grant to the free, its blocks to the device.
-    pub fn release(&self, slot: Slot) {
+    /// Gives slots back: their counters go to the dead, their grants to the free, their blocks to the device.
+    pub fn release(&self, slots: impl IntoIterator<Item = Slot>) {
+        let slots: Vec<_> = slots.into_iter().collect();
+        if slots.iter().any(|&slot| self.held(slot).iter().any(|bits| bits.load(Relaxed) != 0)) {
+            // A write that is still under way must not come after one of whoever has the block next. What cannot be
+            // waited for has ended by now, as a rule; and whoever reads a wrong block knows by its hash.
+            let _ = pagetide_device::file::settle(&self.swap_path(), self.setup.swap_identity);
+        }
+        slots.into_iter().for_each(|slot| self.release_settled(slot));
+    }
+
+    fn release_settled(&self, slot: Slot) {
         if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {
             return;
         }
@@ -345,11 +355,6 @@ impl Group {
             self.give(slot.word(field).swap(0, AcqRel) as i64);
         }
         slot.word(Field::Taken).store(0, Release);
-    }
-
-    /// Whether a process holds blocks of the device.
-    pub fn holds_blocks(&self, slot: Slot) -> bool {
-        self.held(slot).iter().any(|bits| bits.load(Relaxed) != 0)
     }
 
     /// Pages of the cap that nobody was granted. Negative if unmanaged memory grew past it.
@@ -420,7 +425,8 @@ impl Group {
         true
     }
 
-    /// Asks every process but `for_whom` that has some to give back `pages` of them, whatever its share: the last resort of one that has nothing. Shares do not tell what can leave.
+    /// Asks every process but `for_whom` that has some to give back `pages` of them, whatever its share: the last
+    /// resort of one that has nothing. Shares do not tell what can leave.
     pub fn ask_all(&self, for_whom: Slot, pages: u64) {
         for slot in self.others(for_whom) {
             let spare = Self::could_give(slot);
@@ -567,8 +573,8 @@ mod tests {
         let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(slot));
         blocks.allocate(100).unwrap();
         assert_eq!(group.live().count(), 1);
-        group.release(slot);
-        group.release(slot);
+        group.release([slot]);
+        group.release([slot]);
         assert_eq!((group.live().count(), group.free()), (0, 1000));
         assert_eq!(group.dead().counters().get(Counter::pswpin), 5);
         let next = group.claim(9, 9).unwrap();

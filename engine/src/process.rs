@@ -185,10 +185,7 @@ impl Process {
 
     /// Gives back the slot of a program that this one has replaced by exec.
     pub fn leave(group: Group) {
-        group
-            .live()
-            .filter(|slot| slot.get(Field::Pid) == std::process::id().into())
-            .for_each(|slot| group.release(slot));
+        group.release(group.live().filter(|slot| slot.get(Field::Pid) == std::process::id().into()));
     }
 
     fn generation(&self) -> &Generation {
@@ -763,6 +760,8 @@ fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
         group.ask(runtime.slot(), missing);
         match engine.reclaim(work) {
             Progress::Freed(_) => stuck = 0,
+            // Its completions go on while all else is frozen.
+            Progress::Waits => std::thread::sleep(Duration::from_millis(1)),
             _ => {
                 stuck += 1;
                 std::thread::yield_now();

@@ -90,6 +90,8 @@ pub struct Runtime {
     faults: AtomicU64,
     errands: Mutex<Vec<Arc<Errand>>>,
     unmanaged: AtomicI64,
+    /// What was charged for tables and hashes at last look.
+    metadata: AtomicI64,
     sharing: Mutex<Sharing>,
     discount: Mutex<Discount>,
     balance: Mutex<Balance>,
@@ -387,6 +389,7 @@ impl Runtime {
             faults: AtomicU64::new(0),
             errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
+            metadata: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
             balance: Mutex::default(),
             copies: Mutex::default(),
@@ -456,7 +459,7 @@ impl Runtime {
             }
         }
         let usage = self.engine.usage();
-        self.engine.budget().take(usage.pool + usage.metadata);
+        self.engine.budget().take(usage.pool);
         self.engine.budget().give(self.slot.get(Field::Grant) as i64);
         self.absorb();
         self.sample();
@@ -591,11 +594,8 @@ impl Runtime {
                 Progress::Moved => moved += 1,
                 Progress::Waits => {
                     (idle, moved) = (0, 0);
-                    // Whoever hears of an end kicks.
-                    self.kick.wait(Duration::from_millis(1));
-                    while self.engine.is_writing() {
-                        self.kick.wait(Duration::from_millis(20));
-                    }
+                    // Whoever hears of an end kicks; so does who needs something else.
+                    self.kick.wait(Duration::from_millis(5));
                 }
                 Progress::Nothing => idle += 1,
             }
@@ -835,7 +835,8 @@ impl Runtime {
         let alone = (self.group.charged(&memory) as i64 - accounted).max(memory.tables as i64);
         let unmanaged = (alone - self.discount(&memory, alone)).max(memory.tables as i64);
         let before = self.unmanaged.swap(unmanaged, Relaxed);
-        self.engine.budget().take(unmanaged - before);
+        let metadata = self.metadata.swap(usage.metadata, Relaxed);
+        self.engine.budget().take(unmanaged - before + usage.metadata - metadata);
     }
 
     /// What of `alone`, the unmanaged pages of this process, other processes count too: forks share it

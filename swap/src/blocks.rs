@@ -229,15 +229,10 @@ impl Blocks {
     /// to extents of its own.
     pub fn for_child(&self, held: &'static [AtomicU64]) -> Self {
         Self {
-            counts: self.counts,
-            held,
-            extent: self.extent,
-            own: self.own.iter().map(|_| AtomicBool::new(false)).collect(),
             cursor: AtomicU64::new(self.cursor.load(Relaxed)),
             used: AtomicU64::new(self.used()),
-            freed: AtomicU64::new(0),
-            barren_until: AtomicU64::new(0),
             hashes: std::sync::Arc::clone(&self.hashes),
+            ..Self::new(self.counts, held)
         }
     }
 }

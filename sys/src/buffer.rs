@@ -9,7 +9,7 @@ use rustix::mm::Advice;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire};
+use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
 
 /// Places in the range, a bit each, and their size. What finds none, or is larger, lies on the heap.
 const PLACES: usize = u64::BITS as usize;
@@ -41,17 +41,25 @@ fn give(start: usize, length: usize) {
     let place = (start - range()) / PLACE;
     let kept = if place < KEPT { PAGE } else { 0 };
     if length > kept {
-        // SAFETY: part of a place that we have; nothing refers to its contents any more. An error leaves them.
-        let _ =
-            unsafe { rustix::mm::madvise((start + kept) as *mut _, length - kept, Advice::LinuxDontNeed) };
+        // SAFETY: part of a place that we have; nothing refers to its contents any more.
+        unsafe { empty(start + kept, length - kept) };
     }
     TAKEN.fetch_and(!(1 << place), AcqRel);
+}
+
+/// Gives memory back to the system. An error leaves it.
+///
+/// # Safety
+/// The pages must be part of a place that the caller has, with contents that nothing refers to.
+unsafe fn empty(start: usize, length: usize) {
+    // SAFETY: the caller's contract.
+    let _ = unsafe { rustix::mm::madvise(start as *mut _, length, Advice::LinuxDontNeed) };
 }
 
 /// After a fork, in the child: the threads that had buffers are not there. Their contents stay until the places are
 /// used again.
 pub fn forget_all() {
-    TAKEN.store(0, std::sync::atomic::Ordering::Release);
+    TAKEN.store(0, Release);
 }
 
 /// An owned, page-aligned run of bytes.
@@ -96,11 +104,7 @@ impl Buffer {
         assert!((1..=self.length / PAGE).contains(&pages));
         if self.on_heap == 0 {
             // SAFETY: the tail of a place that we have, which nobody can refer to any more.
-            let tail = unsafe { self.pointer.add(pages * PAGE) };
-            // SAFETY: as above. An error leaves its contents.
-            let _ = unsafe {
-                rustix::mm::madvise(tail.cast(), self.length - pages * PAGE, Advice::LinuxDontNeed)
-            };
+            unsafe { empty(self.pointer as usize + pages * PAGE, self.length - pages * PAGE) };
         }
         self.length = pages * PAGE;
     }

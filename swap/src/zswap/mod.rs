@@ -112,8 +112,8 @@ impl<S: SpanSource> Zswap<S> {
         self.pool.stored()
     }
 
-    /// The next entries under the clock hand, in spans that are meant: (handle, owner), at least `count` if there are so many, and at
-    /// most one turn.
+    /// The next entries under the clock hand, in spans that are meant: (handle, owner), at least `count` if there are
+    /// so many, and at most one turn.
     pub fn clock(&self, count: usize, of: Of, into: &mut Vec<(u32, PageIndex)>) {
         self.pool.clock(count, of, into);
     }
