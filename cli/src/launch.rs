@@ -15,6 +15,7 @@ use pagetide::group::{ENVIRONMENT, Group, Setup};
 use pagetide::injection::{self, Injection};
 use pagetide::ways::Ways;
 use pagetide_swap::Compressor;
+use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
 use rustix::io::Errno;
@@ -124,7 +125,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
             Codec::None => Compressor::None,
         } as u64,
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
-        launcher_pid: std::process::id().into(),
+        launcher: Identity::own(),
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
         swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
         ways: ways.bits(),

@@ -294,6 +294,7 @@ impl Report {
 mod tests {
     use super::*;
     use pagetide::group::Setup;
+    use pagetide_sys::procfs::Identity;
 
     fn group() -> (std::os::fd::OwnedFd, Group) {
         let setup = Setup {
@@ -301,7 +302,7 @@ mod tests {
             pool_percent: 50,
             compressor: 1,
             blocks: 0,
-            launcher_pid: 1,
+            launcher: Identity::own(),
             swap_fd: 0,
             swap_identity: (0, 0),
             ways: 0,
@@ -338,7 +339,7 @@ mod tests {
     #[test]
     fn the_summary_adds_up_the_living_and_the_dead() {
         let (_fd, group) = group();
-        let [one, two] = [1, 2].map(|pid| group.claim(pid, 5).unwrap());
+        let [one, two] = [1, 2].map(|pid| group.claim(Identity { pid, ..Identity::own() }).unwrap());
         for (slot, share) in [(one, 1), (two, 2)] {
             let counters = slot.counters();
             counters.add(Counter::pgsteal, 70_000 * share);
@@ -378,7 +379,7 @@ mod tests {
     #[test]
     fn memory_that_was_handed_out_and_not_touched_is_not_resident() {
         let (_fd, group) = group();
-        let slot = group.claim(1, 5).unwrap();
+        let slot = group.claim(Identity::own()).unwrap();
         slot.set(Field::Resident, 1000);
         slot.set(Field::Observed, 300);
         let pages = Pages::of(slot);

@@ -10,6 +10,7 @@ use crate::tree;
 use pagetide::group::{Field, Group, Slot};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;
+use pagetide_sys::procfs::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
@@ -52,8 +53,9 @@ pub struct Sampler {
 /// What tells when a slot's process dies.
 #[derive(Debug)]
 struct Watch {
+    process: Identity,
+    /// As it is called here; 0 if that is not known.
     pid: u32,
-    start_time: u64,
     /// Samples that a fork has been under way, and of them those since whoever forked is dead.
     samples: u32,
     samples_dead: u32,
@@ -65,32 +67,42 @@ struct Watch {
 
 impl Watch {
     fn new(slot: Slot) -> Self {
-        let (pid, start_time) = identity(slot);
+        let process = slot.process();
         let mut this =
-            Self { pid, start_time, samples: 0, samples_dead: 0, pidfd: None, gone: false, asked: (0, 0) };
-        if start_time != 0 {
-            match pidfd(pid) {
-                Ok(fd) => this.pidfd = Some(fd),
-                Err(Errno::SRCH) => this.gone = true,
-                // No pidfds here: the start time tells, at every sample.
-                Err(_) => {}
-            }
-            // Of whom is that pidfd? The pid may have been used again before we looked.
-            this.gone |= procfs::is_dead(pid, start_time);
+            Self { process, pid: 0, samples: 0, samples_dead: 0, pidfd: None, gone: false, asked: (0, 0) };
+        if process.start_time != 0 {
+            this.find();
         }
         this
     }
 
+    /// Finds out what the process is called here, and whether it lives.
+    fn find(&mut self) {
+        let Ok(found) = self.process.pids() else { return };
+        self.gone = found.is_empty();
+        if let [pid] = found[..] {
+            self.pid = pid;
+            self.pidfd = pidfd(pid).ok();
+            // Of whom is that pidfd? The pid may have been used again before it was opened.
+            if self.pidfd.is_some() && self.process.pids().as_deref() != Ok(&found) {
+                self.pidfd = None;
+            }
+        }
+    }
+
     /// Looks again, where no pidfd tells.
     fn look(&mut self, nobody_forks: bool) {
-        if self.start_time == 0 {
+        if self.process.start_time == 0 {
             self.samples += 1;
-            let dead = if self.pid == 0 { nobody_forks } else { procfs::is_dead(self.pid, 0) };
+            let forks = self.process.pid == 0;
+            let dead =
+                if forks { nobody_forks } else { self.process.pids().is_ok_and(|pids| pids.is_empty()) };
             self.samples_dead = if dead { self.samples_dead + 1 } else { 0 };
-            let nameless = self.pid == 0 && self.samples > NAMELESS_FORK_SAMPLES;
+            let nameless = forks && self.samples > NAMELESS_FORK_SAMPLES;
             self.gone = self.samples_dead > FORK_SAMPLES || nameless;
         } else if self.pidfd.is_none() {
-            self.gone |= procfs::is_dead(self.pid, self.start_time);
+            // No pidfd tells, for want of descriptors or because it may be several.
+            self.find();
         }
     }
 
@@ -103,10 +115,6 @@ impl Watch {
             slot.set(Field::Listens, 0);
         }
     }
-}
-
-fn identity(slot: Slot) -> (u32, u64) {
-    (slot.get(Field::Pid) as u32, slot.get(Field::StartTime))
 }
 
 fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
@@ -174,14 +182,14 @@ impl Sampler {
         let mut old = std::mem::take(&mut self.watches);
         for &slot in slots {
             let watch = match old.remove(&slot.index()) {
-                Some(watch) if (watch.pid, watch.start_time) == identity(slot) => watch,
+                Some(watch) if watch.process == slot.process() => watch,
                 _ => Watch::new(slot),
             };
             self.watches.insert(slot.index(), watch);
         }
         let (mut watched, mut polled) = (Vec::new(), Vec::new());
         // Who could be forking?
-        let nobody = self.watches.values().all(|watch| watch.gone || watch.pid == 0);
+        let nobody = self.watches.values().all(|watch| watch.gone || watch.process.pid == 0);
         for watch in self.watches.values_mut() {
             watch.look(nobody);
             if let Some(fd) = &watch.pidfd {
@@ -198,7 +206,9 @@ impl Sampler {
     }
 
     fn observe(&self, slot: Slot) {
-        let Some(memory) = procfs::memory(&slot.get(Field::Pid).to_string()) else { return };
+        let pid = self.watches[&slot.index()].pid;
+        slot.set(Field::KnownAs, pid.into());
+        let Some(memory) = procfs::memory(&pid.to_string()) else { return };
         let observed = self.group.charged(&memory);
         slot.set(Field::Observed, observed);
         // An engine that runs accounts for itself.
@@ -263,9 +273,12 @@ impl Sampler {
     pub fn processes(&self) -> Vec<u32> {
         let mut pids = tree::descendants(self.launcher);
         for slot in self.group.live() {
-            let (pid, start_time) = identity(slot);
-            if start_time != 0 && procfs::start_time(pid) == Some(start_time) && !pids.contains(&pid) {
-                pids.push(pid);
+            let process = slot.process();
+            if process.start_time != 0
+                && let Ok([pid]) = process.pids().as_deref()
+                && !pids.contains(pid)
+            {
+                pids.push(*pid);
             }
         }
         pids
@@ -308,7 +321,7 @@ impl Strangers {
         let mut seen = HashMap::new();
         let mut charged = 0;
         for pid in tree::descendants(launcher) {
-            if slots.iter().any(|slot| slot.get(Field::Pid) == u64::from(pid)) {
+            if slots.iter().any(|slot| slot.known_as() == u64::from(pid)) {
                 continue;
             }
             let pages = procfs::memory(&pid.to_string()).map_or(0, |memory| group.charged(&memory));
@@ -333,13 +346,17 @@ mod tests {
     use pagetide::group::Setup;
     use std::process::{Child, Command};
 
+    fn identity(pid: u32) -> Identity {
+        Identity { pid, start_time: procfs::start_time(pid).unwrap(), ..Identity::own() }
+    }
+
     fn group(cap_pages: u64) -> (OwnedFd, Group) {
         let setup = Setup {
             cap_pages,
             pool_percent: 50,
             compressor: 1,
             blocks: 0,
-            launcher_pid: std::process::id().into(),
+            launcher: Identity::own(),
             swap_fd: 0,
             swap_identity: (0, 0),
             ways: 0,
@@ -363,7 +380,7 @@ mod tests {
         let (_fd, group) = group(100_000);
         let mut sampler = Sampler::new(group, None);
         let child = sleeper();
-        let slot = group.claim(child.id(), procfs::start_time(child.id()).unwrap()).unwrap();
+        let slot = group.claim(identity(child.id())).unwrap();
         slot.counters().add(Counter::pswpin, 3);
         sampler.sample();
         let observed = slot.get(Field::Observed);
@@ -388,7 +405,7 @@ mod tests {
     #[test]
     fn a_slot_of_an_earlier_owner_of_the_pid_is_released() {
         let (_fd, group) = group(1000);
-        let slot = group.claim(std::process::id(), 1).unwrap();
+        let slot = group.claim(Identity { start_time: 1, ..Identity::own() }).unwrap();
         slot.set(Field::Armed, 1);
         Sampler::new(group, None).sample();
         assert_eq!(group.live().count(), 0);
@@ -399,8 +416,8 @@ mod tests {
         let (_fd, group) = group(1000);
         let mut sampler = Sampler::new(group, None);
         let child = sleeper();
-        group.claim(child.id(), procfs::start_time(child.id()).unwrap()).unwrap();
-        group.claim(0, 0).unwrap();
+        group.claim(identity(child.id())).unwrap();
+        group.claim(Identity::UNKNOWN).unwrap();
         sampler.sample();
         assert_eq!(group.live().count(), 2);
         end(child);
@@ -445,9 +462,8 @@ mod tests {
     #[test]
     fn who_does_not_answer_is_not_counted_on() {
         let (_fd, group) = group(1000);
-        let me = std::process::id();
         let [deaf, other] = [900, 500].map(|grant| {
-            let slot = group.claim(me, procfs::start_time(me).unwrap()).unwrap();
+            let slot = group.claim(Identity::own()).unwrap();
             slot.set(Field::Armed, 1);
             slot.set(Field::Grant, grant);
             slot.listen();
@@ -469,8 +485,7 @@ mod tests {
     #[test]
     fn an_overdrawn_cap_is_asked_back_once_even_of_a_single_process() {
         let (_fd, group) = group(1000);
-        let me = std::process::id();
-        let slot = group.claim(me, procfs::start_time(me).unwrap()).unwrap();
+        let slot = group.claim(Identity::own()).unwrap();
         slot.set(Field::Armed, 1);
         slot.listen();
         slot.set(Field::Grant, 900);

@@ -135,7 +135,7 @@ fn name(pid: u64) -> String {
 fn json(report: &Report, group: &Group) -> Value {
     let process = |slot: Slot| {
         let pages = Pages::of(slot);
-        let pid = slot.get(Field::Pid);
+        let pid = slot.known_as();
         json!({
             "pid": pid,
             "name": name(pid),
@@ -205,7 +205,7 @@ fn table(report: &Report, group: &Group) -> String {
             (_, 0) => "runs".to_owned(),
             (_, waiting) => format!("{waiting} wait"),
         };
-        let pid = slot.get(Field::Pid);
+        let pid = slot.known_as();
         let _ = write!(out, "{pid:>8}  {:<16}", name(pid));
         for pages in
             [slot.get(Field::Grant), pages.total, pages.resident, pages.pool, pages.swapped, pages.disk]

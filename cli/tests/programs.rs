@@ -1,9 +1,11 @@
 //! Whole programs under `pagetide run`, in less memory than they need.
 //!
 //! These tests need root or another way to userfaultfd (docs/permissions.md), gcc and python3, and the
-//! preload library beside the binary: `cargo build --workspace` comes first, as `./test` does. Those
-//! that change a setting of the machine run alone, the others beside each other. Swap files lie in `/var/tmp`.
+//! preload library beside the binary: `cargo build --workspace` comes first, as `./test` does. They run
+//! beside each other, but for those that change a setting with which others would fail. Swap files lie in
+//! `/var/tmp`.
 
+use rustix::fs::{SeekFrom, seek};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -35,7 +37,7 @@ fn turn() -> RwLockReadGuard<'static, ()> {
     turn
 }
 
-/// With no other test beside it: it changes a setting of the machine.
+/// With no other test beside it: it changes a setting of the machine which they would fail with.
 fn alone() -> RwLockWriteGuard<'static, ()> {
     drop(turn());
     TURNS.write().unwrap_or_else(PoisonError::into_inner)
@@ -116,6 +118,17 @@ fn kill_group(group: u32) {
 impl Run {
     fn said(&self) -> [String; 2] {
         self.files.each_ref().map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
+    }
+
+    /// Waits until something is so, while the run goes on or after its end.
+    fn until(&self, what: &str, so: impl Fn() -> bool) {
+        while !so() {
+            if self.started.elapsed() > GUARD {
+                kill_group(self.child.id());
+                panic!("{}: {what} does not come about; it said {:?}", self.what, self.said());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Waits for its end. Fails if it hangs, or if a process of it lives on.
@@ -383,29 +396,34 @@ def line(generations):
     if not child:
         os._exit(0 if good() and (generations == 0 or line(generations - 1)) else 1)
     return os.waitpid(child, 0)[1] == 0
-large = bytearray(150 << 20)
-large[::4096] = bytes(len(large) >> 12)
-print(good(), line(3), len(large))";
+";
 
 #[test]
 fn a_program_starts_and_forks_where_address_space_is_limited() {
     let _turn = alone();
     let job = |arguments: &[&str]| start(pagetide("40M", "", &[], arguments)).end().succeeds();
     let python = python();
+    let family = format!(
+        "{FAMILY}
+large = bytearray(150 << 20)
+large[::4096] = bytes(len(large) >> 12)
+print(good(), line(3), len(large))"
+    );
     for kilobytes in ["4000000", "1000000"] {
         let limited = format!("ulimit -v {kilobytes} && exec \"$@\"");
-        let said = job(&["sh", "-c", &limited, "sh", &python, "-c", FAMILY]);
+        let said = job(&["sh", "-c", &limited, "sh", &python, "-c", &family]);
         assert_eq!(said, "True True 157286400\n", "ulimit -v {kilobytes}");
     }
     // Needs root. Nothing is promised that is not there.
     let strict = Setting::change("/proc/sys/vm/overcommit_memory", "2");
-    assert_eq!(job(&[&python, "-c", FAMILY]), "True True 157286400\n");
+    assert_eq!(job(&[&python, "-c", &family]), "True True 157286400\n");
     drop(strict);
 }
 
 #[test]
 fn huge_pages_or_none_make_no_difference() {
-    let _turn = alone();
+    // What it changes is right for the others too.
+    let _turn = turn();
     for huge in ["always", "never"] {
         // Needs root.
         let _setting = Setting::change("/sys/kernel/mm/transparent_hugepage/enabled", huge);
@@ -480,17 +498,124 @@ print()";
     }
 }
 
+/// What it has started is killed with it, but not what that has started.
+#[test]
+fn who_outlives_a_killed_launcher_keeps_its_pages() {
+    let _turn = turn();
+    let job = format!(
+        "{FAMILY}
+import sys
+print('ready', flush=True)
+sys.stdin.read()
+print(good(), line(2))
+more = [page[::-1] for page in pages]
+print(good(), all(page[::-1] == other for page, other in zip(pages, more)), line(2))"
+    );
+    for mask in ["", "pool"] {
+        println!("PAGETIDE_MASK={mask}");
+        let starts = ["sh", "-c", "\"$@\"; exit", "sh", &python(), "-c", &job];
+        let mut command = pagetide("40M", mask, &["--swap-size", "1G"], &starts);
+        command.stdin(Stdio::piped());
+        let mut run = start(command);
+        run.until("its pages", || run.said()[0] == "ready\n");
+        let group = run.child.id();
+        run.child.kill().unwrap();
+        run.child.wait().unwrap();
+        drop(run.child.stdin.take());
+        run.until("its end", || living(group).is_empty());
+        assert_eq!(run.said()[0], "ready\nTrue True\nTrue True True\n", "{}", run.said()[1]);
+    }
+}
+
+/// Each names itself as its own `/proc` has it. To the launcher it has another name.
+#[test]
+fn processes_in_pid_namespaces_of_their_own_live_as_long_as_they_do() {
+    let _turn = turn();
+    // Needs root.
+    let job = format!(
+        "{FAMILY}
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+PID, MOUNTS, PRIVATE = 0x20000000, 0x20000, 1 << 14 | 1 << 18
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments):
+        raise OSError(ctypes.get_errno(), name)
+def child(todo):
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if todo() else 1)
+    return os.waitpid(pid, 0)[1] == 0
+def inside(flags, todo):
+    return child(lambda: call('unshare', flags) or child(todo))
+def first():
+    return os.getpid() == 1 and line(1)
+def hidden():
+    call('mount', b'none', b'/', None, PRIVATE, None)
+    call('mount', b'proc', b'/proc', b'proc', 0, None)
+    return first() and inside(PID, first)
+print(inside(PID, first), inside(PID | MOUNTS, hidden), good())"
+    );
+    for mask in ["", "pool"] {
+        println!("PAGETIDE_MASK={mask}");
+        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), "-c", &job]));
+        assert_eq!(run.end().succeeds(), "True True True\n");
+    }
+    let python = python();
+    // By exec: one that sees the launcher's `/proc`, one that does not.
+    for mount in [&[][..], &["--mount-proc"]] {
+        println!("unshare {mount:?}");
+        let script = format!("{FAMILY}\nprint(os.getpid(), good(), line(1))");
+        let command = [&["unshare", "--fork", "--pid"], mount, &[&python, "-c", &script]].concat();
+        let run = start(pagetide("48M", "", &["--swap-size", "1G"], &command));
+        assert_eq!(run.end().succeeds(), "1 True True\n");
+    }
+}
+
+/// Each program of the line has all of the swap file, and writes to it when the next one starts.
+#[test]
+fn writes_of_a_program_that_execs_do_not_come_over_those_of_the_next() {
+    let _turn = turn();
+    let job = "
+import os, random, sys
+left = int(os.environ['LEFT'])
+def pages(count):
+    random.seed(left)
+    return (random.randbytes(4000) for _ in range(count))
+held = list(pages(14000))
+if not all(page == again for page, again in zip(held, pages(len(held)))):
+    sys.exit('wrong')
+if not left:
+    sys.exit(print('good'))
+os.environ['LEFT'] = str(left - 1)
+held[:6000] = [page[::-1] for page in held[:6000]]
+os.execv(sys.executable, [sys.executable, '-c', 'import os; exec(os.environ[\"JOB\"])'])";
+    for mask in ["pool", "pool,ring"] {
+        println!("PAGETIDE_MASK={mask}");
+        let starts = [&*python(), "-c", "import os; exec(os.environ['JOB'])"];
+        let mut command = pagetide("24M", mask, &["--swap-size", "96M"], &starts);
+        command.env("JOB", job).env("LEFT", "4");
+        assert_eq!(start(command).end().succeeds(), "good\n");
+    }
+}
+
 /// Which pages of `dump.c` a core dump holds.
 fn dumped(directory: &Path) -> usize {
     let core =
         fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).next().expect("a core dump");
-    let mut file = BufReader::with_capacity(1 << 20, fs::File::open(&core).unwrap());
+    let file = fs::File::open(&core).unwrap();
     fs::remove_file(core).unwrap();
     let mut page = [0; 4096];
     let mut lines = Vec::new();
-    while file.read_exact(&mut page).is_ok() {
-        if page.starts_with(b"DUMP page ") {
-            lines.push(page.split(|&byte| byte == b'\n').next().unwrap().to_owned());
+    let mut end = 0;
+    // Most of it is holes.
+    while let Ok(start) = seek(&file, SeekFrom::Data(end)) {
+        end = seek(&file, SeekFrom::Hole(start)).unwrap();
+        seek(&file, SeekFrom::Start(start)).unwrap();
+        let mut data = BufReader::with_capacity(1 << 20, (&file).take(end - start));
+        while data.read_exact(&mut page).is_ok() {
+            if page.starts_with(b"DUMP page ") {
+                lines.push(page.split(|&byte| byte == b'\n').next().unwrap().to_owned());
+            }
         }
     }
     lines.sort_unstable();
@@ -527,7 +652,7 @@ fn a_core_dump_has_holes_unless_everything_is_to_be_brought_in() {
 
 fn failing(fault: &str, mask: &str) -> Ended {
     println!("PAGETIDE_FAIL={fault} PAGETIDE_MASK={mask} lost");
-    let mut command = pagetide("40M", mask, &[], &[&program("lost")]);
+    let mut command = pagetide("24M", mask, &[], &[&program("lost"), "--mib", "64"]);
     command.env("PAGETIDE_FAIL", fault);
     start(command).end()
 }
@@ -552,7 +677,7 @@ fn writes_that_fail_lose_nothing() {
     for fault in ["write-error:20", "write-full:20"] {
         let ended = failing(fault, "");
         assert!(ended.stderr.contains("cannot write to the swap file"), "{}", ended.stderr);
-        assert_eq!(ended.succeeds(), "0 of 24576 pages lost\n");
+        assert_eq!(ended.succeeds(), "0 of 16384 pages lost\n");
         // Without a pool there is no other place: an end with a message, and no other.
         let ended = failing(fault, "pool");
         assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
@@ -565,7 +690,7 @@ fn every_fault_is_answered_whoever_of_the_engine_stalls_or_gets_no_memory() {
     let _turn = turn();
     for fault in ["pool:2", "stall-fault:2000", "stall-reclaim:20", "stall-io:200", "stall-control:5"] {
         for mask in ["", "pool"] {
-            assert_eq!(failing(fault, mask).succeeds(), "0 of 24576 pages lost\n");
+            assert_eq!(failing(fault, mask).succeeds(), "0 of 16384 pages lost\n");
         }
     }
 }

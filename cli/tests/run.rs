@@ -1,6 +1,7 @@
 //! `pagetide run` from outside: statuses, streams, signals, and what it leaves behind.
 
 use pagetide::group::{Field, Group, Slot};
+use pagetide_sys::procfs::Identity;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::PermissionsExt;
@@ -330,7 +331,8 @@ fn claim(launcher: u32, command: u32) -> Slot {
     let page =
         fds.into_iter().find(|fd| fs::read_link(fd).unwrap().to_str().unwrap().contains("pagetide-group"));
     let group = Group::open(&page.unwrap()).unwrap();
-    group.claim(command, pagetide_sys::procfs::start_time(command).unwrap()).unwrap()
+    let start_time = pagetide_sys::procfs::start_time(command).unwrap();
+    group.claim(Identity { pid: command, start_time, ..Identity::own() }).unwrap()
 }
 
 #[test]

@@ -18,9 +18,10 @@
 
 use crate::latency::{self, Latency};
 use pagetide_swap::{Counter, Counters};
+use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{
     AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
@@ -32,7 +33,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 5;
+const VERSION: u64 = 6;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -56,6 +57,8 @@ enum Header {
     Compressor,
     Blocks,
     LauncherPid,
+    LauncherStart,
+    LauncherNamespace,
     SwapFd,
     SwapDevice,
     SwapInode,
@@ -79,6 +82,8 @@ enum Header {
 pub enum Field {
     /// 0 free, 1 taken.
     Taken,
+    /// How many processes have had it.
+    Tenancy,
     /// The process.
     Pid,
     /// When it started (0: not known yet, a fork is under way).
@@ -126,6 +131,10 @@ pub enum Field {
     Listens,
     /// Pages that others may ask for, as the engine knows.
     Spare,
+    /// Its pid namespace; 0 if not known.
+    Namespace,
+    /// The pid by which the launcher knows it; 0 before it has looked.
+    KnownAs,
     /// One more than the last field.
     Last,
 }
@@ -141,8 +150,8 @@ pub struct Setup {
     pub compressor: u64,
     /// Blocks of the swap file; 0 for none.
     pub blocks: u64,
-    /// The launcher's pid.
-    pub launcher_pid: u64,
+    /// The launcher.
+    pub launcher: Identity,
     /// The swap file's descriptor in the launcher.
     pub swap_fd: u64,
     /// The device and the number of the swap file there.
@@ -216,7 +225,9 @@ impl Group {
         set(Header::PoolPercent, setup.pool_percent);
         set(Header::Compressor, setup.compressor);
         set(Header::Blocks, setup.blocks);
-        set(Header::LauncherPid, setup.launcher_pid);
+        set(Header::LauncherPid, setup.launcher.pid.into());
+        set(Header::LauncherStart, setup.launcher.start_time);
+        set(Header::LauncherNamespace, setup.launcher.namespace);
         set(Header::SwapFd, setup.swap_fd);
         set(Header::SwapDevice, setup.swap_identity.0);
         set(Header::SwapInode, setup.swap_identity.1);
@@ -244,7 +255,11 @@ impl Group {
             pool_percent: get(Header::PoolPercent),
             compressor: get(Header::Compressor),
             blocks: get(Header::Blocks),
-            launcher_pid: get(Header::LauncherPid),
+            launcher: Identity {
+                pid: get(Header::LauncherPid) as u32,
+                start_time: get(Header::LauncherStart),
+                namespace: get(Header::LauncherNamespace),
+            },
             swap_fd: get(Header::SwapFd),
             swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
             ways: get(Header::Ways),
@@ -263,8 +278,8 @@ impl Group {
     }
 
     /// The path under which processes of this run open the swap file.
-    pub fn swap_path(&self) -> std::path::PathBuf {
-        format!("/proc/{}/fd/{}", self.setup.launcher_pid, self.setup.swap_fd).into()
+    pub fn swap_path(&self) -> PathBuf {
+        format!("/proc/{}/fd/{}", self.setup.launcher.pid, self.setup.swap_fd).into()
     }
 
     fn slot_words(&self, index: usize) -> &'static [AtomicU64] {
@@ -289,8 +304,21 @@ impl Group {
         (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
     }
 
+    /// Does what a launcher does for processes that have died, if it has died itself and this process can tell.
+    /// `swap` is where this process finds the swap file.
+    pub fn sweep(&self, swap: Option<&PathBuf>) {
+        let is_dead = |process: Identity| process.pids().is_ok_and(|pids| pids.is_empty());
+        let (launcher, own) = (self.setup.launcher, Identity::own());
+        // From another namespace, or through the `/proc` of one, the living may be out of sight.
+        let sees = own.namespace == launcher.namespace && own.pid == std::process::id();
+        if sees && own.namespace != 0 && is_dead(launcher) {
+            let dead = self.live().filter(|slot| slot.get(Field::StartTime) != 0 && is_dead(slot.process()));
+            self.release_when_settled(swap.map_or(Path::new(""), PathBuf::as_path), dead);
+        }
+    }
+
     /// Takes a slot for a process. `None` if the run has [`SLOTS`] processes.
-    pub fn claim(&self, pid: u32, start_time: u64) -> Option<Slot> {
+    pub fn claim(&self, process: Identity) -> Option<Slot> {
         let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {
             slot.word(Field::Taken).load(Relaxed) == 0
                 && slot.word(Field::Taken).compare_exchange(0, 2, AcqRel, Relaxed).is_ok()
@@ -298,8 +326,8 @@ impl Group {
         for word in &slot.words[Field::Pid as usize..] {
             word.store(0, Relaxed);
         }
-        slot.set(Field::Pid, pid.into());
-        slot.set(Field::StartTime, start_time);
+        slot.word(Field::Tenancy).fetch_add(1, Relaxed);
+        slot.name(process);
         self.header[Header::SlotsSeen as usize].fetch_max(slot.index as u64 + 1, AcqRel);
         slot.word(Field::Taken).store(1, Release);
         Some(slot)
@@ -326,11 +354,15 @@ impl Group {
 
     /// Gives slots back: their counters go to the dead, their grants to the free, their blocks to the device.
     pub fn release(&self, slots: impl IntoIterator<Item = Slot>) {
+        self.release_when_settled(&self.swap_path(), slots);
+    }
+
+    fn release_when_settled(&self, swap: &Path, slots: impl IntoIterator<Item = Slot>) {
         let slots: Vec<_> = slots.into_iter().collect();
         if slots.iter().any(|&slot| self.held(slot).iter().any(|bits| bits.load(Relaxed) != 0)) {
             // A write that is still under way must not come after one of whoever has the block next. What cannot be
             // waited for has ended by now, as a rule; and whoever reads a wrong block knows by its hash.
-            let _ = pagetide_device::file::settle(&self.swap_path(), self.setup.swap_identity);
+            let _ = pagetide_device::file::settle(swap, self.setup.swap_identity);
         }
         slots.into_iter().for_each(|slot| self.release_settled(slot));
     }
@@ -503,6 +535,28 @@ impl Slot {
         self.word(field).store(value, Release);
     }
 
+    /// Says whose it is.
+    pub fn name(&self, process: Identity) {
+        // The start time last: whoever sees it may go by the name.
+        self.set(Field::Namespace, process.namespace);
+        self.set(Field::Pid, process.pid.into());
+        self.set(Field::StartTime, process.start_time);
+    }
+
+    /// Whose it is.
+    pub fn process(&self) -> Identity {
+        let start_time = self.get(Field::StartTime);
+        Identity { pid: self.get(Field::Pid) as u32, start_time, namespace: self.get(Field::Namespace) }
+    }
+
+    /// The pid by which the launcher knows the process, once it has looked; by which the process knows itself, before.
+    pub fn known_as(&self) -> u64 {
+        match self.get(Field::KnownAs) {
+            0 => self.get(Field::Pid),
+            pid => pid,
+        }
+    }
+
     /// Says that a thread of the process waits for its bell.
     pub fn listen(&self) {
         self.set(Field::Listens, 1);
@@ -535,13 +589,17 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
 
+    fn process(pid: u32) -> Identity {
+        Identity { pid, start_time: 1, namespace: 0 }
+    }
+
     fn setup(blocks: u64) -> Setup {
         Setup {
             cap_pages: 1000,
             pool_percent: 50,
             compressor: 1,
             blocks,
-            launcher_pid: 1,
+            launcher: Identity::own(),
             swap_fd: 2,
             swap_identity: (3, 4),
             ways: 0,
@@ -565,7 +623,7 @@ mod tests {
     #[test]
     fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
         let (_fd, group) = Group::create(setup(128)).unwrap();
-        let slot = group.claim(7, 8).unwrap();
+        let slot = group.claim(process(7)).unwrap();
         assert!(group.take(300, 0));
         slot.set(Field::Grant, 300);
         slot.counters().add(Counter::pswpin, 5);
@@ -577,7 +635,7 @@ mod tests {
         group.release([slot]);
         assert_eq!((group.live().count(), group.free()), (0, 1000));
         assert_eq!(group.dead().counters().get(Counter::pswpin), 5);
-        let next = group.claim(9, 9).unwrap();
+        let next = group.claim(process(9)).unwrap();
         assert_eq!(next.counters().get(Counter::pswpin), 0);
         let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(next));
         assert_eq!(blocks.allocate(200).unwrap().length, 128);
@@ -586,7 +644,7 @@ mod tests {
     #[test]
     fn the_richest_is_asked_for_what_exceeds_its_share() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
-        let [rich, poor, deaf] = [1, 2, 3].map(|pid| group.claim(pid, 0).unwrap());
+        let [rich, poor, deaf] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
         [rich, poor].iter().for_each(Slot::listen);
         deaf.set(Field::Grant, 950);
         rich.set(Field::Grant, 900);
@@ -604,7 +662,7 @@ mod tests {
     #[test]
     fn in_need_everybody_is_asked_who_has_something_in_memory() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
-        let [rich, poor, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(pid, 0).unwrap());
+        let [rich, poor, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(process(pid)).unwrap());
         for (slot, spare) in [(rich, 20), (poor, 400), (needy, 400)] {
             slot.set(Field::Armed, 1);
             slot.set(Field::Spare, spare);
@@ -622,7 +680,7 @@ mod tests {
     #[test]
     fn memory_goes_to_those_under_pressure() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
-        let [calm, busy, needy, deaf, asleep] = [1, 2, 3, 4, 5].map(|pid| group.claim(pid, 0).unwrap());
+        let [calm, busy, needy, deaf, asleep] = [1, 2, 3, 4, 5].map(|pid| group.claim(process(pid)).unwrap());
         for (slot, pressure) in [(calm, 5_000), (busy, 90_000), (needy, 100_000)] {
             slot.set(Field::Armed, 1);
             slot.set(Field::Spare, 100);

@@ -15,7 +15,9 @@ use crate::regions::{Access, AtFork, Attributes, Charging, Region, Regions};
 use crate::runtime::{Heritage, OpenKernel, Runtime};
 use pagetide_swap::{CLUSTER_PAGES, Counter, PageIndex, State};
 use pagetide_sys::guest;
+use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::{self, SignalsBlocked};
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
@@ -164,10 +166,8 @@ impl Process {
     ///
     /// `None` if the run has as many processes as it may have.
     pub fn join(group: Group, open: OpenKernel) -> Option<Self> {
-        let pid = std::process::id();
-        let start = pagetide_sys::procfs::start_time(pid).unwrap_or(0);
         Self::leave(group);
-        let slot = group.claim(pid, start)?;
+        let slot = group.claim(Identity::own())?;
         let observed =
             pagetide_sys::procfs::memory("self").map_or(256, |memory| group.charged(&memory)) as i64;
         group.take_anyway(observed);
@@ -185,7 +185,8 @@ impl Process {
 
     /// Gives back the slot of a program that this one has replaced by exec.
     pub fn leave(group: Group) {
-        group.release(group.live().filter(|slot| slot.get(Field::Pid) == std::process::id().into()));
+        let own = Identity::own();
+        group.release(group.live().filter(|slot| slot.process() == own));
     }
 
     fn generation(&self) -> &Generation {
@@ -616,7 +617,7 @@ impl Process {
     /// Before a fork, in the parent: makes room for a second process, takes a slot for it, and stops the
     /// engine. What the forking thread touches from here to the fork is served all the same.
     pub fn before_fork(&self) {
-        let slot = self.group.claim(0, 0);
+        let slot = self.group.claim(Identity::UNKNOWN);
         let grant = self.generation().slot.get(Field::Grant) as i64;
         if self.runtime().is_none()
             && let Some(slot) = slot
@@ -647,7 +648,10 @@ impl Process {
             });
             // Nothing is taken out from here to the fork.
             runtime.pause.rehearse(|| {
-                if let Err(error) = guest::rehearse() {
+                // A process whose children belong to another pid namespace cannot start threads. They can.
+                if let Err(error) = guest::rehearse()
+                    && error.kind() != ErrorKind::InvalidInput
+                {
                     task::say(&format!("a forked child may not be able to start its engine: {error}"));
                 }
             });
@@ -699,7 +703,6 @@ impl Process {
         let parent = self.generation();
         let _signals = lock(&parent.signals).take();
         let engine = parent.runtime.get().copied();
-        let pid = std::process::id();
         let next = self.current.load(Relaxed) + 1;
         let slot = parent.forking.load(Relaxed).checked_sub(1).map(|index| self.group.slot(index));
         let (Some(slot), true) = (slot, next < GENERATIONS) else {
@@ -711,8 +714,7 @@ impl Process {
             }
             return;
         };
-        slot.set(Field::Pid, pid.into());
-        slot.set(Field::StartTime, pagetide_sys::procfs::start_time(pid).unwrap_or(0));
+        slot.name(Identity::own());
         // Nobody held these locks: the fork froze whoever takes them.
         let regions = match engine {
             Some(engine) => {

@@ -27,6 +27,7 @@ use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
+use pagetide_sys::procfs::own_pid;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
@@ -107,8 +108,9 @@ pub struct Runtime {
     injection: Injection,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
-    /// Where children find the swap file when the launcher is gone.
-    swap_path: Option<PathBuf>,
+    /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when it
+    /// started, and in one of its own pid namespace.
+    swap_paths: Vec<PathBuf>,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -122,11 +124,11 @@ struct Discount {
 /// it or a child may hold them.
 #[derive(Debug, Default)]
 struct Sharing {
-    /// Children that were forked off: slot and pid.
+    /// Children that were forked off: slot and tenancy.
     heirs: Vec<(usize, u64)>,
     /// Shared pages that are charged here.
     charged: i64,
-    /// Shared pages that are charged to the parent: slot, pid, pages.
+    /// Shared pages that are charged to the parent: slot, tenancy, pages.
     inherited: Option<(usize, u64, i64)>,
 }
 
@@ -324,20 +326,24 @@ impl Runtime {
             0 => Blocks::none(),
             _ => Blocks::new(group.block_counts(), group.held(slot)),
         };
-        let mut swap_path = None;
+        let mut swap_paths = Vec::new();
         let device: Option<Box<dyn Device>> = match setup.blocks {
             0 => None,
             count => {
                 let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
                 let open = |path: &Path| File::open(path, setup.swap_identity, count, kind);
                 let mut file = open(&group.swap_path());
-                if let (Err(_), Heritage::Forked(parent)) = (&file, &heritage) {
-                    // The launcher is gone.
-                    file = parent.swap_path.as_ref().map_or(file, |path| open(path));
+                if let Heritage::Forked(parent) = &heritage {
+                    // The launcher is gone, or `/proc` is another one.
+                    for path in &parent.swap_paths {
+                        file = file.or_else(|_| open(path));
+                    }
                 }
                 let file = file.map_err(StartError::SwapFile)?;
-                let own = format!("/proc/{}/task/{}/fd/{}", std::process::id(), task::tid(), file.number());
-                swap_path = Some(own.into());
+                let task = format!("{}/task/{}", std::process::id(), task::tid());
+                let seen = pagetide_sys::procfs::own_task().unwrap_or_else(|| task.clone());
+                swap_paths =
+                    [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into()).into();
                 Some(injection.device(Box::new(file)))
             }
         };
@@ -347,7 +353,7 @@ impl Runtime {
                 parent.engine.abandon_staging();
                 let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
                 let pages = swap.zswap().frozen_pages() as i64;
-                (swap, Some((parent.slot.index(), parent.slot.get(Field::Pid), pages)))
+                (swap, Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages)))
             }
             Heritage::None => {
                 let config = Config {
@@ -399,7 +405,7 @@ impl Runtime {
             spun: AtomicBool::new(false),
             injection,
             lifted: AtomicBool::new(false),
-            swap_path,
+            swap_paths,
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
@@ -813,6 +819,9 @@ impl Runtime {
             round += 1;
             if round.is_multiple_of(10) && self.pause.try_work(0) {
                 self.look_for_pins();
+                if self.group.free() <= 0 {
+                    self.group.sweep(self.swap_paths.first());
+                }
                 let now = self.times();
                 let load = now.since(&looked);
                 self.judge_copies(load);
@@ -871,7 +880,7 @@ impl Runtime {
     }
 
     fn look_for_pins(&self) {
-        if !self.engine.memory().may_pin() && pagetide_sys::procfs::may_pin(std::process::id()) {
+        if !self.engine.memory().may_pin() && pagetide_sys::procfs::may_pin(own_pid()) {
             self.engine.memory().note_pins();
         }
     }
@@ -1002,24 +1011,20 @@ impl Runtime {
         let mut sharing = lock(&self.sharing);
         sharing.charged += more;
         child.set(Field::Frozen, self.engine.swap().zswap().frozen_pages() as u64);
-        sharing.heirs.push((child.index(), child.get(Field::Pid)));
+        sharing.heirs.push((child.index(), child.get(Field::Tenancy)));
     }
 
     /// Charges shared pool pages to whoever is left with them.
     fn settle_sharing(&self) {
         let mut sharing = lock(&self.sharing);
-        let lives = |index: usize, pid: &mut u64| {
+        let lives = |index: usize, tenancy: u64| {
             let slot = self.group.slot(index);
-            if *pid == 0 {
-                // A child names itself when it runs.
-                *pid = slot.get(Field::Pid);
-            }
-            slot.get(Field::Taken) != 0 && slot.get(Field::Pid) == *pid
+            slot.get(Field::Taken) != 0 && slot.get(Field::Tenancy) == tenancy
         };
-        sharing.heirs.retain_mut(|(index, pid)| lives(*index, pid));
+        sharing.heirs.retain(|&(index, tenancy)| lives(index, tenancy));
         let frozen = self.engine.swap().zswap().frozen_pages() as i64;
-        if let Some((index, mut pid, _)) = sharing.inherited
-            && !lives(index, &mut pid)
+        if let Some((index, tenancy, _)) = sharing.inherited
+            && !lives(index, tenancy)
         {
             sharing.inherited = None;
             self.engine.budget().take(frozen - sharing.charged);

@@ -37,7 +37,7 @@ pub fn is_own_pidfd(pidfd: i32) -> bool {
     let (mut path, mut text) = ([0; 64], [0; 512]);
     let _ = write!(&mut path[..], "/proc/self/fdinfo/{pidfd}\0");
     let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
-    pidfd < 0 || field(read(path, &mut text), "Pid:") == Some(std::process::id().into())
+    pidfd < 0 || field(read(path, &mut text), "Pid:") == Some(own_pid().into())
 }
 
 /// Memory of a process, in pages.
@@ -115,11 +115,101 @@ pub fn start_time(pid: u32) -> Option<u64> {
     life(pid).ok().flatten()
 }
 
-/// Whether a process is dead for sure, or another one than that which started at `start_time` (0 for whichever). A
-/// file that cannot be opened, for want of descriptors, tells nothing.
-pub fn is_dead(pid: u32, start_time: u64) -> bool {
-    let other = |started: u64| start_time != 0 && started != start_time;
-    life(pid).is_ok_and(|started| started.is_none_or(other))
+/// The name of a process, for others that see another `/proc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// As its own `/proc` has it.
+    pub pid: u32,
+    /// When it started, as its own `/proc` has it; 0 if that cannot be read.
+    pub start_time: u64,
+    /// Its pid namespace; 0 if that cannot be read.
+    pub namespace: u64,
+}
+
+impl Identity {
+    /// Of a process that is not there yet.
+    pub const UNKNOWN: Self = Self { pid: 0, start_time: 0, namespace: 0 };
+
+    /// That of this process.
+    pub fn own() -> Self {
+        let Some(pid) = pid_of_self() else {
+            return Self { pid: std::process::id(), start_time: 0, namespace: 0 };
+        };
+        let namespace = namespace("self", "pid").unwrap_or(0);
+        Self { pid, start_time: start_time(pid).unwrap_or(0), namespace }
+    }
+
+    /// The pids that it may mean here. None if the process is dead for sure; several if it is in another pid namespace
+    /// and the name fits more than one.
+    ///
+    /// # Errors
+    /// Nobody can tell: a file cannot be opened, for want of descriptors or of permission.
+    pub fn pids(self) -> Result<Vec<u32>, Errno> {
+        if self.fits(self.pid)? {
+            return Ok(vec![self.pid]);
+        }
+        if self.namespace != 0 && self.namespace == namespace("self", "pid")? {
+            return Ok(Vec::new());
+        }
+        // Not `read_dir`: the C library's directory streams come from the program's `malloc`.
+        let open = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+        let directory = rustix::fs::open("/proc", open, rustix::fs::Mode::empty())?;
+        let mut found = Vec::new();
+        for entry in rustix::fs::Dir::new(directory)? {
+            let Some(pid) = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            if inner_pids(pid)?.contains(&self.pid) && self.fits(pid)? {
+                found.push(pid);
+            }
+        }
+        Ok(found)
+    }
+
+    fn fits(self, pid: u32) -> Result<bool, Errno> {
+        Ok(match life(pid)? {
+            None => false,
+            Some(started) if self.start_time == 0 || started == self.start_time => true,
+            // Clocks differ between time namespaces.
+            Some(_) => match namespace(pid, "time") {
+                Err(Errno::NOENT | Errno::SRCH) => false,
+                other => other? != namespace("self", "time")?,
+            },
+        })
+    }
+}
+
+/// The number of a process's namespace.
+fn namespace(pid: impl std::fmt::Display, kind: &str) -> Result<u64, Errno> {
+    rustix::fs::stat(format!("/proc/{pid}/ns/{kind}")).map(|stat| stat.st_ino)
+}
+
+/// What a process is called in the namespaces below that of `/proc`.
+fn inner_pids(pid: u32) -> Result<Vec<u32>, Errno> {
+    let mut text = [0; crate::PAGE];
+    let length = match read_once(format!("/proc/{pid}/status"), &mut text) {
+        Err(Errno::NOENT | Errno::SRCH) => 0,
+        other => other?,
+    };
+    let status = String::from_utf8_lossy(&text[..length]);
+    let names = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    Ok(names.split_ascii_whitespace().skip(1).flat_map(str::parse).collect())
+}
+
+fn pid_of_self() -> Option<u32> {
+    let mut name = [0; 16];
+    let length = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut name[..]).ok()?;
+    std::str::from_utf8(&name[..length]).ok()?.parse().ok()
+}
+
+/// This thread, as `/proc` has it: `PID/task/TID`.
+pub fn own_task() -> Option<String> {
+    fs::read_link("/proc/thread-self").ok()?.into_os_string().into_string().ok()
+}
+
+/// This process's pid as `/proc` has it, which may be that of another pid namespace. Allocates nothing.
+pub fn own_pid() -> u32 {
+    pid_of_self().unwrap_or_else(std::process::id)
 }
 
 /// When a process started. `None` if it is dead; an error if nobody can tell.

@@ -132,7 +132,7 @@ fn program_stderr() -> Option<OwnedFd> {
     }
     // A sandbox may forbid that. Opened anew, a file has its own position: what the program writes next may
     // overwrite this.
-    let path = format!("/proc/{}/fd/2", std::process::id());
+    let path = format!("/proc/{}/fd/2", crate::procfs::own_pid());
     rustix::fs::open(path.as_str(), OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY, Mode::empty()).ok()
 }
 
