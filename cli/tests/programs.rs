@@ -333,9 +333,9 @@ fn mappings_move_grow_and_go_with_their_contents() {
     let _turn = turn();
     let mappings = program("mappings");
     for mask in ["", "remap", "move", "pool"] {
-        start(pagetide("48M", mask, &[], &[&mappings])).end().succeeds();
+        start(pagetide("28M", mask, &[], &[&mappings])).end().succeeds();
     }
-    start(pagetide("48M", "", &[], &[&mappings, "--raw"])).end().succeeds();
+    start(pagetide("28M", "", &[], &[&mappings, "--raw"])).end().succeeds();
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn the_kernel_finds_what_is_out_of_memory() {
     // Without "move", for it pins pages (docs/limits.md).
     for mask in ["", "remap", "copy", "pool"] {
         println!("PAGETIDE_MASK={mask} syscalls");
-        start(pagetide("48M", mask, &[], &[&program("syscalls")])).end().succeeds();
+        start(pagetide("28M", mask, &[], &[&program("syscalls")])).end().succeeds();
     }
 }
 
@@ -361,7 +361,7 @@ fn a_program_may_fault_at_odd_moments_and_take_from_itself_what_it_likes() {
     for (mask, option) in [("", None), ("remap", None), ("copy", None), ("pool", Some("--no-fsize"))] {
         println!("PAGETIDE_MASK={mask} odd {}", option.unwrap_or_default());
         let command: Vec<&str> = std::iter::once(&*odd).chain(option).collect();
-        start(pagetide("48M", mask, &[], &command)).end().succeeds();
+        start(pagetide("28M", mask, &[], &command)).end().succeeds();
     }
 }
 
@@ -652,7 +652,7 @@ fn a_core_dump_has_holes_unless_everything_is_to_be_brought_in() {
 
 fn failing(fault: &str, mask: &str) -> Ended {
     println!("PAGETIDE_FAIL={fault} PAGETIDE_MASK={mask} lost");
-    let mut command = pagetide("24M", mask, &[], &[&program("lost"), "--mib", "64"]);
+    let mut command = pagetide("18M", mask, &[], &[&program("lost"), "--mib", "40"]);
     command.env("PAGETIDE_FAIL", fault);
     start(command).end()
 }
@@ -677,7 +677,7 @@ fn writes_that_fail_lose_nothing() {
     for fault in ["write-error:20", "write-full:20"] {
         let ended = failing(fault, "");
         assert!(ended.stderr.contains("cannot write to the swap file"), "{}", ended.stderr);
-        assert_eq!(ended.succeeds(), "0 of 16384 pages lost\n");
+        assert_eq!(ended.succeeds(), "0 of 10240 pages lost\n");
         // Without a pool there is no other place: an end with a message, and no other.
         let ended = failing(fault, "pool");
         assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
@@ -690,7 +690,7 @@ fn every_fault_is_answered_whoever_of_the_engine_stalls_or_gets_no_memory() {
     let _turn = turn();
     for fault in ["pool:2", "stall-fault:2000", "stall-reclaim:20", "stall-io:200", "stall-control:5"] {
         for mask in ["", "pool"] {
-            assert_eq!(failing(fault, mask).succeeds(), "0 of 16384 pages lost\n");
+            assert_eq!(failing(fault, mask).succeeds(), "0 of 10240 pages lost\n");
         }
     }
 }
@@ -702,7 +702,7 @@ fn locks_hold_and_advice_is_taken() {
     for (mask, option) in [("", None), ("", Some("--raw")), ("copy", None), ("pool", None)] {
         println!("PAGETIDE_MASK={mask} advice {}", option.unwrap_or_default());
         let command: Vec<&str> = std::iter::once(&*advice).chain(option).collect();
-        start(pagetide("48M", mask, &[], &command)).end().succeeds();
+        start(pagetide("28M", mask, &[], &command)).end().succeeds();
     }
 }
 

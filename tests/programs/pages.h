@@ -27,7 +27,7 @@ static int raw;
 enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8 };
 
 static const char *step = "setup";
-static size_t press_pages = 64 * 256;
+static size_t press_pages = 36 * 256;
 static char *press_buffer;
 static uint64_t press_round;
 
