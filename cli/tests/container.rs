@@ -47,9 +47,10 @@ impl Drop for Image {
     }
 }
 
-/// Several times the cap, read again, also by a child.
+/// Several times the cap, read again, also by a child, in a process that is not to be dumped.
 const JOB: &str = "
-import os
+import ctypes, os
+ctypes.CDLL(None).prctl(4, 0)
 pages = [bytes([nth % 251]) * 4000 + b'%d' % nth for nth in range(30000)]
 def good():
     return all(page == bytes([nth % 251]) * 4000 + b'%d' % nth for nth, page in enumerate(pages))

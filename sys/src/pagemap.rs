@@ -136,12 +136,23 @@ pub struct Presence {
 
 impl Pagemap {
     /// Opens the view of the calling process.
+    ///
+    /// In a process that is not to be dumped, which cannot open it unless it is root's, that is suspended for a moment.
     pub fn open() -> Result<Self, Errno> {
-        let fd = rustix::fs::open(
-            "/proc/self/pagemap",
-            rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC,
-            rustix::fs::Mode::empty(),
-        )?;
+        use rustix::process::{DumpableBehavior, dumpable_behavior, set_dumpable_behavior};
+        let open = || {
+            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+            rustix::fs::open("/proc/self/pagemap", flags, rustix::fs::Mode::empty())
+        };
+        let fd = match open() {
+            Err(Errno::ACCESS) if dumpable_behavior()? != DumpableBehavior::Dumpable => {
+                set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+                let fd = open();
+                set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+                fd?
+            }
+            other => other?,
+        };
         Ok(Self { fd, scan: AtomicBool::new(true) })
     }
 

@@ -216,7 +216,12 @@ pub fn own_pid() -> u32 {
 fn life(pid: u32) -> Result<Option<u64>, Errno> {
     let mut text = [0; crate::PAGE];
     let length = match read_once(format!("/proc/{pid}/stat"), &mut text) {
-        Err(Errno::NOENT | Errno::SRCH) => return Ok(None),
+        Err(error @ (Errno::NOENT | Errno::SRCH)) => {
+            // `/proc` may be mounted so that it hides processes (hidepid). From signals they cannot be hidden.
+            let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
+            let hidden = pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH));
+            return if hidden { Err(error) } else { Ok(None) };
+        }
         other => other?,
     };
     let stat = String::from_utf8_lossy(&text[..length]);
