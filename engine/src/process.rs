@@ -186,7 +186,9 @@ impl Process {
     /// Gives back the slot of a program that this one has replaced by exec.
     pub fn leave(group: Group) {
         let own = Identity::own();
-        group.release(group.live().filter(|slot| slot.process() == own));
+        // Not by the start time: with an exec a process may enter another time namespace.
+        let is_own = |process: Identity| (process.pid, process.namespace) == (own.pid, own.namespace);
+        group.release(group.live().filter(|slot| is_own(slot.process())));
     }
 
     fn generation(&self) -> &Generation {

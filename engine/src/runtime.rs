@@ -27,7 +27,7 @@ use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
-use pagetide_sys::procfs::own_pid;
+use pagetide_sys::procfs;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
@@ -341,7 +341,7 @@ impl Runtime {
                 }
                 let file = file.map_err(StartError::SwapFile)?;
                 let task = format!("{}/task/{}", std::process::id(), task::tid());
-                let seen = pagetide_sys::procfs::own_task().unwrap_or_else(|| task.clone());
+                let seen = procfs::own_task().unwrap_or_else(|| task.clone());
                 swap_paths =
                     [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into()).into();
                 Some(injection.device(Box::new(file)))
@@ -838,7 +838,7 @@ impl Runtime {
 
     /// Looks at what the process uses beside managed memory, and charges the difference.
     fn sample(&self) {
-        let Some(memory) = pagetide_sys::procfs::memory("self") else { return };
+        let Some(memory) = procfs::memory("self") else { return };
         let usage = self.engine.usage();
         let accounted = usage.resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (self.group.charged(&memory) as i64 - accounted).max(memory.tables as i64);
@@ -880,7 +880,7 @@ impl Runtime {
     }
 
     fn look_for_pins(&self) {
-        if !self.engine.memory().may_pin() && pagetide_sys::procfs::may_pin(own_pid()) {
+        if !self.engine.memory().may_pin() && procfs::may_pin(procfs::own_pid()) {
             self.engine.memory().note_pins();
         }
     }

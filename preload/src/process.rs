@@ -69,7 +69,7 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
         Process::leave(group);
         // SAFETY: as above.
         let verbose = unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some();
-        if verbose || u64::from(std::os::unix::process::parent_id()) == group.setup().launcher.pid.into() {
+        if verbose || std::os::unix::process::parent_id() == group.setup().launcher.pid {
             task::say(
                 "this program brings its own malloc: it runs without Pagetide, and its memory is counted",
             );

@@ -151,11 +151,8 @@ impl Identity {
         if self.namespace != 0 && self.namespace == namespace("self", "pid")? {
             return Ok(Vec::new());
         }
-        // Not `read_dir`: the C library's directory streams come from the program's `malloc`.
-        let open = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-        let directory = rustix::fs::open("/proc", open, rustix::fs::Mode::empty())?;
         let mut found = Vec::new();
-        for entry in rustix::fs::Dir::new(directory)? {
+        for entry in directory("/proc")? {
             let Some(pid) = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
                 continue;
             };
@@ -186,12 +183,7 @@ fn namespace(pid: impl std::fmt::Display, kind: &str) -> Result<u64, Errno> {
 
 /// What a process is called in the namespaces below that of `/proc`.
 fn inner_pids(pid: u32) -> Result<Vec<u32>, Errno> {
-    let mut text = [0; crate::PAGE];
-    let length = match read_once(format!("/proc/{pid}/status"), &mut text) {
-        Err(Errno::NOENT | Errno::SRCH) => 0,
-        other => other?,
-    };
-    let status = String::from_utf8_lossy(&text[..length]);
+    let status = of_process(pid, "status")?.unwrap_or_default();
     let names = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
     Ok(names.split_ascii_whitespace().skip(1).flat_map(str::parse).collect())
 }
@@ -212,19 +204,31 @@ pub fn own_pid() -> u32 {
     pid_of_self().unwrap_or_else(std::process::id)
 }
 
-/// When a process started. `None` if it is dead; an error if nobody can tell.
-fn life(pid: u32) -> Result<Option<u64>, Errno> {
+/// A small file of a process. `None` if the process is dead; an error if nobody can tell.
+fn of_process(pid: u32, name: &str) -> Result<Option<String>, Errno> {
     let mut text = [0; crate::PAGE];
-    let length = match read_once(format!("/proc/{pid}/stat"), &mut text) {
+    match read_once(format!("/proc/{pid}/{name}"), &mut text) {
+        Ok(length) => Ok(Some(String::from_utf8_lossy(&text[..length]).into_owned())),
         Err(error @ (Errno::NOENT | Errno::SRCH)) => {
             // `/proc` may be mounted so that it hides processes (hidepid). From signals they cannot be hidden.
             let pid = i32::try_from(pid).ok().and_then(rustix::process::Pid::from_raw);
             let hidden = pid.is_some_and(|pid| rustix::process::test_kill_process(pid) != Err(Errno::SRCH));
-            return if hidden { Err(error) } else { Ok(None) };
+            if hidden { Err(error) } else { Ok(None) }
         }
-        other => other?,
-    };
-    let stat = String::from_utf8_lossy(&text[..length]);
+        Err(error) => Err(error),
+    }
+}
+
+/// What a directory of `/proc` holds. Not by `read_dir`: the C library's directory streams come from the program's
+/// `malloc`.
+fn directory(path: &str) -> Result<rustix::fs::Dir, Errno> {
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::Dir::new(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
+}
+
+/// When a process started. `None` if it is dead; an error if nobody can tell.
+fn life(pid: u32) -> Result<Option<u64>, Errno> {
+    let Some(stat) = of_process(pid, "stat")? else { return Ok(None) };
     let started = || {
         let fields: Vec<_> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
         // A zombie that still has threads is a process whose first thread has ended.
@@ -238,11 +242,7 @@ fn life(pid: u32) -> Result<Option<u64>, Errno> {
 /// Whether a descriptor is open in this process through which the kernel may pin memory: a file opened
 /// with O_DIRECT, an io_uring, an RDMA or VFIO device, a KVM or GPU device.
 pub fn may_pin(pid: u32) -> bool {
-    // Not `read_dir`: the C library's directory streams come from the program's `malloc`.
-    let open = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
-    let path = format!("/proc/{pid}/fd");
-    let Ok(directory) = rustix::fs::open(path.as_str(), open, rustix::fs::Mode::empty()) else { return true };
-    let Ok(entries) = rustix::fs::Dir::new(directory) else { return true };
+    let Ok(entries) = directory(&format!("/proc/{pid}/fd")) else { return true };
     for entry in entries.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         if name.starts_with('.') {
