@@ -82,11 +82,12 @@ pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
     rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
 }
 
-/// Waits for the direct reads and writes of the swap file `identity` that are under way, whoever began them: those of a
-/// program that was killed, or replaced by exec, may go on after its end, where a ring began them.
+/// Waits for the direct reads and writes of the swap file `identity` that threads began which have ended since: those
+/// of a program that was killed, or replaced by exec, may go on after its end, where a ring began them.
 ///
 /// No call says just that, but file systems do it before they change a file's extents: ext4 and XFS for any range (here
-/// one that takes a block at most).
+/// one that takes a block at most). It does not wait for what the kernel has not begun: a ring leaves writes that make
+/// the file longer to workers of the thread that asked. A thread does not end before its workers have begun them all.
 ///
 /// # Errors
 /// The path is not the file's any more, or the file system knows no `fallocate`: nothing was waited for.
@@ -392,6 +393,37 @@ mod tests {
         round_trip(FileKind::Positioned);
     }
 
+    /// A cgroup whose writes to the disk of a file are slow.
+    struct Slow(std::path::PathBuf);
+
+    impl Slow {
+        fn new(file: Identity) -> io::Result<Self> {
+            let (major, minor) = (rustix::fs::major(file.0), rustix::fs::minor(file.0));
+            let partition = format!("/sys/dev/block/{major}:{minor}");
+            // A limit is one of the whole disk.
+            let of_disk = std::fs::read_to_string(format!("{partition}/../dev"));
+            let disk = of_disk.unwrap_or_else(|_| format!("{major}:{minor}"));
+            let slow = Self(format!("/sys/fs/cgroup/blkio/pagetide-{}", std::process::id()).into());
+            std::fs::create_dir(&slow.0)?;
+            std::fs::write(
+                slow.0.join("blkio.throttle.write_bps_device"),
+                format!("{} {}", disk.trim(), 32 << 20),
+            )?;
+            Ok(slow)
+        }
+
+        fn enter(&self) {
+            std::fs::write(self.0.join("tasks"), pagetide_sys::task::tid().to_string()).unwrap();
+        }
+    }
+
+    impl Drop for Slow {
+        fn drop(&mut self) {
+            std::fs::remove_dir(&self.0).unwrap();
+        }
+    }
+
+    /// Needs root and cgroups of version 1 with blkio: without them a disk may be too fast to tell.
     #[test]
     fn what_was_under_way_is_there_once_the_file_has_settled() {
         let directory = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR"));
@@ -402,11 +434,28 @@ mod tests {
         if !file.uses_ring() {
             return;
         }
-        for block in (0..2048).step_by(32) {
-            let mut buffer = Buffer::new(32);
-            buffer.fill(7);
-            file.submit(Request { token: block, direction: Direction::Write, block, buffer }).unwrap();
+        let slow = Slow::new(own).inspect_err(|error| println!("the disk is as fast as it is: {error}")).ok();
+        let write = |byte: u8| {
+            for block in (0..2048).step_by(32) {
+                let mut buffer = Buffer::new(32);
+                buffer.fill(byte);
+                file.submit(Request { token: block, direction: Direction::Write, block, buffer }).unwrap();
+            }
+        };
+        // Over blocks that are there already: only such writes outlive the thread that begins them.
+        write(5);
+        let mut done = Vec::new();
+        while done.len() < 64 {
+            file.wait(&mut done);
         }
+        std::thread::scope(|scope| {
+            let begin = || {
+                slow.iter().for_each(Slow::enter);
+                write(7);
+            };
+            // A handle's `join`, unlike the end of the scope, returns when the kernel is through with the thread.
+            scope.spawn(begin).join().unwrap();
+        });
         settle(Path::new(&path), own).unwrap();
         let mut bytes = vec![0; 2048 * BLOCK];
         assert_eq!(rustix::io::pread(&fd, &mut bytes, 0).unwrap(), bytes.len());
