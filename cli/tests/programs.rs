@@ -242,8 +242,8 @@ fn a_family_several_times_the_cap_keeps_its_own_pages() {
 #[test]
 fn a_program_forks_while_its_threads_fault_and_use_streams() {
     let _turn = turn();
-    let command = [&*program("fork_threads"), "--mib", "48", "--threads", "2", "--forks", "100"];
-    start(pagetide("40M", "", &[], &command)).end().succeeds();
+    let command = [&*program("fork_threads"), "--mib", "36", "--threads", "2", "--forks", "100"];
+    start(pagetide("30M", "", &[], &command)).end().succeeds();
 }
 
 /// The launcher holds a descriptor for each process. One that it cannot look at is not dead for that: its memory and its
