@@ -20,6 +20,8 @@ pub enum Place {
 impl Place {
     /// The zero page.
     pub const ZERO: Self = Self::Same(0);
+    /// Bits of the kind.
+    pub(crate) const KIND_BITS: u32 = 2;
     /// Bits that a place needs: kind and value.
     pub const BITS: u32 = 42;
     /// The largest block number that a place can hold.

@@ -1,11 +1,14 @@
-//! Values that are found by number and never move: segments, each twice as large as the one before, so that
-//! the slab of a small process is small.
+//! Values that are found by number and never move: segments, eight of a size before the size doubles, so that
+//! the slab of a small process is small, and that of a large one has an eighth of room at most.
 
 use std::sync::OnceLock;
 
-const SEGMENTS: usize = 24;
+/// log2 of the segments of each size.
+const STEP_BITS: u32 = 3;
+const STEPS: usize = 1 << STEP_BITS;
+const SEGMENTS: usize = 22 * STEPS;
 
-/// Room for `FIRST` × 2²⁴ values; the first segment holds `FIRST`.
+/// Room for `FIRST` × 2²⁴ values and more; each of the first eight segments holds `FIRST`.
 #[derive(Debug)]
 pub(crate) struct Slab<T, const FIRST: usize> {
     segments: [OnceLock<Box<[T]>>; SEGMENTS],
@@ -32,7 +35,7 @@ impl<T, const FIRST: usize> Slab<T, FIRST> {
         let segment = Self::segment_of(id).0;
         let mut bytes = 0;
         self.segments[segment].get_or_init(|| {
-            let values = FIRST << segment;
+            let values = FIRST << (segment >> STEP_BITS);
             bytes = values * size_of::<T>();
             (0..values).map(|_| value()).collect()
         });
@@ -41,9 +44,11 @@ impl<T, const FIRST: usize> Slab<T, FIRST> {
 
     /// The segment of a number, and its place there.
     fn segment_of(id: u32) -> (usize, usize) {
-        let nth = id as usize / FIRST + 1;
-        let segment = nth.ilog2() as usize;
-        (segment, id as usize - FIRST * ((1 << segment) - 1))
+        let row = id as usize / FIRST + STEPS;
+        let doublings = row.ilog2() - STEP_BITS;
+        let step = row >> doublings;
+        let segment = (doublings as usize * STEPS) + step - STEPS;
+        (segment, id as usize - FIRST * ((step << doublings) - STEPS))
     }
 }
 
@@ -54,10 +59,10 @@ mod tests {
     #[test]
     fn every_number_has_a_place_of_its_own() {
         let mut next = (0, 0);
-        for id in 0..5000 {
+        for id in 0..50_000 {
             assert_eq!(Slab::<u8, 8>::segment_of(id), next);
             next.1 += 1;
-            if next.1 == 8 << next.0 {
+            if next.1 == 8 << (next.0 / STEPS) {
                 next = (next.0 + 1, 0);
             }
         }
@@ -67,10 +72,10 @@ mod tests {
     fn segments_are_made_once_and_only_where_asked() {
         let slab = Slab::<std::cell::Cell<u32>, 4>::default();
         assert!(slab.get(0).is_none() && slab.get(u32::MAX).is_none());
-        assert_eq!(slab.make(5, || std::cell::Cell::new(7)), 8 * 4);
-        assert!(slab.get(3).is_none() && slab.get(12).is_none());
-        slab.get(5).unwrap().set(9);
-        assert_eq!(slab.make(4, || std::cell::Cell::new(1)), 0);
-        assert_eq!((slab.get(4).unwrap().get(), slab.get(5).unwrap().get()), (7, 9));
+        assert_eq!(slab.make(32, || std::cell::Cell::new(7)), 8 * 4);
+        assert!(slab.get(31).is_none() && slab.get(40).is_none());
+        slab.get(33).unwrap().set(9);
+        assert_eq!(slab.make(39, || std::cell::Cell::new(1)), 0);
+        assert_eq!((slab.get(39).unwrap().get(), slab.get(33).unwrap().get()), (7, 9));
     }
 }

@@ -20,7 +20,7 @@ use crate::hash::{HashKey, PageHash};
 use crate::place::Place;
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
-use crate::table::{ClusterGuard, ClusterId, Table, lock};
+use crate::table::{ClusterGuard, ClusterId, History, Table, lock};
 use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap};
@@ -317,8 +317,9 @@ impl<S: SpanSource> Swap<S> {
     }
 
     fn enqueue(&self, cluster: &mut ClusterGuard<'_>) {
-        if !cluster.state().queued {
-            cluster.state().queued = true;
+        let history = cluster.history();
+        if !history.queued {
+            cluster.set_history(History { queued: true, ..history });
             self.queue.push(cluster.id());
         }
     }
@@ -425,12 +426,11 @@ impl<S: SpanSource> Swap<S> {
         }
         if mapped > 0 {
             if matches!(transfer.source, Source::Frames { .. }) {
-                let state = cluster.state();
-                state.hits = state.hits.saturating_add(mapped as u16);
+                let mut history = cluster.history();
+                history.hits += mapped as u16;
                 // A quarter came back: what is left there is likely hot too.
-                if state.hits * 4 >= state.taken {
-                    state.referenced = true;
-                }
+                history.referenced |= history.hits * 4 >= history.taken;
+                cluster.set_history(history);
             }
             self.enqueue(&mut cluster);
             self.count_in(transfer, mapped);
@@ -487,7 +487,8 @@ impl<S: SpanSource> Swap<S> {
         for _ in 0..=self.queue.len() {
             let id = self.queue.pop()?;
             let Some(mut cluster) = self.table.lock_id(id) else { continue };
-            cluster.state().queued = false;
+            let history = cluster.history();
+            cluster.set_history(History { queued: false, ..history });
             if cluster.present() == 0 {
                 let number = cluster.number();
                 let empty = cluster.is_empty();
@@ -497,7 +498,9 @@ impl<S: SpanSource> Swap<S> {
                 }
                 continue;
             }
-            if cluster.locked() > 0 || std::mem::take(&mut cluster.state().referenced) {
+            if cluster.locked() > 0 || history.referenced {
+                let kept = cluster.locked() > 0 && history.referenced;
+                cluster.set_history(History { queued: false, referenced: kept, ..history });
                 self.enqueue(&mut cluster);
                 continue;
             }
@@ -511,7 +514,8 @@ impl<S: SpanSource> Swap<S> {
         let numbers = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
         let ids = self.table.linked(numbers).filter_map(|number| {
             let mut cluster = self.table.lock(number)?;
-            cluster.state().referenced = false;
+            let history = cluster.history();
+            cluster.set_history(History { referenced: false, ..history });
             Some(cluster.id())
         });
         self.queue.hasten(&ids.collect())
@@ -553,8 +557,8 @@ impl<S: SpanSource> Swap<S> {
                 self.set(cluster, offset, Word::HOLE);
             }
         }
-        cluster.state().hits = 0;
-        cluster.state().taken = out.taken as u16;
+        let history = cluster.history();
+        cluster.set_history(History { hits: 0, taken: out.taken as u16, ..history });
         if cluster.present() > 0 {
             self.enqueue(cluster);
         }

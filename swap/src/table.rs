@@ -1,25 +1,44 @@
-//! The swap table: one 64-bit word a page, in clusters of 512, found in three index steps.
+//! The swap table: a 64-bit word a page where neighbours differ, one for a whole run where they agree.
+//!
+//! ```text
+//! directory          cluster, 2 MiB                32 units, 64 KiB each           16 pages
+//! ┌────────┐        ┌───────────────────────┐      ┌────────────────────┐        ┌───────────┐
+//! │ number │───────▶│ latch number history  │      │ counts             │   ┌───▶│ word word │
+//! └────────┘        │ word for all 512, or ─┼─────▶│ word for all 16, or┼───┘    │ …         │
+//!                   └───────────────────────┘      └────────────────────┘        └───────────┘
+//! ```
+//!
+//! A word stands for a run if the words of its pages follow from it ([`Word::nth`]): all are holes, or in the same
+//! frames, or zero, or on the device one block after the other. It is made finer where a page comes to differ, and
+//! coarser again when all agree.
 //!
 //! The table owns the words and the counts over them. It does not know what places mean.
 //!
 //! # Concurrency
-//! One lock a cluster. Words change only through a [`ClusterGuard`], so a transition without the lock does
-//! not compile. The directory of clusters only grows; a cluster that empties is unlinked under the
-//! directory lock *and* its own lock, and whoever locked it late finds another number in it and looks
-//! again. Indices into slabs, no pointers: a forked child may go on using it if no lock was held.
+//! One latch a cluster. Words change only through a [`ClusterGuard`], so a transition without it does not compile;
+//! [`Table::peek`] reads without: what it saw is valid if the latch's count is what it was. The directory of clusters
+//! only grows; a cluster that empties is unlinked under the directory lock *and* its own latch, and whoever locked it
+//! late finds another number in it and looks again. Indices into slabs, no pointers: memory of a finer level that was
+//! given back and used again is another's words, not another thing, and the count tells. A forked child may go on using
+//! the table if nothing was held.
 //!
-//! Lock order: directory, then cluster. No code holds two cluster locks, but for [`Table::lock_pair`],
-//! which takes them in order of cluster number.
+//! Lock order: directory, then cluster. No code holds two clusters, but for [`Table::lock_pair`], which takes them in
+//! order of cluster number.
 
-use crate::entry::{CLUSTER_PAGES, ClusterNumber};
+use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
+use crate::latch::{Latch, Parking};
 use crate::slab::Slab;
 use crate::word::{State, Word};
-use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::ops::Range;
+use std::sync::atomic::{
+    AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-/// Clusters that the first segment of the slab holds, about 34 KiB. There is room for 2^27, 256 TiB of touched
-/// memory.
-const FIRST_SEGMENT: usize = 8;
+/// Pages of a unit: 64 KiB.
+pub const UNIT_PAGES: usize = 16;
+/// Units of a cluster.
+const UNITS: usize = CLUSTER_PAGES / UNIT_PAGES;
 /// Cluster numbers that one leaf of the directory covers: 512 MiB of addresses.
 const LEAF_CLUSTERS: usize = 1 << 8;
 /// Leaves of one branch: 256 GiB of addresses.
@@ -28,22 +47,17 @@ const BRANCH_CLUSTERS: usize = LEAF_CLUSTERS * BRANCH_LEAVES;
 /// Branches: 47 bits of addresses.
 const BRANCHES: usize = 1 << 9;
 /// The number of a cluster that is on the free list.
-const FREE: u64 = u64::MAX;
+const FREE: u32 = u32::MAX;
+/// Looks at a cluster that is held, before a reader waits for it.
+const PEEKS: usize = 64;
 
 /// Index of a cluster in the slab. Stable while the cluster is linked.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ClusterId(u32);
 
-/// Counts over a cluster's words, and what reclaim remembers of it.
-#[derive(Debug)]
-pub struct ClusterState {
-    number: u64,
-    present: u16,
-    cached: u16,
-    swapped: u16,
-    poisoned: u16,
-    locked: u16,
-    copies: u16,
+/// What reclaim remembers of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct History {
     /// Whether the cluster stands in the reclaim queue.
     pub queued: bool,
     /// Second chance: probation hits say that its pages are hot.
@@ -54,10 +68,63 @@ pub struct ClusterState {
     pub taken: u16,
 }
 
-#[derive(Debug)]
+/// How many of a cluster's pages are in which state, by the numbers of [`Count`].
+type Counts = [u16; Count::Last as usize];
+
+#[derive(Clone, Copy)]
+enum Count {
+    Present,
+    Cached,
+    Swapped,
+    Poisoned,
+    Locked,
+    Copies,
+    Last,
+}
+
+#[derive(Debug, Default)]
 struct Cluster {
-    state: Mutex<ClusterState>,
-    words: [AtomicU64; CLUSTER_PAGES],
+    latch: Latch,
+    number: AtomicU32,
+    history: AtomicU32,
+    /// The word of the first page, from which all others follow, or the number of its units.
+    root: AtomicU64,
+}
+const _: () = assert!(size_of::<Cluster>() == 24);
+
+#[derive(Debug)]
+struct Units {
+    /// Each the word of the first page of a unit, from which the others follow, or the number of its pages.
+    words: [AtomicU64; UNITS],
+    counts: [AtomicU16; Count::Last as usize],
+}
+
+#[derive(Debug)]
+struct Pages([AtomicU64; UNIT_PAGES]);
+
+/// In place of a word: the number of what holds the finer words. No [`State`] has this value.
+const FINER: u64 = 7;
+const FINER_SHIFT: u32 = 8;
+
+fn to_finer(id: u32) -> u64 {
+    FINER | u64::from(id) << FINER_SHIFT
+}
+
+fn finer(raw: u64) -> Option<u32> {
+    (raw & 7 == FINER).then_some((raw >> FINER_SHIFT) as u32)
+}
+
+/// Values of a finer level, used again when they were given back. Takes no lock, and no memory but for its own.
+#[derive(Debug)]
+struct Store<T, const FIRST: usize> {
+    values: Slab<T, FIRST>,
+    /// The last that was given back, plus one, below a count of changes. Each holds the next in its first word.
+    free: AtomicU64,
+    used: AtomicU32,
+}
+
+trait Block: Default {
+    fn link(&self) -> &AtomicU64;
 }
 
 type Leaf = Box<[AtomicU32; LEAF_CLUSTERS]>;
@@ -67,8 +134,11 @@ type Branch = Box<[OnceLock<Leaf>; BRANCH_LEAVES]>;
 #[derive(Debug)]
 pub struct Table {
     branches: Box<[OnceLock<Branch>]>,
-    clusters: Slab<Cluster, FIRST_SEGMENT>,
+    clusters: Slab<Cluster, 32>,
     free: Mutex<FreeList>,
+    units: Store<Units, 8>,
+    pages: Store<Pages, 32>,
+    parking: Parking,
     bytes: AtomicUsize,
 }
 
@@ -80,9 +150,95 @@ struct FreeList {
 
 /// The only way to change a cluster's words.
 pub struct ClusterGuard<'a> {
-    state: MutexGuard<'a, ClusterState>,
-    words: &'a [AtomicU64; CLUSTER_PAGES],
+    table: &'a Table,
+    cluster: &'a Cluster,
+    units: Option<&'a Units>,
+    counts: Counts,
     id: ClusterId,
+    number: u32,
+}
+
+impl Default for Units {
+    fn default() -> Self {
+        Self { words: [const { AtomicU64::new(0) }; UNITS], counts: Default::default() }
+    }
+}
+
+impl Default for Pages {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; UNIT_PAGES])
+    }
+}
+
+impl Block for Units {
+    fn link(&self) -> &AtomicU64 {
+        &self.words[0]
+    }
+}
+
+impl Block for Pages {
+    fn link(&self) -> &AtomicU64 {
+        &self.0[0]
+    }
+}
+
+impl<T, const FIRST: usize> Default for Store<T, FIRST> {
+    fn default() -> Self {
+        Self { values: Slab::default(), free: AtomicU64::new(0), used: AtomicU32::new(0) }
+    }
+}
+
+impl<T: Block, const FIRST: usize> Store<T, FIRST> {
+    #[cfg(test)]
+    fn held(&self) -> u32 {
+        let mut held = self.used.load(Relaxed);
+        let mut next = self.free.load(Relaxed) as u32;
+        while let Some(id) = next.checked_sub(1) {
+            held -= 1;
+            next = self.get(id).link().load(Relaxed) as u32;
+        }
+        held
+    }
+
+    fn get(&self, id: u32) -> &T {
+        self.values.get(id).expect("an id that was handed out")
+    }
+
+    fn take(&self, bytes: &AtomicUsize) -> u32 {
+        let mut free = self.free.load(Acquire);
+        while let Some(id) = (free as u32).checked_sub(1) {
+            // Of one that somebody else takes meanwhile this reads a word, and the count has changed.
+            let next = self.get(id).link().load(Relaxed) as u32;
+            let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(next);
+            match self.free.compare_exchange_weak(free, changed, AcqRel, Acquire) {
+                Ok(_) => return id,
+                Err(now) => free = now,
+            }
+        }
+        let id = self.used.fetch_add(1, Relaxed);
+        self.reserve(id, bytes);
+        id
+    }
+
+    fn give(&self, id: u32) {
+        let link = self.get(id).link();
+        let mut free = self.free.load(Relaxed);
+        loop {
+            link.store(u64::from(free as u32), Relaxed);
+            let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(id + 1);
+            match self.free.compare_exchange_weak(free, changed, AcqRel, Relaxed) {
+                Ok(_) => return,
+                Err(now) => free = now,
+            }
+        }
+    }
+
+    /// Makes memory for value number `id`.
+    fn reserve(&self, id: u32, bytes: &AtomicUsize) {
+        if self.values.get(id).is_none() {
+            bytes.fetch_add(self.values.make(id, T::default), Relaxed);
+        }
+    }
 }
 
 impl Default for Table {
@@ -91,6 +247,9 @@ impl Default for Table {
             branches: (0..BRANCHES).map(|_| OnceLock::new()).collect(),
             clusters: Slab::default(),
             free: Mutex::default(),
+            units: Store::default(),
+            pages: Store::default(),
+            parking: Parking::default(),
             bytes: AtomicUsize::new(0),
         }
     }
@@ -100,6 +259,13 @@ impl Table {
     /// Bytes that clusters and directories take.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
+    }
+
+    /// Makes memory for words that become finer: to free memory must not need any. `clusters` may then be cut, and
+    /// `units` of them.
+    pub fn reserve(&self, clusters: u32, units: u32) {
+        self.units.reserve(self.units.used.load(Relaxed) + clusters, &self.bytes);
+        self.pages.reserve(self.pages.used.load(Relaxed) + units, &self.bytes);
     }
 
     fn slot(&self, number: ClusterNumber) -> Option<&AtomicU32> {
@@ -129,16 +295,30 @@ impl Table {
 
     fn guard(&self, id: u32) -> ClusterGuard<'_> {
         let cluster = self.cluster(id);
-        ClusterGuard { state: lock(&cluster.state), words: &cluster.words, id: ClusterId(id) }
+        cluster.latch.acquire(&self.parking, id);
+        let root = cluster.root.load(Relaxed);
+        let units = finer(root).map(|id| self.units.get(id));
+        let counts = match units {
+            Some(units) => units.counts.each_ref().map(|count| count.load(Relaxed)),
+            None => counts_of(Word(root), CLUSTER_PAGES as u16),
+        };
+        ClusterGuard {
+            table: self,
+            cluster,
+            units,
+            counts,
+            id: ClusterId(id),
+            number: cluster.number.load(Relaxed),
+        }
     }
 
     /// Locks a cluster, if any of its pages was ever touched.
     pub fn lock(&self, number: ClusterNumber) -> Option<ClusterGuard<'_>> {
         loop {
             // Id + 1, so that zero says "none".
-            let id = self.slot(number)?.load(Relaxed).checked_sub(1)?;
+            let id = self.slot(number)?.load(Acquire).checked_sub(1)?;
             let guard = self.guard(id);
-            if guard.state.number == number.0 {
+            if guard.number() == number {
                 return Some(guard);
             }
             // Unlinked, and perhaps linked elsewhere, between the look-up and the lock: look again.
@@ -148,13 +328,13 @@ impl Table {
     /// Locks the cluster with this id, if it is linked.
     pub fn lock_id(&self, id: ClusterId) -> Option<ClusterGuard<'_>> {
         let guard = self.guard(id.0);
-        (guard.state.number != FREE).then_some(guard)
+        (guard.number != FREE).then_some(guard)
     }
 
     /// Locks a cluster, linking a new one where there is none.
     ///
     /// # Panics
-    /// If the cluster number is beyond 47 bits of address space or the slab is full (256 TiB touched).
+    /// If the cluster number is beyond 47 bits of address space.
     pub fn lock_or_create(&self, number: ClusterNumber) -> ClusterGuard<'_> {
         loop {
             if let Some(guard) = self.lock(number) {
@@ -167,14 +347,15 @@ impl Table {
             }
             let id = free.ids.pop().unwrap_or_else(|| {
                 let id = free.used;
-                self.bytes.fetch_add(self.clusters.make(id, Cluster::new), Relaxed);
+                let made = || Cluster { number: AtomicU32::new(FREE), ..Cluster::default() };
+                self.bytes.fetch_add(self.clusters.make(id, made), Relaxed);
                 free.used += 1;
                 id
             });
             let mut guard = self.guard(id);
-            debug_assert_eq!(guard.state.number, FREE);
-            guard.state.number = number.0;
-            slot.store(id + 1, Relaxed);
+            debug_assert_eq!(guard.number, FREE);
+            guard.set_number(number.0 as u32);
+            slot.store(id + 1, std::sync::atomic::Ordering::Release);
             return guard;
         }
     }
@@ -199,23 +380,50 @@ impl Table {
     pub fn release_if_empty(&self, number: ClusterNumber) {
         let mut free = lock(&self.free);
         let Some(mut guard) = self.lock(number) else { return };
-        if guard.is_empty() && !guard.state.queued {
+        if guard.is_empty() && !guard.history().queued {
             self.slot(number).expect("linked").store(0, Relaxed);
-            *guard.state = ClusterState::default();
+            guard.set_run(0..CLUSTER_PAGES, Word::HOLE);
+            guard.set_history(History::default());
+            guard.set_number(FREE);
             free.ids.push(guard.id.0);
         }
     }
 
-    /// Reads a word without a lock: for statistics and for tests.
-    pub fn peek(&self, page: crate::entry::PageIndex) -> Word {
-        let Some(id) = self.slot(page.cluster()).and_then(|slot| slot.load(Relaxed).checked_sub(1)) else {
-            return Word::HOLE;
-        };
-        Word(self.cluster(id).words[page.offset()].load(Relaxed))
+    /// Reads a word without a lock.
+    pub fn peek(&self, page: PageIndex) -> Word {
+        for _ in 0..PEEKS {
+            let Some(id) = self.slot(page.cluster()).and_then(|slot| slot.load(Acquire).checked_sub(1))
+            else {
+                return Word::HOLE;
+            };
+            let cluster = self.cluster(id);
+            if let Some(version) = cluster.latch.read()
+                && let Some(word) = self.glance(cluster, page)
+                && cluster.latch.is_still(version)
+            {
+                return word;
+            }
+            std::hint::spin_loop();
+        }
+        // Its holder takes time.
+        self.lock(page.cluster()).map_or(Word::HOLE, |cluster| cluster.get(page.offset()))
+    }
+
+    /// A word of a cluster that may change meanwhile. `None` if it has.
+    fn glance(&self, cluster: &Cluster, page: PageIndex) -> Option<Word> {
+        if u64::from(cluster.number.load(Relaxed)) != page.cluster().0 {
+            return None;
+        }
+        let root = cluster.root.load(Relaxed);
+        let Some(units) = finer(root) else { return Some(Word(root).nth(page.offset())) };
+        let unit = self.units.values.get(units)?.words[page.offset() / UNIT_PAGES].load(Relaxed);
+        let nth = page.offset() % UNIT_PAGES;
+        let Some(pages) = finer(unit) else { return Some(Word(unit).nth(nth)) };
+        Some(Word(self.pages.values.get(pages)?.0[nth].load(Relaxed)))
     }
 
     /// The numbers of all linked clusters in `range`, ascending.
-    pub fn linked(&self, range: std::ops::Range<u64>) -> impl Iterator<Item = ClusterNumber> + '_ {
+    pub fn linked(&self, range: Range<u64>) -> impl Iterator<Item = ClusterNumber> + '_ {
         let mut number = range.start;
         std::iter::from_fn(move || {
             while number < range.end {
@@ -246,37 +454,57 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-impl Default for ClusterState {
-    fn default() -> Self {
+impl History {
+    const FLAGS: u32 = 2;
+    const BITS: u32 = 15;
+    const MASK: u32 = (1 << Self::BITS) - 1;
+
+    fn to_bits(self) -> u32 {
+        let number = |value: u16| u32::from(value).min(Self::MASK);
+        u32::from(self.queued)
+            | u32::from(self.referenced) << 1
+            | number(self.hits) << Self::FLAGS
+            | number(self.taken) << (Self::FLAGS + Self::BITS)
+    }
+
+    fn from_bits(bits: u32) -> Self {
+        let number = |shift: u32| (bits >> shift & Self::MASK) as u16;
         Self {
-            number: FREE,
-            present: 0,
-            cached: 0,
-            swapped: 0,
-            poisoned: 0,
-            locked: 0,
-            copies: 0,
-            queued: false,
-            referenced: false,
-            hits: 0,
-            taken: 0,
+            queued: bits & 1 != 0,
+            referenced: bits & 2 != 0,
+            hits: number(Self::FLAGS),
+            taken: number(Self::FLAGS + Self::BITS),
         }
     }
 }
 
-impl Cluster {
-    fn new() -> Self {
-        Self {
-            state: Mutex::new(ClusterState::default()),
-            words: std::array::from_fn(|_| AtomicU64::new(Word::HOLE.0)),
-        }
+/// The counts over `pages` pages whose words follow from `word`.
+fn counts_of(word: Word, pages: u16) -> Counts {
+    let mut counts = Counts::default();
+    let state = match word.state() {
+        State::Hole => None,
+        State::Present => Some(Count::Present),
+        State::Cached => Some(Count::Cached),
+        State::Swapped => Some(Count::Swapped),
+        State::Poisoned => Some(Count::Poisoned),
+    };
+    if let Some(state) = state {
+        counts[state as usize] = pages;
     }
+    counts[Count::Locked as usize] = if word.is_locked() { pages } else { 0 };
+    counts[Count::Copies as usize] = if word.has_pool_copy() { pages } else { 0 };
+    counts
 }
 
-impl ClusterGuard<'_> {
+impl<'a> ClusterGuard<'a> {
     /// The cluster's number.
     pub fn number(&self) -> ClusterNumber {
-        ClusterNumber(self.state.number)
+        ClusterNumber(self.number.into())
+    }
+
+    fn set_number(&mut self, number: u32) {
+        self.number = number;
+        self.cluster.number.store(number, Relaxed);
     }
 
     /// The cluster's place in the slab.
@@ -286,83 +514,213 @@ impl ClusterGuard<'_> {
 
     /// The word of the page at `offset`.
     pub fn get(&self, offset: usize) -> Word {
-        Word(self.words[offset].load(Relaxed))
+        let Some(units) = self.units else { return Word(self.cluster.root.load(Relaxed)).nth(offset) };
+        let unit = units.words[offset / UNIT_PAGES].load(Relaxed);
+        let nth = offset % UNIT_PAGES;
+        match finer(unit) {
+            None => Word(unit).nth(nth),
+            Some(pages) => Word(self.table.pages.get(pages).0[nth].load(Relaxed)),
+        }
     }
 
     /// Changes the word of the page at `offset`.
     pub fn set(&mut self, offset: usize, word: Word) {
         let old = self.get(offset);
-        self.words[offset].store(word.0, Relaxed);
-        if old.state() != word.state() {
-            if let Some(count) = self.count(old.state()) {
-                *count -= 1;
-            }
-            if let Some(count) = self.count(word.state()) {
-                *count += 1;
-            }
+        if old == word {
+            return;
         }
-        self.state.copies =
-            self.state.copies + u16::from(word.has_pool_copy()) - u16::from(old.has_pool_copy());
-        self.state.locked = self.state.locked + u16::from(word.is_locked()) - u16::from(old.is_locked());
+        let (at, nth) = (offset / UNIT_PAGES, offset % UNIT_PAGES);
+        let units = self.cut();
+        let unit = &units.words[at];
+        let pages = match finer(unit.load(Relaxed)) {
+            Some(id) => self.table.pages.get(id),
+            None => {
+                let id = self.table.pages.take(&self.table.bytes);
+                let pages = self.table.pages.get(id);
+                let whole = Word(unit.load(Relaxed));
+                pages.0.iter().enumerate().for_each(|(nth, page)| page.store(whole.nth(nth).0, Relaxed));
+                unit.store(to_finer(id), Relaxed);
+                pages
+            }
+        };
+        pages.0[nth].store(word.0, Relaxed);
+        self.count(old, word, 1);
+        let first = Word(pages.0[0].load(Relaxed));
+        // The ends tell at once, as a rule.
+        if word == first.nth(nth)
+            && Word(pages.0[UNIT_PAGES - 1].load(Relaxed)) == first.nth(UNIT_PAGES - 1)
+            && first.spreads()
+            && pages.0.iter().enumerate().all(|(nth, page)| Word(page.load(Relaxed)) == first.nth(nth))
+        {
+            self.set_unit(at, first);
+            self.join(at);
+        }
     }
 
-    fn count(&mut self, state: State) -> Option<&mut u16> {
-        match state {
-            State::Hole => None,
-            State::Present => Some(&mut self.state.present),
-            State::Cached => Some(&mut self.state.cached),
-            State::Swapped => Some(&mut self.state.swapped),
-            State::Poisoned => Some(&mut self.state.poisoned),
+    /// Changes the words of the pages in `range`: to those that follow from `word` for its first page.
+    pub fn set_run(&mut self, range: Range<usize>, word: Word) {
+        if range == (0..CLUSTER_PAGES) && word.spreads() {
+            if self.units.is_some() {
+                (0..UNITS).for_each(|at| self.set_unit(at, Word::HOLE));
+            }
+            self.set_root(word);
+            return;
         }
+        let mut offset = range.start;
+        while offset < range.end {
+            let word = word.nth(offset - range.start);
+            if offset.is_multiple_of(UNIT_PAGES) && offset + UNIT_PAGES <= range.end && word.spreads() {
+                let at = offset / UNIT_PAGES;
+                let before = self.unit_counts(at);
+                let after = counts_of(word, UNIT_PAGES as u16);
+                for (count, (before, after)) in self.counts.iter_mut().zip(before.into_iter().zip(after)) {
+                    *count = *count + after - before;
+                }
+                self.cut();
+                self.set_unit(at, word);
+                self.join(at);
+                offset += UNIT_PAGES;
+            } else {
+                self.set(offset, word);
+                offset += 1;
+            }
+        }
+    }
+
+    /// The counts over a unit's pages.
+    fn unit_counts(&self, at: usize) -> Counts {
+        let first = at * UNIT_PAGES;
+        let is_cut = self.units.is_some_and(|units| finer(units.words[at].load(Relaxed)).is_some());
+        if !is_cut {
+            return counts_of(self.get(first), UNIT_PAGES as u16);
+        }
+        let mut sum = Counts::default();
+        for offset in first..first + UNIT_PAGES {
+            let counts = counts_of(self.get(offset), 1);
+            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        sum
+    }
+
+    /// The units, with words of their own.
+    fn cut(&mut self) -> &'a Units {
+        if self.units.is_none() {
+            let id = self.table.units.take(&self.table.bytes);
+            let units = self.table.units.get(id);
+            let whole = Word(self.cluster.root.load(Relaxed));
+            for (at, unit) in units.words.iter().enumerate() {
+                unit.store(whole.nth(at * UNIT_PAGES).0, Relaxed);
+            }
+            self.cluster.root.store(to_finer(id), Relaxed);
+            self.units = Some(units);
+        }
+        self.units.expect("made just now")
+    }
+
+    /// One word for a unit. The counts are the caller's.
+    fn set_unit(&mut self, at: usize, word: Word) {
+        let unit = &self.units.expect("cut by the caller").words[at];
+        let before = finer(unit.load(Relaxed));
+        unit.store(word.0, Relaxed);
+        if let Some(pages) = before {
+            self.table.pages.give(pages);
+        }
+    }
+
+    /// One word for the cluster.
+    fn set_root(&mut self, word: Word) {
+        let before = finer(self.cluster.root.load(Relaxed));
+        self.cluster.root.store(word.0, Relaxed);
+        if let Some(units) = before {
+            self.table.units.give(units);
+        }
+        self.units = None;
+        self.counts = counts_of(word, CLUSTER_PAGES as u16);
+    }
+
+    /// Makes one word of all units, if they agree. Unit `at` has just changed.
+    fn join(&mut self, at: usize) {
+        let Some(units) = self.units else { return };
+        let word = |at: usize| units.words[at].load(Relaxed);
+        let first = Word(word(0));
+        let follows = |at: usize| finer(word(at)).is_none() && Word(word(at)) == first.nth(at * UNIT_PAGES);
+        if first.spreads() && follows(at) && follows(UNITS - 1) && (0..UNITS).all(follows) {
+            self.set_root(first);
+        }
+    }
+
+    fn count(&mut self, old: Word, new: Word, pages: u16) {
+        let (old, new) = (counts_of(old, pages), counts_of(new, pages));
+        for (count, (old, new)) in self.counts.iter_mut().zip(old.into_iter().zip(new)) {
+            *count = *count + new - old;
+        }
+    }
+
+    fn counted(&self, count: Count) -> usize {
+        self.counts[count as usize].into()
     }
 
     /// Pages in the program.
     pub fn present(&self) -> usize {
-        self.state.present.into()
+        self.counted(Count::Present)
     }
 
     /// Pages on probation.
     pub fn cached(&self) -> usize {
-        self.state.cached.into()
+        self.counted(Count::Cached)
     }
 
     /// Pages at a place.
     pub fn swapped(&self) -> usize {
-        self.state.swapped.into()
+        self.counted(Count::Swapped)
     }
 
     /// Pages that are lost.
     pub fn poisoned(&self) -> usize {
-        self.state.poisoned.into()
+        self.counted(Count::Poisoned)
     }
 
     /// Pages with a transfer under way.
     pub fn locked(&self) -> usize {
-        self.state.locked.into()
+        self.counted(Count::Locked)
     }
 
     /// Pages in the program of which the pool keeps a copy.
     pub fn copies(&self) -> usize {
-        self.state.copies.into()
+        self.counted(Count::Copies)
     }
 
     /// Whether every page is a hole.
     pub fn is_empty(&self) -> bool {
-        let s = &*self.state;
-        s.present == 0 && s.cached == 0 && s.swapped == 0 && s.poisoned == 0 && s.locked == 0
+        self.counts[..Count::Copies as usize].iter().all(|&count| count == 0)
     }
 
     /// What reclaim remembers.
-    pub fn state(&mut self) -> &mut ClusterState {
-        &mut self.state
+    pub fn history(&self) -> History {
+        History::from_bits(self.cluster.history.load(Relaxed))
+    }
+
+    /// Changes that.
+    pub fn set_history(&mut self, history: History) {
+        self.cluster.history.store(history.to_bits(), Relaxed);
+    }
+}
+
+impl Drop for ClusterGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(units) = self.units {
+            units.counts.iter().zip(self.counts).for_each(|(count, now)| count.store(now, Relaxed));
+        }
+        self.cluster.latch.release(&self.table.parking, self.id.0);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::PageIndex;
     use crate::place::Place;
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     #[test]
     fn words_are_found_again_and_counted() {
@@ -403,5 +761,146 @@ mod tests {
         }
         let found: Vec<_> = table.linked(4..60_000_000).map(|n| n.0).collect();
         assert_eq!(found, numbers[1..]);
+    }
+
+    /// What a run of pages may be set to: of each state, flags and places that follow from the first page's, or not.
+    fn any_word() -> impl Strategy<Value = Word> {
+        let place = prop_oneof![
+            Just(None),
+            Just(Some(Place::ZERO)),
+            (0..3u32).prop_map(|pattern| Some(Place::Same(pattern))),
+            (0..4000u64).prop_map(|block| Some(Place::Device(block))),
+            any::<u32>().prop_map(|handle| Some(Place::Pool(handle))),
+        ];
+        (0..5, place, 0..2u16, any::<bool>()).prop_map(|(state, place, top, locked)| {
+            let word = match state {
+                0 => Word::HOLE,
+                1 => Word::present(place),
+                2 => Word::cached(top, place),
+                3 => Word::swapped(place.unwrap_or(Place::ZERO), top),
+                _ => Word::POISONED,
+            };
+            if locked && state != 0 { word.locked() } else { word }
+        })
+    }
+
+    fn any_range() -> impl Strategy<Value = Range<usize>> {
+        prop_oneof![
+            Just(0..CLUSTER_PAGES),
+            (0..UNITS, 1..=4usize)
+                .prop_map(|(at, count)| at * UNIT_PAGES..((at + count) * UNIT_PAGES).min(CLUSTER_PAGES)),
+            (0..CLUSTER_PAGES, 1..40usize).prop_map(|(at, count)| at..(at + count).min(CLUSTER_PAGES)),
+            (0..CLUSTER_PAGES).prop_map(|at| at..at + 1),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(200))]
+        #[test]
+        fn any_order_of_words_is_a_flat_table(changes in vec((0..3u64, any_range(), any_word(), any::<bool>()), 1..60)) {
+            let table = Table::default();
+            let mut flat = [[Word::HOLE; CLUSTER_PAGES]; 3];
+            for (number, range, word, by_page) in changes {
+                let (cluster, flat) = (ClusterNumber(number), &mut flat[number as usize]);
+                let mut guard = table.lock_or_create(cluster);
+                for offset in range.clone() {
+                    flat[offset] = word.nth(offset - range.start);
+                    if by_page {
+                        guard.set(offset, flat[offset]);
+                    }
+                }
+                if !by_page {
+                    guard.set_run(range, word);
+                }
+                let count = |is: &dyn Fn(&Word) -> bool| flat.iter().filter(|word| is(word)).count();
+                prop_assert_eq!(guard.present(), count(&|word| word.state() == State::Present));
+                prop_assert_eq!(guard.cached(), count(&|word| word.state() == State::Cached));
+                prop_assert_eq!(guard.swapped(), count(&|word| word.state() == State::Swapped));
+                prop_assert_eq!(guard.poisoned(), count(&|word| word.state() == State::Poisoned));
+                prop_assert_eq!(guard.locked(), count(&|word| word.is_locked()));
+                prop_assert_eq!(guard.copies(), count(&|word| word.has_pool_copy()));
+                prop_assert_eq!(guard.is_empty(), count(&|&word| word == Word::HOLE) == CLUSTER_PAGES);
+                prop_assert!((0..CLUSTER_PAGES).all(|offset| guard.get(offset) == flat[offset]));
+                drop(guard);
+                prop_assert!((0..CLUSTER_PAGES).all(|offset| table.peek(cluster.page(offset)) == flat[offset]));
+                table.release_if_empty(cluster);
+                prop_assert_eq!(table.lock(cluster).is_some(), flat.iter().any(|&word| word != Word::HOLE));
+            }
+            for number in 0..3 {
+                drop(table.lock_or_create(ClusterNumber(number)));
+                table.lock_or_create(ClusterNumber(number)).set_run(0..CLUSTER_PAGES, Word::HOLE);
+            }
+            prop_assert_eq!((table.units.held(), table.pages.held()), (0, 0));
+        }
+    }
+
+    /// Page by page in any order: when all of a unit, and of a cluster, agree, one word is left.
+    #[test]
+    fn what_agrees_is_one_word_again() {
+        let table = Table::default();
+        let words = |offset: usize| Word::swapped(Place::Device(700), 3).nth(offset);
+        for step in [1, 511, 5, 77] {
+            let mut cluster = table.lock_or_create(ClusterNumber(9));
+            for nth in 0..CLUSTER_PAGES {
+                let offset = nth * step % CLUSTER_PAGES;
+                cluster.set(offset, words(offset));
+            }
+            assert_eq!((table.units.held(), table.pages.held()), (0, 0), "step {step}");
+            cluster.set(100, Word::present(None));
+            assert_eq!((table.units.held(), table.pages.held()), (1, 1));
+            assert_eq!((cluster.present(), cluster.swapped()), (1, 511));
+            cluster.set_run(0..CLUSTER_PAGES, Word::HOLE);
+            assert_eq!((table.units.held(), table.pages.held()), (0, 0));
+        }
+    }
+
+    /// Without a lock a reader sees what some order of the changes left, though the levels come and go meanwhile.
+    #[test]
+    fn readers_see_whole_words_while_the_levels_change() {
+        const ROUNDS: u64 = 3000;
+        let table = Table::default();
+        let (ours, others) = (ClusterNumber(3), ClusterNumber(4));
+        let done = std::sync::atomic::AtomicBool::new(false);
+        // The word of each page tells the page, and a round that only grows.
+        let word = |offset: usize, round: u64| Word::swapped(Place::Device(round * 512), 1).nth(offset);
+        table.lock_or_create(ours).set_run(0..CLUSTER_PAGES, word(0, 0));
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    let mut cluster = table.lock(ours).unwrap();
+                    if round % 2 == 0 {
+                        cluster.set_run(0..CLUSTER_PAGES, word(0, round));
+                    } else {
+                        (0..CLUSTER_PAGES)
+                            .step_by(3)
+                            .for_each(|offset| cluster.set(offset, word(offset, round)));
+                    }
+                }
+                done.store(true, Relaxed);
+            });
+            // Takes what the first gives back.
+            scope.spawn(|| {
+                while !done.load(Relaxed) {
+                    let mut cluster = table.lock_or_create(others);
+                    (0..CLUSTER_PAGES).step_by(5).for_each(|offset| cluster.set(offset, Word::POISONED));
+                    cluster.set_run(0..CLUSTER_PAGES, Word::HOLE);
+                    drop(cluster);
+                    table.release_if_empty(others);
+                }
+            });
+            scope.spawn(|| {
+                let mut seen = [0; CLUSTER_PAGES];
+                while !done.load(Relaxed) {
+                    for offset in [0, 3, 100, 511] {
+                        let Some(Place::Device(block)) = table.peek(ours.page(offset)).place() else {
+                            panic!("not a word of this cluster")
+                        };
+                        assert_eq!(block % 512, offset as u64);
+                        assert!(block / 512 >= seen[offset]);
+                        seen[offset] = block / 512;
+                    }
+                }
+            });
+        });
     }
 }

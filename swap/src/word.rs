@@ -37,6 +37,7 @@ const LOCKED: u64 = 1 << 3;
 const WRITEBACK: u64 = 1 << 4;
 const WANTED: u64 = 1 << 5;
 const PLACE_SHIFT: u32 = 6;
+const BLOCK_SHIFT: u32 = PLACE_SHIFT + Place::KIND_BITS;
 const TOP_SHIFT: u32 = 48;
 const PLACE_MASK: u64 = ((1 << Place::BITS) - 1) << PLACE_SHIFT;
 const _: () = assert!(PLACE_SHIFT + Place::BITS == TOP_SHIFT);
@@ -62,6 +63,19 @@ impl Word {
         Self(
             State::Swapped as u64 | Place::to_bits(Some(place)) << PLACE_SHIFT | (shadow as u64) << TOP_SHIFT,
         )
+    }
+
+    /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks further.
+    pub const fn nth(self, count: usize) -> Self {
+        match self.place() {
+            Some(Place::Device(_)) => Self(self.0 + ((count as u64) << BLOCK_SHIFT)),
+            _ => self,
+        }
+    }
+
+    /// Whether it can stand for a run. Entries of the pool cannot: each is one page's.
+    pub const fn spreads(self) -> bool {
+        !matches!(self.place(), Some(Place::Pool(_)))
     }
 
     /// Which state the page is in.

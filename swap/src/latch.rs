@@ -1,0 +1,143 @@
+//! A lock in one 32-bit word, which counts how often it was held: whoever reads without it can tell whether
+//! what it read belongs together (a sequence lock, as Linux's `seqcount_t`, whose writers exclude each other).
+//!
+//! ```text
+//!  31                                     2 1 0
+//! ┌────────────────────────────────────────┬─┬─┐
+//! │ how often it was released              │P│H│   H held   P somebody is parked
+//! └────────────────────────────────────────┴─┴─┘
+//! ```
+//!
+//! What it guards must be atomics: a reader may look while they change, and throws away what it saw.
+//! Whoever finds it held spins for a moment, then parks: a holder may be within a system call.
+
+use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
+use std::sync::{Condvar, Mutex, PoisonError};
+
+const HELD: u32 = 1;
+const PARKED: u32 = 2;
+const FLAGS: u32 = HELD | PARKED;
+/// Looks at a held latch before parking.
+const SPINS: usize = 100;
+/// Places to park: latches share them.
+const LOTS: usize = 16;
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Latch(AtomicU32);
+
+/// Where those wait who find a latch held. Serves any number of latches.
+#[derive(Debug, Default)]
+pub(crate) struct Parking {
+    lots: [(Mutex<()>, Condvar); LOTS],
+}
+
+/// A latch's count at the beginning of a read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Version(u32);
+
+impl Latch {
+    /// Waits until nobody else holds it, and holds it. `number` says where to park: any, but the same for each call.
+    pub(crate) fn acquire(&self, parking: &Parking, number: u32) {
+        let mut spins = 0;
+        loop {
+            let word = self.0.load(Relaxed);
+            if word & HELD == 0 {
+                if self.0.compare_exchange_weak(word, word | HELD, Acquire, Relaxed).is_ok() {
+                    // What is written from here on is seen after the flag.
+                    fence(Release);
+                    return;
+                }
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                self.park(parking, number);
+            }
+        }
+    }
+
+    #[cold]
+    fn park(&self, parking: &Parking, number: u32) {
+        let (lot, released) = &parking.lots[number as usize % LOTS];
+        let guard = lot.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever releases it from here on sees the flag, and takes the lot's lock to wake us.
+        if self.0.fetch_or(PARKED, Relaxed) & HELD != 0 {
+            drop(released.wait(guard).unwrap_or_else(PoisonError::into_inner));
+        }
+    }
+
+    /// Releases it. The caller must hold it.
+    pub(crate) fn release(&self, parking: &Parking, number: u32) {
+        let word = self.0.load(Relaxed);
+        debug_assert!(word & HELD != 0);
+        let before = self.0.swap((word & !FLAGS).wrapping_add(FLAGS + 1), Release);
+        if before & PARKED != 0 {
+            let (lot, released) = &parking.lots[number as usize % LOTS];
+            drop(lot.lock().unwrap_or_else(PoisonError::into_inner));
+            released.notify_all();
+        }
+    }
+
+    /// Begins to read. `None` if somebody holds it.
+    pub(crate) fn read(&self) -> Option<Version> {
+        let word = self.0.load(Acquire);
+        (word & HELD == 0).then_some(Version(word & !FLAGS))
+    }
+
+    /// Whether nobody has held it since `version`: then what was read belongs together.
+    pub(crate) fn is_still(&self, version: Version) -> bool {
+        fence(Acquire);
+        self.0.load(Relaxed) & !PARKED == version.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn a_read_is_valid_only_if_nobody_held_it_meanwhile() {
+        let (latch, parking) = (Latch::default(), Parking::default());
+        let version = latch.read().unwrap();
+        assert!(latch.is_still(version));
+        latch.acquire(&parking, 0);
+        assert!(latch.read().is_none() && !latch.is_still(version));
+        latch.release(&parking, 0);
+        assert!(!latch.is_still(version));
+        assert!(latch.is_still(latch.read().unwrap()));
+    }
+
+    #[test]
+    fn holders_exclude_each_other_and_readers_see_whole_states() {
+        const ROUNDS: u64 = 20_000;
+        let (latch, parking) = (Latch::default(), Parking::default());
+        let words = [AtomicU64::new(0), AtomicU64::new(0)];
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for _ in 0..ROUNDS {
+                        latch.acquire(&parking, 7);
+                        let next = words[0].load(Relaxed) + 1;
+                        words.iter().for_each(|word| word.store(next, Relaxed));
+                        latch.release(&parking, 7);
+                    }
+                });
+            }
+            scope.spawn(|| {
+                let mut seen = 0;
+                while seen < 3 * ROUNDS {
+                    let Some(version) = latch.read() else { continue };
+                    let [a, b] = words.each_ref().map(|word| word.load(Relaxed));
+                    if latch.is_still(version) {
+                        assert_eq!(a, b);
+                        assert!(a >= seen);
+                        seen = a;
+                    }
+                }
+            });
+        });
+        assert_eq!(words[0].load(Relaxed), 3 * ROUNDS);
+    }
+}
