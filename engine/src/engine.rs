@@ -15,6 +15,7 @@ use crate::ways::Ways;
 use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::streams::Streams;
+use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::zswap::pool::Of;
 use pagetide_swap::{
@@ -24,7 +25,7 @@ use pagetide_swap::{
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{
-    AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+    AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -122,6 +123,8 @@ struct Staged<S> {
     queued: AtomicBool,
     /// Whether the device was too busy for it.
     late: AtomicBool,
+    /// What its pages leave behind.
+    shadow: AtomicU16,
 }
 
 #[derive(Debug, Default)]
@@ -288,6 +291,7 @@ impl<M: Memory> Engine<M> {
                     cluster: AtomicU64::new(0),
                     queued: AtomicBool::new(false),
                     late: AtomicBool::new(false),
+                    shadow: AtomicU16::new(0),
                 })
                 .collect(),
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
@@ -960,6 +964,7 @@ impl<M: Memory> Engine<M> {
         }
         // Before the cluster is unlocked: a fault may bring the first page back at once.
         staged.cluster.store(number.0, Relaxed);
+        staged.shadow.store(out.shadow.0, Relaxed);
         staged.refs.store(out.taken + 1, SeqCst);
         staged.queued.store(true, SeqCst);
         drop(cluster);
@@ -1223,7 +1228,10 @@ impl<M: Memory> Engine<M> {
 
     fn end_store(&self, page: PageIndex, slot_id: u16, place: Option<Place>) {
         let outcome = match place {
-            Some(place) => self.swap.finish_store(page, place),
+            Some(place) => {
+                let shadow = Shadow(self.staged[usize::from(slot_id)].shadow.load(Relaxed));
+                self.swap.finish_store(page, place, shadow)
+            }
             None => self.swap.abandon_store(page),
         };
         match outcome {

@@ -609,7 +609,7 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
     let memory = FakeMemory::default();
     let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
     let counts: &'static [AtomicU8] = Vec::leak((0..count).map(|_| AtomicU8::new(0)).collect());
-    let config = Config { compressor };
+    let config = Config { compressor, cap_pages: 4096 };
     let swap = Swap::new(
         HeapSpans::new(span_pages),
         Blocks::new(counts, words(count.div_ceil(64))),

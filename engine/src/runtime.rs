@@ -358,6 +358,7 @@ impl Runtime {
             Heritage::None => {
                 let config = Config {
                     compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
+                    cap_pages: setup.cap_pages,
                 };
                 // Where address space is limited the pool has to do with a part of it.
                 let most = pagetide_sys::mapping::room() / 4;

@@ -27,6 +27,8 @@ pub enum Compressor {
 pub struct Config {
     /// The codec for new stores.
     pub compressor: Compressor,
+    /// Pages that the process may have, in memory and compressed.
+    pub cap_pages: u64,
 }
 
 const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE));

@@ -38,6 +38,7 @@ pub mod streams;
 pub mod swap;
 pub mod table;
 pub mod word;
+pub mod workingset;
 pub mod zswap;
 
 pub use config::{Compressor, Config};

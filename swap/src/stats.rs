@@ -66,6 +66,10 @@ counters! {
     swap_copy_dropped,
     /// Refaults of pages that carried a shadow.
     workingset_refault_anon,
+    /// Those that came back before as many pages had left as are in memory.
+    workingset_activate_anon,
+    /// Those of them that had belonged to the working set when they left.
+    workingset_restore_anon,
     /// Pages that could not be taken out (pinned, shared by fork, gone meanwhile).
     pgsteal_fail,
     /// Device reads that failed.

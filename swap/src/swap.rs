@@ -22,9 +22,10 @@ use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
 use crate::table::{ClusterGuard, ClusterId, History, Table, lock};
 use crate::word::{State, Word};
+use crate::workingset::{Shadow, Workingset};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap};
-use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex};
 
 /// Pages that one transfer brings in at most: 256 KiB.
@@ -55,8 +56,7 @@ pub struct Swap<S: SpanSource> {
     counters: Counters,
     /// Pages that the pool may take at most.
     pool_pages_max: AtomicUsize,
-    /// Pages that leave the program count this up: the clock of shadows.
-    evictions: AtomicU16,
+    workingset: Workingset,
     present: AtomicI64,
     cached: AtomicI64,
     swapped: AtomicI64,
@@ -175,6 +175,8 @@ pub struct TakenOut {
     pub adopted: usize,
     /// Pages that the table thought to be in the program, but were not.
     pub dropped: usize,
+    /// What those that are taken leave behind.
+    pub shadow: Shadow,
 }
 
 impl<S: SpanSource> Swap<S> {
@@ -196,7 +198,7 @@ impl<S: SpanSource> Swap<S> {
             config,
             counters,
             pool_pages_max: AtomicUsize::new(pool_pages_max),
-            evictions: AtomicU16::new(0),
+            workingset: Workingset::new(config.cap_pages),
             present: AtomicI64::new(0),
             cached: AtomicI64::new(0),
             swapped: AtomicI64::new(0),
@@ -274,7 +276,7 @@ impl<S: SpanSource> Swap<S> {
             config: self.config,
             counters,
             pool_pages_max: AtomicUsize::new(self.pool_pages_max()),
-            evictions: AtomicU16::new(self.evictions.load(Relaxed)),
+            workingset: self.workingset.for_child(),
             present: AtomicI64::new(self.present()),
             cached: AtomicI64::new(self.cached()),
             swapped: AtomicI64::new(self.swapped()),
@@ -430,14 +432,33 @@ impl<S: SpanSource> Swap<S> {
                 history.hits += mapped as u16;
                 // A quarter came back: what is left there is likely hot too.
                 history.referenced |= history.hits * 4 >= history.taken;
+                history.workingset |= history.referenced;
                 cluster.set_history(history);
             }
+            self.judge(&mut cluster, &transfer.words[..mapped]);
             self.enqueue(&mut cluster);
             self.count_in(transfer, mapped);
         }
         drop(cluster);
         self.notify();
         wanted
+    }
+
+    /// Judges pages that have come back from a place.
+    fn judge(&self, cluster: &mut ClusterGuard<'_>, words: &[Word]) {
+        let (mut activated, mut restored) = (0, 0);
+        let present = self.present().max(0) as u64;
+        for word in words.iter().filter(|word| word.state() == State::Swapped) {
+            let refault = self.workingset.refault(word.shadow(), present);
+            activated += u64::from(refault.activate);
+            restored += u64::from(refault.restore);
+        }
+        if activated > 0 {
+            let history = cluster.history();
+            cluster.set_history(History { referenced: true, workingset: true, ..history });
+            self.counters.add(Counter::workingset_activate_anon, activated);
+            self.counters.add(Counter::workingset_restore_anon, restored);
+        }
     }
 
     fn count_in(&self, transfer: &Transfer, mapped: usize) {
@@ -558,7 +579,8 @@ impl<S: SpanSource> Swap<S> {
             }
         }
         let history = cluster.history();
-        cluster.set_history(History { hits: 0, taken: out.taken as u16, ..history });
+        out.shadow = self.workingset.evict(out.taken as u64, history.workingset);
+        cluster.set_history(History { hits: 0, taken: out.taken as u16, workingset: false, ..history });
         if cluster.present() > 0 {
             self.enqueue(cluster);
         }
@@ -641,7 +663,7 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Ends a store. With a fault waiting the page stays locked, for [`Swap::finish_hit`].
-    pub fn finish_store(&self, page: PageIndex, place: Place) -> StoreOutcome {
+    pub fn finish_store(&self, page: PageIndex, place: Place, shadow: Shadow) -> StoreOutcome {
         let outcome = {
             let mut cluster = self.table.lock_or_create(page.cluster());
             let word = cluster.get(page.offset());
@@ -653,7 +675,6 @@ impl<S: SpanSource> Swap<S> {
                 self.set(&mut cluster, page.offset(), word.with_place(place));
                 StoreOutcome::Wanted
             } else {
-                let shadow = self.evictions.fetch_add(1, Relaxed);
                 self.set(&mut cluster, page.offset(), Word::swapped(place, shadow));
                 StoreOutcome::Swapped
             }

@@ -27,6 +27,7 @@
 
 use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use crate::latch::{Latch, Parking};
+use crate::place::Place;
 use crate::slab::Slab;
 use crate::word::{State, Word};
 use std::ops::Range;
@@ -62,6 +63,8 @@ pub struct History {
     pub queued: bool,
     /// Second chance: probation hits say that its pages are hot.
     pub referenced: bool,
+    /// Whether pages of it belong to the working set.
+    pub workingset: bool,
     /// Probation hits since the last take-out.
     pub hits: u16,
     /// Pages that the last take-out took.
@@ -146,6 +149,22 @@ pub struct Table {
 struct FreeList {
     ids: Vec<u32>,
     used: u32,
+}
+
+/// A cluster's words, as they are read.
+struct View<'a> {
+    table: &'a Table,
+    root: u64,
+    units: Option<&'a Units>,
+}
+
+/// Neighbours of a page that lie next to it on the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Run {
+    /// Pages before it.
+    pub before: usize,
+    /// Pages after it.
+    pub after: usize,
 }
 
 /// The only way to change a cluster's words.
@@ -391,35 +410,77 @@ impl Table {
 
     /// Reads a word without a lock.
     pub fn peek(&self, page: PageIndex) -> Word {
+        self.read(page.cluster(), |view| view.word(page.offset())).unwrap_or(Word::HOLE)
+    }
+
+    /// What lies at a page's place, and how many pages before and after it lie next to it on the device, in one piece: at
+    /// most `max_before` and `max_after`, for 0 nobody looks. `None` if there is nothing: the page is a hole, or in the
+    /// program and nothing is kept of it, or lost. A page whose contents are not on the device has no neighbours.
+    ///
+    /// One look-up a cluster, and one step a word inside it (after FreeBSD's review D20281 of `swap_pager_haspage`).
+    pub fn has_page(&self, page: PageIndex, max_before: usize, max_after: usize) -> Option<Run> {
+        let (number, offset) = (page.cluster(), page.offset());
+        let (place, mut run) = self.read(number, |view| {
+            let Some(place) = view.word(offset)?.place() else { return Some(None) };
+            let mut run = Run { before: 0, after: 0 };
+            if let Place::Device(block) = place {
+                run.after = view.after(offset + 1, block + 1, max_after)?;
+                run.before = view.before(offset, block, max_before)?;
+            }
+            Some(Some((place, run)))
+        })??;
+        let Place::Device(block) = place else { return Some(run) };
+        let mut next = number;
+        while run.after < max_after && (offset + run.after + 1).is_multiple_of(CLUSTER_PAGES) {
+            next = ClusterNumber(next.0 + 1);
+            let (block, most) = (block + run.after as u64 + 1, max_after - run.after);
+            match self.read(next, |view| view.after(0, block, most)) {
+                None | Some(0) => break,
+                Some(more) => run.after += more,
+            }
+        }
+        let mut next = number;
+        while run.before < max_before
+            && page.0 > run.before as u64
+            && (page.0 - run.before as u64).is_multiple_of(CLUSTER_PAGES as u64)
+            && let Some(first) = block.checked_sub(run.before as u64)
+        {
+            next = ClusterNumber(next.0 - 1);
+            match self.read(next, |view| view.before(CLUSTER_PAGES, first, max_before - run.before)) {
+                None | Some(0) => break,
+                Some(more) => run.before += more,
+            }
+        }
+        Some(run)
+    }
+
+    /// Reads a cluster without a lock: what `look` found is of one state of it. `look` says `None` if what it sees cannot
+    /// be. `None` if the cluster is not linked.
+    fn read<T>(&self, number: ClusterNumber, look: impl Fn(&View<'_>) -> Option<T>) -> Option<T> {
         for _ in 0..PEEKS {
-            let Some(id) = self.slot(page.cluster()).and_then(|slot| slot.load(Acquire).checked_sub(1))
-            else {
-                return Word::HOLE;
-            };
+            let id = self.slot(number)?.load(Acquire).checked_sub(1)?;
             let cluster = self.cluster(id);
             if let Some(version) = cluster.latch.read()
-                && let Some(word) = self.glance(cluster, page)
+                && u64::from(cluster.number.load(Relaxed)) == number.0
+                && let Some(found) = self.view(cluster).and_then(|view| look(&view))
                 && cluster.latch.is_still(version)
             {
-                return word;
+                return Some(found);
             }
             std::hint::spin_loop();
         }
         // Its holder takes time.
-        self.lock(page.cluster()).map_or(Word::HOLE, |cluster| cluster.get(page.offset()))
+        let guard = self.lock(number)?;
+        look(&guard.view())
     }
 
-    /// A word of a cluster that may change meanwhile. `None` if it has.
-    fn glance(&self, cluster: &Cluster, page: PageIndex) -> Option<Word> {
-        if u64::from(cluster.number.load(Relaxed)) != page.cluster().0 {
-            return None;
-        }
+    fn view(&self, cluster: &Cluster) -> Option<View<'_>> {
         let root = cluster.root.load(Relaxed);
-        let Some(units) = finer(root) else { return Some(Word(root).nth(page.offset())) };
-        let unit = self.units.values.get(units)?.words[page.offset() / UNIT_PAGES].load(Relaxed);
-        let nth = page.offset() % UNIT_PAGES;
-        let Some(pages) = finer(unit) else { return Some(Word(unit).nth(nth)) };
-        Some(Word(self.pages.values.get(pages)?.0[nth].load(Relaxed)))
+        let units = match finer(root) {
+            None => None,
+            Some(id) => Some(self.units.values.get(id)?),
+        };
+        Some(View { table: self, root, units })
     }
 
     /// The numbers of all linked clusters in `range`, ascending.
@@ -454,15 +515,99 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
+impl View<'_> {
+    /// The words of a unit: one for all, or each.
+    fn unit(&self, at: usize) -> Option<Result<Word, &[AtomicU64; UNIT_PAGES]>> {
+        let Some(units) = self.units else { return Some(Ok(Word(self.root).nth(at * UNIT_PAGES))) };
+        let raw = units.words[at].load(Relaxed);
+        Some(match finer(raw) {
+            None => Ok(Word(raw)),
+            Some(pages) => Err(&self.table.pages.values.get(pages)?.0),
+        })
+    }
+
+    fn word(&self, offset: usize) -> Option<Word> {
+        let nth = offset % UNIT_PAGES;
+        Some(match self.unit(offset / UNIT_PAGES)? {
+            Ok(whole) => whole.nth(nth),
+            Err(pages) => Word(pages[nth].load(Relaxed)),
+        })
+    }
+
+    /// How many pages from `offset` on, at most `most`, have the blocks from `block` on.
+    fn after(&self, offset: usize, block: u64, most: usize) -> Option<usize> {
+        let end = (offset + most).min(CLUSTER_PAGES);
+        let mut found = offset;
+        if self.units.is_none() && offset < end {
+            let first = Word(self.root).nth(offset).place();
+            return Some(if first == Some(Place::Device(block)) { end - offset } else { 0 });
+        }
+        while found < end {
+            let (at, nth) = (found / UNIT_PAGES, found % UNIT_PAGES);
+            let last = (end - at * UNIT_PAGES).min(UNIT_PAGES);
+            let block = block + (found - offset) as u64;
+            let count = match self.unit(at)? {
+                Ok(whole) if whole.nth(nth).place() == Some(Place::Device(block)) => last - nth,
+                Ok(_) => 0,
+                Err(pages) => pages[nth..last]
+                    .iter()
+                    .zip(block..)
+                    .take_while(|(word, block)| {
+                        Word(word.load(Relaxed)).place() == Some(Place::Device(*block))
+                    })
+                    .count(),
+            };
+            found += count;
+            if nth + count < last {
+                break;
+            }
+        }
+        Some(found - offset)
+    }
+
+    /// How many pages before `offset`, at most `most`, have the blocks before `block`, downwards.
+    fn before(&self, offset: usize, block: u64, most: usize) -> Option<usize> {
+        let most = most.min(offset).min(usize::try_from(block).unwrap_or(usize::MAX));
+        let start = offset - most;
+        let mut found = offset;
+        if self.units.is_none() && most > 0 {
+            let first = Word(self.root).nth(offset - 1).place();
+            return Some(if first == Some(Place::Device(block - 1)) { most } else { 0 });
+        }
+        while found > start {
+            let (at, nth) = ((found - 1) / UNIT_PAGES, (found - 1) % UNIT_PAGES);
+            let first = start.saturating_sub(at * UNIT_PAGES);
+            let block = block - (offset - found) as u64 - 1;
+            let count = match self.unit(at)? {
+                Ok(whole) if whole.nth(nth).place() == Some(Place::Device(block)) => nth + 1 - first,
+                Ok(_) => 0,
+                Err(pages) => (first..=nth)
+                    .rev()
+                    .zip((0..=block).rev())
+                    .take_while(|&(nth, block)| {
+                        Word(pages[nth].load(Relaxed)).place() == Some(Place::Device(block))
+                    })
+                    .count(),
+            };
+            found -= count;
+            if count < nth + 1 - first {
+                break;
+            }
+        }
+        Some(offset - found)
+    }
+}
+
 impl History {
-    const FLAGS: u32 = 2;
-    const BITS: u32 = 15;
+    const FLAGS: u32 = 3;
+    const BITS: u32 = 14;
     const MASK: u32 = (1 << Self::BITS) - 1;
 
     fn to_bits(self) -> u32 {
         let number = |value: u16| u32::from(value).min(Self::MASK);
         u32::from(self.queued)
             | u32::from(self.referenced) << 1
+            | u32::from(self.workingset) << 2
             | number(self.hits) << Self::FLAGS
             | number(self.taken) << (Self::FLAGS + Self::BITS)
     }
@@ -472,6 +617,7 @@ impl History {
         Self {
             queued: bits & 1 != 0,
             referenced: bits & 2 != 0,
+            workingset: bits & 4 != 0,
             hits: number(Self::FLAGS),
             taken: number(Self::FLAGS + Self::BITS),
         }
@@ -512,15 +658,13 @@ impl<'a> ClusterGuard<'a> {
         self.id
     }
 
+    fn view(&self) -> View<'a> {
+        View { table: self.table, root: self.cluster.root.load(Relaxed), units: self.units }
+    }
+
     /// The word of the page at `offset`.
     pub fn get(&self, offset: usize) -> Word {
-        let Some(units) = self.units else { return Word(self.cluster.root.load(Relaxed)).nth(offset) };
-        let unit = units.words[offset / UNIT_PAGES].load(Relaxed);
-        let nth = offset % UNIT_PAGES;
-        match finer(unit) {
-            None => Word(unit).nth(nth),
-            Some(pages) => Word(self.table.pages.get(pages).0[nth].load(Relaxed)),
-        }
+        self.view().word(offset).expect("nobody else changes it")
     }
 
     /// Changes the word of the page at `offset`.
@@ -718,7 +862,7 @@ impl Drop for ClusterGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::place::Place;
+    use crate::workingset::Shadow;
     use proptest::collection::vec;
     use proptest::prelude::*;
 
@@ -732,10 +876,10 @@ mod tests {
             let mut cluster = table.lock_or_create(page.cluster());
             cluster.set(page.offset(), Word::present(None).locked());
             assert_eq!((cluster.present(), cluster.locked()), (1, 1));
-            cluster.set(page.offset(), Word::swapped(Place::ZERO, 1));
+            cluster.set(page.offset(), Word::swapped(Place::ZERO, Shadow(1)));
             assert_eq!((cluster.present(), cluster.locked(), cluster.swapped()), (0, 0, 1));
         }
-        assert_eq!(table.peek(page), Word::swapped(Place::ZERO, 1));
+        assert_eq!(table.peek(page), Word::swapped(Place::ZERO, Shadow(1)));
     }
 
     #[test]
@@ -777,7 +921,7 @@ mod tests {
                 0 => Word::HOLE,
                 1 => Word::present(place),
                 2 => Word::cached(top, place),
-                3 => Word::swapped(place.unwrap_or(Place::ZERO), top),
+                3 => Word::swapped(place.unwrap_or(Place::ZERO), Shadow(top)),
                 _ => Word::POISONED,
             };
             if locked && state != 0 { word.locked() } else { word }
@@ -838,7 +982,7 @@ mod tests {
     #[test]
     fn what_agrees_is_one_word_again() {
         let table = Table::default();
-        let words = |offset: usize| Word::swapped(Place::Device(700), 3).nth(offset);
+        let words = |offset: usize| Word::swapped(Place::Device(700), Shadow(3)).nth(offset);
         for step in [1, 511, 5, 77] {
             let mut cluster = table.lock_or_create(ClusterNumber(9));
             for nth in 0..CLUSTER_PAGES {
@@ -862,7 +1006,8 @@ mod tests {
         let (ours, others) = (ClusterNumber(3), ClusterNumber(4));
         let done = std::sync::atomic::AtomicBool::new(false);
         // The word of each page tells the page, and a round that only grows.
-        let word = |offset: usize, round: u64| Word::swapped(Place::Device(round * 512), 1).nth(offset);
+        let word =
+            |offset: usize, round: u64| Word::swapped(Place::Device(round * 512), Shadow(1)).nth(offset);
         table.lock_or_create(ours).set_run(0..CLUSTER_PAGES, word(0, 0));
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -902,5 +1047,46 @@ mod tests {
                 }
             });
         });
+    }
+
+    /// The definition: one look-up a page.
+    fn has_page_by_page(table: &Table, page: PageIndex, max_before: usize, max_after: usize) -> Option<Run> {
+        let place = table.peek(page).place()?;
+        let Place::Device(block) = place else { return Some(Run::default()) };
+        let is = |index: Option<u64>, block: Option<u64>| match (index, block) {
+            (Some(index), Some(block)) => table.peek(PageIndex(index)).place() == Some(Place::Device(block)),
+            _ => false,
+        };
+        let before = |&by: &u64| is(page.0.checked_sub(by), block.checked_sub(by));
+        let after = |&by: &u64| is(page.0.checked_add(by), block.checked_add(by));
+        Some(Run {
+            before: (1..=max_before as u64).take_while(before).count(),
+            after: (1..=max_after as u64).take_while(after).count(),
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(300))]
+        #[test]
+        fn runs_are_those_of_the_loop_over_pages(
+            base in prop_oneof![Just(0u64), Just(77), Just((1u64 << 26) - 3)],
+            changes in vec((0..3u64, any_range(), prop_oneof![4 => (0..3000u64).prop_map(Some), 1 => Just(None)], 0..2u16), 1..40),
+            looks in vec((0..3 * CLUSTER_PAGES as u64, 0..700usize, 0..700usize), 1..40),
+        ) {
+            let table = Table::default();
+            for (number, range, block, shadow) in changes {
+                // As a rule the blocks go on where those of the cluster before end.
+                let block = block.map(|block| if block < 1000 { number * 512 + range.start as u64 } else { block });
+                let word = block.map_or(Word::HOLE, |block| Word::swapped(Place::Device(block), Shadow(shadow)));
+                table.lock_or_create(ClusterNumber(base + number)).set_run(range, word);
+            }
+            for (index, max_before, max_after) in looks {
+                let page = PageIndex(ClusterNumber(base).page(0).0 + index);
+                prop_assert_eq!(
+                    table.has_page(page, max_before, max_after),
+                    has_page_by_page(&table, page, max_before, max_after)
+                );
+            }
+        }
     }
 }

@@ -12,6 +12,7 @@
 //! *Cached* may have a place too: the copy that was kept when the page came in.
 
 use crate::place::Place;
+use crate::workingset::Shadow;
 
 /// Where a page's contents are authoritative.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -58,10 +59,12 @@ impl Word {
         Self(State::Cached as u64 | Place::to_bits(kept) << PLACE_SHIFT | (slot as u64) << TOP_SHIFT)
     }
 
-    /// A page at its place; `shadow` is the eviction clock when it left.
-    pub const fn swapped(place: Place, shadow: u16) -> Self {
+    /// A page at its place; `shadow` is what it left behind.
+    pub const fn swapped(place: Place, shadow: Shadow) -> Self {
         Self(
-            State::Swapped as u64 | Place::to_bits(Some(place)) << PLACE_SHIFT | (shadow as u64) << TOP_SHIFT,
+            State::Swapped as u64
+                | Place::to_bits(Some(place)) << PLACE_SHIFT
+                | (shadow.0 as u64) << TOP_SHIFT,
         )
     }
 
@@ -104,9 +107,9 @@ impl Word {
         (self.0 >> TOP_SHIFT) as u16
     }
 
-    /// The eviction clock of a swapped page.
-    pub const fn shadow(self) -> u16 {
-        (self.0 >> TOP_SHIFT) as u16
+    /// What a swapped page left behind.
+    pub const fn shadow(self) -> Shadow {
+        Shadow((self.0 >> TOP_SHIFT) as u16)
     }
 
     /// Whether a transfer is under way.
@@ -193,8 +196,8 @@ mod tests {
         assert_eq!(locked.unlocked(), word);
         assert_eq!(word.without_place(), Word::cached(u16::MAX, None));
         assert_eq!(
-            Word::swapped(Place::Pool(7), 3).with_writeback(true).with_place(Place::Device(9)),
-            Word::swapped(Place::Device(9), 3)
+            Word::swapped(Place::Pool(7), Shadow(3)).with_writeback(true).with_place(Place::Device(9)),
+            Word::swapped(Place::Device(9), Shadow(3))
         );
     }
 }
