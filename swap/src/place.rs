@@ -20,8 +20,11 @@ pub enum Place {
 impl Place {
     /// The zero page.
     pub const ZERO: Self = Self::Same(0);
-    /// Bits of the kind.
+    /// Bits of the kind, and its values.
     pub(crate) const KIND_BITS: u32 = 2;
+    const KIND_SAME: u64 = 1;
+    pub(crate) const KIND_POOL: u64 = 2;
+    pub(crate) const KIND_DEVICE: u64 = 3;
     /// Bits that a place needs: kind and value.
     pub const BITS: u32 = 42;
     /// The largest block number that a place can hold.
@@ -30,21 +33,21 @@ impl Place {
     pub(crate) const fn to_bits(place: Option<Self>) -> u64 {
         match place {
             None => 0,
-            Some(Self::Same(pattern)) => 1 | (pattern as u64) << 2,
-            Some(Self::Pool(handle)) => 2 | (handle as u64) << 2,
+            Some(Self::Same(pattern)) => Self::KIND_SAME | (pattern as u64) << Self::KIND_BITS,
+            Some(Self::Pool(handle)) => Self::KIND_POOL | (handle as u64) << Self::KIND_BITS,
             Some(Self::Device(block)) => {
                 assert!(block <= Self::BLOCK_MAX);
-                3 | block << 2
+                Self::KIND_DEVICE | block << Self::KIND_BITS
             }
         }
     }
 
     pub(crate) const fn from_bits(bits: u64) -> Option<Self> {
-        let value = bits >> 2;
-        match bits & 3 {
-            1 => Some(Self::Same(value as u32)),
-            2 => Some(Self::Pool(value as u32)),
-            3 => Some(Self::Device(value)),
+        let value = bits >> Self::KIND_BITS;
+        match bits & ((1 << Self::KIND_BITS) - 1) {
+            Self::KIND_SAME => Some(Self::Same(value as u32)),
+            Self::KIND_POOL => Some(Self::Pool(value as u32)),
+            Self::KIND_DEVICE => Some(Self::Device(value)),
             _ => None,
         }
     }

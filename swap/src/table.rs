@@ -32,7 +32,7 @@ use crate::slab::Slab;
 use crate::word::{State, Word};
 use std::ops::Range;
 use std::sync::atomic::{
-    AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
@@ -71,8 +71,10 @@ pub struct History {
     pub taken: u16,
 }
 
-/// How many of a cluster's pages are in which state, by the numbers of [`Count`].
-type Counts = [u16; Count::Last as usize];
+/// How many of a cluster's pages are in which state: a number of ten bits for each [`Count`].
+type Counts = u64;
+const COUNT_BITS: u32 = 10;
+const _: () = assert!(CLUSTER_PAGES < 1 << COUNT_BITS && Count::Last as u32 * COUNT_BITS <= u64::BITS);
 
 #[derive(Clone, Copy)]
 enum Count {
@@ -83,6 +85,41 @@ enum Count {
     Locked,
     Copies,
     Last,
+}
+
+impl Count {
+    const fn one(self) -> Counts {
+        1 << (self as u32 * COUNT_BITS)
+    }
+}
+
+/// What a page counts, by the last byte of its word, which tells state, flags and kind of place.
+const COUNTED: [Counts; 256] = {
+    let mut counted = [0; 256];
+    let mut byte = 0;
+    while byte < counted.len() {
+        let word = Word(byte as u64);
+        counted[byte] = match word.state() {
+            State::Hole => 0,
+            State::Present => Count::Present.one(),
+            State::Cached => Count::Cached.one(),
+            State::Swapped => Count::Swapped.one(),
+            State::Poisoned => Count::Poisoned.one(),
+        };
+        if word.is_locked() {
+            counted[byte] += Count::Locked.one();
+        }
+        if word.has_pool_copy() {
+            counted[byte] += Count::Copies.one();
+        }
+        byte += 1;
+    }
+    counted
+};
+
+/// The counts over `pages` pages whose words follow from `word`.
+fn counts_of(word: Word, pages: usize) -> Counts {
+    COUNTED[usize::from(word.0 as u8)] * pages as u64
 }
 
 #[derive(Debug, Default)]
@@ -99,7 +136,7 @@ const _: () = assert!(size_of::<Cluster>() == 24);
 struct Units {
     /// Each the word of the first page of a unit, from which the others follow, or the number of its pages.
     words: [AtomicU64; UNITS],
-    counts: [AtomicU16; Count::Last as usize],
+    counts: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -179,7 +216,7 @@ pub struct ClusterGuard<'a> {
 
 impl Default for Units {
     fn default() -> Self {
-        Self { words: [const { AtomicU64::new(0) }; UNITS], counts: Default::default() }
+        Self { words: [const { AtomicU64::new(0) }; UNITS], counts: AtomicU64::new(0) }
     }
 }
 
@@ -318,8 +355,8 @@ impl Table {
         let root = cluster.root.load(Relaxed);
         let units = finer(root).map(|id| self.units.get(id));
         let counts = match units {
-            Some(units) => units.counts.each_ref().map(|count| count.load(Relaxed)),
-            None => counts_of(Word(root), CLUSTER_PAGES as u16),
+            Some(units) => units.counts.load(Relaxed),
+            None => counts_of(Word(root), CLUSTER_PAGES),
         };
         ClusterGuard {
             table: self,
@@ -539,15 +576,15 @@ impl View<'_> {
         let end = (offset + most).min(CLUSTER_PAGES);
         let mut found = offset;
         if self.units.is_none() && offset < end {
-            let first = Word(self.root).nth(offset).place();
-            return Some(if first == Some(Place::Device(block)) { end - offset } else { 0 });
+            let follows = Word(self.root).nth(offset).is_at_block(block);
+            return Some(if follows { end - offset } else { 0 });
         }
         while found < end {
             let (at, nth) = (found / UNIT_PAGES, found % UNIT_PAGES);
             let last = (end - at * UNIT_PAGES).min(UNIT_PAGES);
             let block = block + (found - offset) as u64;
             let count = match self.unit(at)? {
-                Ok(whole) if whole.nth(nth).place() == Some(Place::Device(block)) => last - nth,
+                Ok(whole) if whole.nth(nth).is_at_block(block) => last - nth,
                 Ok(_) => 0,
                 Err(pages) => pages[nth..last]
                     .iter()
@@ -571,22 +608,20 @@ impl View<'_> {
         let start = offset - most;
         let mut found = offset;
         if self.units.is_none() && most > 0 {
-            let first = Word(self.root).nth(offset - 1).place();
-            return Some(if first == Some(Place::Device(block - 1)) { most } else { 0 });
+            let follows = Word(self.root).nth(offset - 1).is_at_block(block - 1);
+            return Some(if follows { most } else { 0 });
         }
         while found > start {
             let (at, nth) = ((found - 1) / UNIT_PAGES, (found - 1) % UNIT_PAGES);
             let first = start.saturating_sub(at * UNIT_PAGES);
             let block = block - (offset - found) as u64 - 1;
             let count = match self.unit(at)? {
-                Ok(whole) if whole.nth(nth).place() == Some(Place::Device(block)) => nth + 1 - first,
+                Ok(whole) if whole.nth(nth).is_at_block(block) => nth + 1 - first,
                 Ok(_) => 0,
                 Err(pages) => (first..=nth)
                     .rev()
                     .zip((0..=block).rev())
-                    .take_while(|&(nth, block)| {
-                        Word(pages[nth].load(Relaxed)).place() == Some(Place::Device(block))
-                    })
+                    .take_while(|&(nth, block)| Word(pages[nth].load(Relaxed)).is_at_block(block))
                     .count(),
             };
             found -= count;
@@ -624,24 +659,6 @@ impl History {
     }
 }
 
-/// The counts over `pages` pages whose words follow from `word`.
-fn counts_of(word: Word, pages: u16) -> Counts {
-    let mut counts = Counts::default();
-    let state = match word.state() {
-        State::Hole => None,
-        State::Present => Some(Count::Present),
-        State::Cached => Some(Count::Cached),
-        State::Swapped => Some(Count::Swapped),
-        State::Poisoned => Some(Count::Poisoned),
-    };
-    if let Some(state) = state {
-        counts[state as usize] = pages;
-    }
-    counts[Count::Locked as usize] = if word.is_locked() { pages } else { 0 };
-    counts[Count::Copies as usize] = if word.has_pool_copy() { pages } else { 0 };
-    counts
-}
-
 impl<'a> ClusterGuard<'a> {
     /// The cluster's number.
     pub fn number(&self) -> ClusterNumber {
@@ -669,28 +686,21 @@ impl<'a> ClusterGuard<'a> {
 
     /// Changes the word of the page at `offset`.
     pub fn set(&mut self, offset: usize, word: Word) {
-        let old = self.get(offset);
-        if old == word {
-            return;
-        }
         let (at, nth) = (offset / UNIT_PAGES, offset % UNIT_PAGES);
-        let units = self.cut();
-        let unit = &units.words[at];
-        let pages = match finer(unit.load(Relaxed)) {
-            Some(id) => self.table.pages.get(id),
-            None => {
-                let id = self.table.pages.take(&self.table.bytes);
-                let pages = self.table.pages.get(id);
-                let whole = Word(unit.load(Relaxed));
-                pages.0.iter().enumerate().for_each(|(nth, page)| page.store(whole.nth(nth).0, Relaxed));
-                unit.store(to_finer(id), Relaxed);
-                pages
-            }
+        let whole = match self.units {
+            None => Word(self.cluster.root.load(Relaxed)).nth(at * UNIT_PAGES).0,
+            Some(units) => units.words[at].load(Relaxed),
         };
+        let pages = match finer(whole) {
+            Some(id) => self.table.pages.get(id),
+            None if Word(whole).nth(nth) == word => return,
+            None => self.cut_unit(at),
+        };
+        let old = Word(pages.0[nth].load(Relaxed));
         pages.0[nth].store(word.0, Relaxed);
-        self.count(old, word, 1);
-        let first = Word(pages.0[0].load(Relaxed));
+        self.counts = self.counts + counts_of(word, 1) - counts_of(old, 1);
         // The ends tell at once, as a rule.
+        let first = Word(pages.0[0].load(Relaxed));
         if word == first.nth(nth)
             && Word(pages.0[UNIT_PAGES - 1].load(Relaxed)) == first.nth(UNIT_PAGES - 1)
             && first.spreads()
@@ -699,6 +709,19 @@ impl<'a> ClusterGuard<'a> {
             self.set_unit(at, first);
             self.join(at);
         }
+    }
+
+    /// The pages of a unit that has been one word, with words of their own.
+    #[inline(never)]
+    fn cut_unit(&mut self, at: usize) -> &'a Pages {
+        let table = self.table;
+        let unit = &self.cut().words[at];
+        let id = table.pages.take(&table.bytes);
+        let pages = table.pages.get(id);
+        let whole = Word(unit.load(Relaxed));
+        pages.0.iter().enumerate().for_each(|(nth, page)| page.store(whole.nth(nth).0, Relaxed));
+        unit.store(to_finer(id), Relaxed);
+        pages
     }
 
     /// Changes the words of the pages in `range`: to those that follow from `word` for its first page.
@@ -715,11 +738,7 @@ impl<'a> ClusterGuard<'a> {
             let word = word.nth(offset - range.start);
             if offset.is_multiple_of(UNIT_PAGES) && offset + UNIT_PAGES <= range.end && word.spreads() {
                 let at = offset / UNIT_PAGES;
-                let before = self.unit_counts(at);
-                let after = counts_of(word, UNIT_PAGES as u16);
-                for (count, (before, after)) in self.counts.iter_mut().zip(before.into_iter().zip(after)) {
-                    *count = *count + after - before;
-                }
+                self.counts = self.counts + counts_of(word, UNIT_PAGES) - self.unit_counts(at);
                 self.cut();
                 self.set_unit(at, word);
                 self.join(at);
@@ -733,17 +752,10 @@ impl<'a> ClusterGuard<'a> {
 
     /// The counts over a unit's pages.
     fn unit_counts(&self, at: usize) -> Counts {
-        let first = at * UNIT_PAGES;
-        let is_cut = self.units.is_some_and(|units| finer(units.words[at].load(Relaxed)).is_some());
-        if !is_cut {
-            return counts_of(self.get(first), UNIT_PAGES as u16);
+        match self.view().unit(at).expect("nobody else changes it") {
+            Ok(whole) => counts_of(whole, UNIT_PAGES),
+            Err(pages) => pages.iter().map(|page| counts_of(Word(page.load(Relaxed)), 1)).sum(),
         }
-        let mut sum = Counts::default();
-        for offset in first..first + UNIT_PAGES {
-            let counts = counts_of(self.get(offset), 1);
-            sum.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
-        }
-        sum
     }
 
     /// The units, with words of their own.
@@ -779,7 +791,7 @@ impl<'a> ClusterGuard<'a> {
             self.table.units.give(units);
         }
         self.units = None;
-        self.counts = counts_of(word, CLUSTER_PAGES as u16);
+        self.counts = counts_of(word, CLUSTER_PAGES);
     }
 
     /// Makes one word of all units, if they agree. Unit `at` has just changed.
@@ -793,15 +805,8 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    fn count(&mut self, old: Word, new: Word, pages: u16) {
-        let (old, new) = (counts_of(old, pages), counts_of(new, pages));
-        for (count, (old, new)) in self.counts.iter_mut().zip(old.into_iter().zip(new)) {
-            *count = *count + new - old;
-        }
-    }
-
     fn counted(&self, count: Count) -> usize {
-        self.counts[count as usize].into()
+        (self.counts / count.one()) as usize & ((1 << COUNT_BITS) - 1)
     }
 
     /// Pages in the program.
@@ -836,7 +841,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// Whether every page is a hole.
     pub fn is_empty(&self) -> bool {
-        self.counts[..Count::Copies as usize].iter().all(|&count| count == 0)
+        self.counts == 0
     }
 
     /// What reclaim remembers.
@@ -853,7 +858,7 @@ impl<'a> ClusterGuard<'a> {
 impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
         if let Some(units) = self.units {
-            units.counts.iter().zip(self.counts).for_each(|(count, now)| count.store(now, Relaxed));
+            units.counts.store(self.counts, Relaxed);
         }
         self.cluster.latch.release(&self.table.parking, self.id.0);
     }

@@ -70,15 +70,22 @@ impl Word {
 
     /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks further.
     pub const fn nth(self, count: usize) -> Self {
-        match self.place() {
-            Some(Place::Device(_)) => Self(self.0 + ((count as u64) << BLOCK_SHIFT)),
-            _ => self,
-        }
+        let step = if self.place_kind() == Place::KIND_DEVICE { 1 << BLOCK_SHIFT } else { 0 };
+        Self(self.0 + count as u64 * step)
     }
 
     /// Whether it can stand for a run. Entries of the pool cannot: each is one page's.
     pub const fn spreads(self) -> bool {
-        !matches!(self.place(), Some(Place::Pool(_)))
+        self.place_kind() != Place::KIND_POOL
+    }
+
+    const fn place_kind(self) -> u64 {
+        self.0 >> PLACE_SHIFT & ((1 << Place::KIND_BITS) - 1)
+    }
+
+    /// Whether the page is at a block of the device, or a copy of it is.
+    pub(crate) const fn is_at_block(self, block: u64) -> bool {
+        self.0 & PLACE_MASK == (Place::KIND_DEVICE | block << Place::KIND_BITS) << PLACE_SHIFT
     }
 
     /// Which state the page is in.

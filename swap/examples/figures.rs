@@ -1,0 +1,335 @@
+//! What the index of swapped pages costs: bytes and nanoseconds, beside a plain flat table and beside Linux.
+//!
+//! `cargo run --release -p pagetide-swap --example figures [-- --json]`
+//!
+//! Times are medians of some runs on one object; run it on a quiet machine.
+
+use pagetide_swap::blocks::Blocks;
+use pagetide_swap::hash::HashKey;
+use pagetide_swap::place::Place;
+use pagetide_swap::swap::Keys;
+use pagetide_swap::table::Table;
+use pagetide_swap::workingset::Shadow;
+use pagetide_swap::{
+    CLUSTER_PAGES, ClusterNumber, Compressor, Config, Counters, PageIndex, SpanSource, Swap, Swapin, Word,
+};
+use serde_json::{Value, json};
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::{Mutex, OnceLock};
+use std::time::Instant;
+
+/// 30 GiB.
+const CLUSTERS: u64 = 30 << 9;
+const RANDOM_SWAPINS: usize = 100_000;
+/// Clusters that the timed operations walk through: 1 GiB.
+const TIMED_CLUSTERS: u64 = 512;
+const RUNS: usize = 9;
+/// Windows of the run look-up, each way.
+const WINDOWS: [usize; 4] = [8, 32, 64, 512];
+
+struct Figure {
+    name: String,
+    linux: &'static str,
+    linux_after: &'static str,
+    flat: String,
+    ours: String,
+    goal: &'static str,
+    value: Value,
+}
+
+/// A plain flat table: a word a page, in clusters with a lock and the counts that reclaim needs, which are found in two
+/// index steps and made when they are first touched.
+struct Flat {
+    leaves: Vec<OnceLock<Box<[OnceLock<Box<FlatCluster>>; LEAF]>>>,
+}
+
+type FlatCluster = Mutex<([u16; 5], [Word; CLUSTER_PAGES])>;
+
+const LEAF: usize = 256;
+
+impl Flat {
+    fn new() -> Self {
+        Self { leaves: (0..1 << 18).map(|_| OnceLock::new()).collect() }
+    }
+
+    fn cluster(&self, number: u64) -> &FlatCluster {
+        let leaf =
+            self.leaves[number as usize / LEAF].get_or_init(|| Box::new([const { OnceLock::new() }; LEAF]));
+        leaf[number as usize % LEAF]
+            .get_or_init(|| Box::new(Mutex::new(([0; 5], [Word::HOLE; CLUSTER_PAGES]))))
+    }
+
+    fn set(&self, page: PageIndex, word: Word) {
+        let (counts, words) = &mut *self.cluster(page.cluster().0).lock().expect("nobody panics");
+        let old = std::mem::replace(&mut words[page.offset()], word);
+        counts[old.state() as usize] = counts[old.state() as usize].wrapping_sub(1);
+        counts[word.state() as usize] = counts[word.state() as usize].wrapping_add(1);
+    }
+
+    fn get(&self, page: PageIndex) -> Word {
+        self.cluster(page.cluster().0).lock().expect("nobody panics").1[page.offset()]
+    }
+}
+
+/// No pool.
+struct Nowhere;
+
+impl SpanSource for Nowhere {
+    type Span = Vec<u8>;
+    fn take(&self) -> Option<Vec<u8>> {
+        None
+    }
+}
+
+/// Numbers that look random, the same each time.
+struct Draw(u64);
+
+impl Draw {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        ((u128::from(self.0) * u128::from(limit)) >> 64) as u64
+    }
+}
+
+fn median(mut once: impl FnMut() -> f64) -> f64 {
+    let mut times: Vec<f64> = (0..RUNS).map(|_| once()).collect();
+    times.sort_by(f64::total_cmp);
+    times[RUNS / 2]
+}
+
+/// Nanoseconds that each of `count` operations takes.
+fn each(count: u64, work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_nanos() as f64 / count as f64
+}
+
+fn pages() -> impl Iterator<Item = PageIndex> {
+    (0..TIMED_CLUSTERS * CLUSTER_PAGES as u64).map(PageIndex)
+}
+
+fn swap(blocks: usize) -> Swap<Nowhere> {
+    let counts: &'static [AtomicU8] = Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect());
+    let held: &'static [AtomicU64] = Vec::leak((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
+    let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
+    let config = Config { compressor: Compressor::Lz4, cap_pages: CLUSTERS * CLUSTER_PAGES as u64 };
+    Swap::new(Nowhere, Blocks::new(counts, held), keys, config, 0, Counters::private())
+}
+
+/// Takes whole clusters out and stores their pages where `place` says.
+fn swap_out(swap: &Swap<Nowhere>, place: impl Fn(PageIndex) -> Place) {
+    for number in (0..CLUSTERS).map(ClusterNumber) {
+        let mut cluster = swap.table().lock_or_create(number);
+        let out = swap.taken_out(&mut cluster, 0, 0..CLUSTER_PAGES, |_| true, |_| false);
+        for offset in 0..CLUSTER_PAGES {
+            swap.begin_store(&mut cluster, 0, offset).expect("just taken out");
+        }
+        drop(cluster);
+        for offset in 0..CLUSTER_PAGES {
+            let page = number.page(offset);
+            swap.finish_store(page, place(page), out.shadow);
+        }
+    }
+}
+
+fn swap_in_at_random(swap: &Swap<Nowhere>) {
+    let mut draw = Draw(1);
+    for _ in 0..RANDOM_SWAPINS {
+        let page = PageIndex(draw.below(CLUSTERS * CLUSTER_PAGES as u64));
+        if let Swapin::Inserted(transfer) = swap.swapin(page, page.plus(1), 1) {
+            swap.finish_swapin(&transfer, 1, false);
+        }
+    }
+}
+
+fn kib(bytes: usize) -> String {
+    format!("{} KiB", bytes.div_ceil(1024))
+}
+
+fn index_bytes(figures: &mut Vec<Figure>) {
+    let flat = kib(CLUSTERS as usize * (CLUSTER_PAGES * 8 + 16));
+    let zero = swap(0);
+    swap_out(&zero, |_| Place::ZERO);
+    let before = zero.table().bytes();
+    swap_in_at_random(&zero);
+    let after = zero.table().bytes();
+    for (name, bytes, goal) in [
+        ("index of 30 GiB swapped as 2 MiB folios: zero pages", before, "≤ 512 KiB"),
+        ("the same after 100 000 random single-page swapins", after, "≤ 16 MiB"),
+    ] {
+        let first = name.starts_with("index");
+        figures.push(Figure {
+            name: name.into(),
+            linux: if first { "73728K" } else { "" },
+            linux_after: if first { "7056K" } else { "" },
+            flat: flat.clone(),
+            ours: kib(bytes),
+            goal,
+            value: json!({"bytes": bytes}),
+        });
+    }
+}
+
+fn table_times(figures: &mut Vec<Figure>) {
+    let count = TIMED_CLUSTERS * CLUSTER_PAGES as u64;
+    let word = |page: PageIndex| Word::swapped(Place::Pool(page.0 as u32), Shadow(0));
+    let flat = Flat::new();
+    let flat_ns = median(|| {
+        each(count, || {
+            pages().for_each(|page| flat.set(page, word(page)));
+            pages().for_each(|page| assert_ne!(black_box(flat.get(page)), Word::HOLE));
+            pages().for_each(|page| flat.set(page, Word::HOLE));
+        })
+    });
+    let table = Table::default();
+    let set = |page: PageIndex, word: Word| table.lock_or_create(page.cluster()).set(page.offset(), word);
+    let page_ns = median(|| {
+        each(count, || {
+            pages().for_each(|page| set(page, word(page)));
+            pages().for_each(|page| assert_ne!(black_box(table.peek(page)), Word::HOLE));
+            pages().for_each(|page| set(page, Word::HOLE));
+        })
+    });
+    let whole = |number: u64, word: Word| {
+        table.lock_or_create(ClusterNumber(number)).set_run(0..CLUSTER_PAGES, word);
+    };
+    let folio_ns = median(|| {
+        each(count, || {
+            (0..TIMED_CLUSTERS).for_each(|number| whole(number, Word::swapped(Place::ZERO, Shadow(1))));
+            (0..TIMED_CLUSTERS).for_each(|number| {
+                assert_ne!(black_box(table.peek(ClusterNumber(number).page(0))), Word::HOLE);
+            });
+            (0..TIMED_CLUSTERS).for_each(|number| whole(number, Word::HOLE));
+        })
+    });
+    figures.push(Figure {
+        name: "insert + look-up + delete, 4 KiB".into(),
+        linux: "",
+        linux_after: "",
+        flat: format!("{flat_ns:.1} ns"),
+        ours: format!("{page_ns:.1} ns, × {:.2}", page_ns / flat_ns),
+        goal: "≤ × 1.15",
+        value: json!({"flat_ns": flat_ns, "ns": page_ns, "ratio": page_ns / flat_ns}),
+    });
+    figures.push(Figure {
+        name: "the same, whole 2 MiB folios, a page of them".into(),
+        linux: "",
+        linux_after: "",
+        flat: format!("{flat_ns:.1} ns"),
+        ours: format!("{folio_ns:.3} ns, 1/{:.0}", flat_ns / folio_ns),
+        goal: "≤ 1/100",
+        value: json!({"flat_ns": flat_ns, "ns": folio_ns, "ratio": folio_ns / flat_ns}),
+    });
+    let rate = |threads: u64| {
+        median(|| {
+            let start = Instant::now();
+            std::thread::scope(|scope| {
+                for thread in 0..threads {
+                    let set = &set;
+                    scope.spawn(move || {
+                        // Neighbours in memory and in number.
+                        let own = || pages().filter(move |page| page.cluster().0 % 2 == thread);
+                        own().for_each(|page| set(page, word(page)));
+                        own().for_each(|page| set(page, Word::HOLE));
+                    });
+                }
+            });
+            threads as f64 * count as f64 / 2.0 / start.elapsed().as_secs_f64()
+        })
+    };
+    let (one, two) = (rate(1), rate(2));
+    figures.push(Figure {
+        name: "the same on 2 threads, neighbouring clusters".into(),
+        linux: "",
+        linux_after: "",
+        flat: String::new(),
+        ours: format!("× {:.2} one thread's rate", two / one),
+        goal: "≥ × 1.8",
+        value: json!({"ratio": two / one}),
+    });
+}
+
+fn has_page_times(figures: &mut Vec<Figure>) {
+    for (name, in_order, whole) in [
+        ("full runs", true, true),
+        ("full runs of differing pages", true, false),
+        ("runs of one", false, false),
+    ] {
+        let table = Table::default();
+        let mut draw = Draw(3);
+        for page in pages() {
+            let block = if in_order { page.0 } else { 2 * draw.below(1 << 30) };
+            // What left together has one shadow.
+            let shadow = if whole { page.cluster().0 } else { page.0 } as u16;
+            let word = Word::swapped(Place::Device(block), Shadow(shadow));
+            table.lock_or_create(page.cluster()).set(page.offset(), word);
+        }
+        for window in WINDOWS {
+            let looks = if in_order { 20_000 } else { 200_000 };
+            let pages = |draw: &mut Draw| {
+                PageIndex(CLUSTER_PAGES as u64 + draw.below((TIMED_CLUSTERS - 2) * CLUSTER_PAGES as u64))
+            };
+            let ours = median(|| {
+                let mut draw = Draw(7);
+                each(looks, || {
+                    for _ in 0..looks {
+                        black_box(table.has_page(pages(&mut draw), window, window));
+                    }
+                })
+            });
+            let by_page = median(|| {
+                let mut draw = Draw(7);
+                each(looks, || {
+                    for _ in 0..looks {
+                        let page = pages(&mut draw);
+                        let Some(Place::Device(block)) = table.peek(page).place() else { unreachable!() };
+                        let is = |page: u64, block: u64| {
+                            table.peek(PageIndex(page)).place() == Some(Place::Device(block))
+                        };
+                        let after = (1..=window as u64).take_while(|&by| is(page.0 + by, block + by)).count();
+                        let before = (1..=window as u64)
+                            .take_while(|&by| block >= by && is(page.0 - by, block - by))
+                            .count();
+                        black_box((before, after));
+                    }
+                })
+            });
+            figures.push(Figure {
+                name: format!("has_page, {name}, {window} pages each way"),
+                linux: "",
+                linux_after: "",
+                flat: format!("{by_page:.0} ns by page"),
+                ours: format!("{ours:.0} ns, × {:.1} faster", by_page / ours),
+                goal: if whole && window == 32 { "≥ × 20" } else { "never slower" },
+                value: json!({"by_page_ns": by_page, "ns": ours, "ratio": by_page / ours}),
+            });
+        }
+    }
+}
+
+fn main() {
+    let as_json = std::env::args().any(|argument| argument == "--json");
+    let mut figures = Vec::new();
+    index_bytes(&mut figures);
+    table_times(&mut figures);
+    has_page_times(&mut figures);
+    if as_json {
+        let values: Vec<_> = figures
+            .iter()
+            .map(|figure| json!({"figure": figure.name, "goal": figure.goal, "value": figure.value}))
+            .collect();
+        println!("{}", Value::from(values));
+        return;
+    }
+    println!(
+        "{:52}{:>14}{:>14}{:>22}{:>30}  goal",
+        "figure", "Linux before", "after S0", "flat table", "Pagetide"
+    );
+    for figure in figures {
+        println!(
+            "{:52}{:>14}{:>14}{:>22}{:>30}  {}",
+            figure.name, figure.linux, figure.linux_after, figure.flat, figure.ours, figure.goal
+        );
+    }
+}
