@@ -1458,7 +1458,7 @@ impl<M: Memory> Engine<M> {
     pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
         let mut done = range.start;
         for number in
-            self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+            self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
         {
             let first = number.page(0).max(range.start);
             let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
@@ -1484,7 +1484,7 @@ impl<M: Memory> Engine<M> {
     /// Brings every page of `range` that is on probation back into the program: before its mapping moves.
     pub fn recall(&self, range: Range<PageIndex>) {
         for number in
-            self.swap.table().linked(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+            self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
         {
             let first = number.page(0).max(range.start);
             let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);

@@ -517,7 +517,7 @@ impl Entered<'_> {
         let clusters = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
         let mut runs: Vec<Range<PageIndex>> = Vec::new();
         for page in
-            table.linked(clusters).flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
+            table.touched(clusters).flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
         {
             let out = matches!(table.peek(page).state(), State::Swapped | State::Cached);
             match runs.last_mut() {

@@ -41,9 +41,10 @@ struct Figure {
 /// A plain flat table: a word a page, in clusters with a lock and the counts that reclaim needs, which are found in two
 /// index steps and made when they are first touched.
 struct Flat {
-    leaves: Vec<OnceLock<Box<[OnceLock<Box<FlatCluster>>; LEAF]>>>,
+    leaves: Vec<OnceLock<FlatLeaf>>,
 }
 
+type FlatLeaf = Box<[OnceLock<Box<FlatCluster>>; LEAF]>;
 type FlatCluster = Mutex<([u16; 5], [Word; CLUSTER_PAGES])>;
 
 const LEAF: usize = 256;

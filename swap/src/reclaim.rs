@@ -4,29 +4,30 @@
 //! probation is hot and goes round once more. Nothing else tells hot from cold: the kernel shows a
 //! program no access bits of its own memory.
 
-use crate::table::{ClusterId, lock};
+use crate::entry::ClusterNumber;
+use crate::table::lock;
 use std::collections::{HashSet, VecDeque};
 use std::sync::Mutex;
 
 /// Clusters that hold present pages, oldest first.
 #[derive(Debug, Default)]
 pub struct Queue {
-    clusters: Mutex<VecDeque<ClusterId>>,
+    clusters: Mutex<VecDeque<ClusterNumber>>,
 }
 
 impl Queue {
     /// Puts a cluster at the young end. The caller holds its lock and has set `queued`.
-    pub fn push(&self, cluster: ClusterId) {
+    pub fn push(&self, cluster: ClusterNumber) {
         lock(&self.clusters).push_back(cluster);
     }
 
     /// Takes the oldest cluster out.
-    pub fn pop(&self) -> Option<ClusterId> {
+    pub fn pop(&self) -> Option<ClusterNumber> {
         lock(&self.clusters).pop_front()
     }
 
     /// Moves those of `clusters` that are queued to the old end. Returns how many there are.
-    pub fn hasten(&self, clusters: &HashSet<ClusterId>) -> usize {
+    pub fn hasten(&self, clusters: &HashSet<ClusterNumber>) -> usize {
         let mut queue = lock(&self.clusters);
         let (first, rest): (Vec<_>, Vec<_>) = queue.drain(..).partition(|id| clusters.contains(id));
         queue.extend(first.iter().chain(&rest));
@@ -34,7 +35,7 @@ impl Queue {
     }
 
     /// Number `nth` from the young end.
-    pub fn youngest(&self, nth: usize) -> Option<ClusterId> {
+    pub fn youngest(&self, nth: usize) -> Option<ClusterNumber> {
         let clusters = lock(&self.clusters);
         clusters.len().checked_sub(nth + 1).map(|at| clusters[at])
     }
@@ -53,13 +54,11 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::ClusterNumber;
-    use crate::table::Table;
 
     #[test]
     fn clusters_that_are_hastened_leave_first_and_in_order() {
-        let (table, queue) = (Table::default(), Queue::default());
-        let ids: Vec<_> = (0..6).map(|number| table.lock_or_create(ClusterNumber(number)).id()).collect();
+        let queue = Queue::default();
+        let ids: Vec<_> = (0..6).map(ClusterNumber).collect();
         ids[..5].iter().for_each(|&id| queue.push(id));
         assert_eq!(queue.youngest(1), Some(ids[3]));
         assert_eq!(queue.hasten(&[ids[3], ids[1], ids[5]].into()), 2);

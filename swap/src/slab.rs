@@ -1,14 +1,14 @@
-//! Values that are found by number and never move: segments, eight of a size before the size doubles, so that
-//! the slab of a small process is small, and that of a large one has an eighth of room at most.
+//! Values that are found by number and never move: segments, sixteen of a size before the size doubles, so that
+//! the slab of a small process is small, and that of a large one has a sixteenth of room at most.
 
 use std::sync::OnceLock;
 
 /// log2 of the segments of each size.
-const STEP_BITS: u32 = 3;
+const STEP_BITS: u32 = 4;
 const STEPS: usize = 1 << STEP_BITS;
-const SEGMENTS: usize = 22 * STEPS;
+const SEGMENTS: usize = 20 * STEPS;
 
-/// Room for `FIRST` × 2²⁴ values and more; each of the first eight segments holds `FIRST`.
+/// Room for `FIRST` × 2²⁴ values and more; each of the first sixteen segments holds `FIRST`.
 #[derive(Debug)]
 pub(crate) struct Slab<T, const FIRST: usize> {
     segments: [OnceLock<Box<[T]>>; SEGMENTS],
@@ -72,10 +72,10 @@ mod tests {
     fn segments_are_made_once_and_only_where_asked() {
         let slab = Slab::<std::cell::Cell<u32>, 4>::default();
         assert!(slab.get(0).is_none() && slab.get(u32::MAX).is_none());
-        assert_eq!(slab.make(32, || std::cell::Cell::new(7)), 8 * 4);
-        assert!(slab.get(31).is_none() && slab.get(40).is_none());
-        slab.get(33).unwrap().set(9);
-        assert_eq!(slab.make(39, || std::cell::Cell::new(1)), 0);
-        assert_eq!((slab.get(39).unwrap().get(), slab.get(33).unwrap().get()), (7, 9));
+        assert_eq!(slab.make(64, || std::cell::Cell::new(7)), 8 * 4);
+        assert!(slab.get(63).is_none() && slab.get(72).is_none());
+        slab.get(65).unwrap().set(9);
+        assert_eq!(slab.make(71, || std::cell::Cell::new(1)), 0);
+        assert_eq!((slab.get(71).unwrap().get(), slab.get(65).unwrap().get()), (7, 9));
     }
 }

@@ -20,7 +20,7 @@ use crate::hash::{HashKey, PageHash};
 use crate::place::Place;
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
-use crate::table::{ClusterGuard, ClusterId, History, Table, lock};
+use crate::table::{ClusterGuard, History, Table, lock};
 use crate::word::{State, Word};
 use crate::workingset::{Shadow, Workingset};
 use crate::zswap::pool::SpanSource;
@@ -322,7 +322,7 @@ impl<S: SpanSource> Swap<S> {
         let history = cluster.history();
         if !history.queued {
             cluster.set_history(History { queued: true, ..history });
-            self.queue.push(cluster.id());
+            self.queue.push(cluster.number());
         }
     }
 
@@ -506,16 +506,12 @@ impl<S: SpanSource> Swap<S> {
     pub fn victim(&self) -> Option<ClusterGuard<'_>> {
         // Once round, and the first again: all may have been referenced.
         for _ in 0..=self.queue.len() {
-            let id = self.queue.pop()?;
-            let Some(mut cluster) = self.table.lock_id(id) else { continue };
+            let mut cluster = self.table.lock_or_create(self.queue.pop()?);
             let history = cluster.history();
             cluster.set_history(History { queued: false, ..history });
             if cluster.present() == 0 {
-                let number = cluster.number();
-                let empty = cluster.is_empty();
-                drop(cluster);
-                if empty {
-                    self.table.release_if_empty(number);
+                if cluster.is_empty() {
+                    cluster.set_history(History::default());
                 }
                 continue;
             }
@@ -533,11 +529,11 @@ impl<S: SpanSource> Swap<S> {
     /// Makes the clusters of a range the next victims, hot or not. Returns how many there are.
     pub fn hasten(&self, range: std::ops::Range<PageIndex>) -> usize {
         let numbers = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
-        let ids = self.table.linked(numbers).filter_map(|number| {
+        let ids = self.table.touched(numbers).filter_map(|number| {
             let mut cluster = self.table.lock(number)?;
             let history = cluster.history();
             cluster.set_history(History { referenced: false, ..history });
-            Some(cluster.id())
+            Some(number)
         });
         self.queue.hasten(&ids.collect())
     }
@@ -753,10 +749,10 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Drops at most [`DROP_BATCH`] copies of a cluster.
-    fn drop_copies_of(&self, id: ClusterId) -> usize {
+    fn drop_copies_of(&self, number: ClusterNumber) -> usize {
         let mut handles = [0; DROP_BATCH];
         let mut count = 0;
-        if let Some(mut cluster) = self.table.lock_id(id)
+        if let Some(mut cluster) = self.table.lock(number)
             && cluster.copies() > 0
         {
             for offset in 0..CLUSTER_PAGES {
@@ -862,10 +858,9 @@ impl<S: SpanSource> Swap<S> {
             self.set(&mut cluster, offset, Word::HOLE);
         }
         also();
-        let empty = cluster.is_empty();
-        drop(cluster);
-        if empty {
-            self.table.release_if_empty(number);
+        if cluster.is_empty() {
+            let queued = cluster.history().queued;
+            cluster.set_history(History { queued, ..History::default() });
         }
         discarded
     }

@@ -3,7 +3,7 @@
 //! ```text
 //! directory          cluster, 2 MiB                32 units, 64 KiB each           16 pages
 //! ┌────────┐        ┌───────────────────────┐      ┌────────────────────┐        ┌───────────┐
-//! │ number │───────▶│ latch number history  │      │ counts             │   ┌───▶│ word word │
+//! │ number │───────▶│ latch, history        │      │ counts             │   ┌───▶│ word word │
 //! └────────┘        │ word for all 512, or ─┼─────▶│ word for all 16, or┼───┘    │ …         │
 //!                   └───────────────────────┘      └────────────────────┘        └───────────┘
 //! ```
@@ -16,14 +16,11 @@
 //!
 //! # Concurrency
 //! One latch a cluster. Words change only through a [`ClusterGuard`], so a transition without it does not compile;
-//! [`Table::peek`] reads without: what it saw is valid if the latch's count is what it was. The directory of clusters
-//! only grows; a cluster that empties is unlinked under the directory lock *and* its own latch, and whoever locked it
-//! late finds another number in it and looks again. Indices into slabs, no pointers: memory of a finer level that was
-//! given back and used again is another's words, not another thing, and the count tells. A forked child may go on using
-//! the table if nothing was held.
+//! [`Table::peek`] reads without: what it saw is valid if the latch's count is what it was. The directory only grows.
+//! Finer words are found by number, no pointers: what was given back and used again holds another's words, not another
+//! thing, and the count tells. A forked child may go on using the table if nothing was held.
 //!
-//! Lock order: directory, then cluster. No code holds two clusters, but for [`Table::lock_pair`], which takes them in
-//! order of cluster number.
+//! No code holds two clusters, but for [`Table::lock_pair`], which takes them in order of cluster number.
 
 use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use crate::latch::{Latch, Parking};
@@ -47,14 +44,16 @@ const BRANCH_LEAVES: usize = 1 << 9;
 const BRANCH_CLUSTERS: usize = LEAF_CLUSTERS * BRANCH_LEAVES;
 /// Branches: 47 bits of addresses.
 const BRANCHES: usize = 1 << 9;
-/// The number of a cluster that is on the free list.
-const FREE: u32 = u32::MAX;
 /// Looks at a cluster that is held, before a reader waits for it.
 const PEEKS: usize = 64;
 
-/// Index of a cluster in the slab. Stable while the cluster is linked.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct ClusterId(u32);
+/// Where a cluster stands in its leaf: neighbours far apart, for threads that work on neighbours would write to the same
+/// cache line.
+const fn place_in_leaf(number: usize) -> usize {
+    const ROWS: usize = 8;
+    let nth = number % LEAF_CLUSTERS;
+    nth % ROWS * (LEAF_CLUSTERS / ROWS) + nth / ROWS
+}
 
 /// What reclaim remembers of a cluster.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -125,21 +124,20 @@ fn counts_of(word: Word, pages: usize) -> Counts {
 #[derive(Debug, Default)]
 struct Cluster {
     latch: Latch,
-    number: AtomicU32,
     history: AtomicU32,
     /// The word of the first page, from which all others follow, or the number of its units.
     root: AtomicU64,
+    counts: AtomicU64,
 }
 const _: () = assert!(size_of::<Cluster>() == 24);
 
+/// Each the word of the first page of a unit, from which the others follow, or the number of its pages.
 #[derive(Debug)]
-struct Units {
-    /// Each the word of the first page of a unit, from which the others follow, or the number of its pages.
-    words: [AtomicU64; UNITS],
-    counts: AtomicU64,
-}
+#[repr(align(64))]
+struct Units([AtomicU64; UNITS]);
 
 #[derive(Debug)]
+#[repr(align(64))]
 struct Pages([AtomicU64; UNIT_PAGES]);
 
 /// In place of a word: the number of what holds the finer words. No [`State`] has this value.
@@ -167,25 +165,17 @@ trait Block: Default {
     fn link(&self) -> &AtomicU64;
 }
 
-type Leaf = Box<[AtomicU32; LEAF_CLUSTERS]>;
+type Leaf = Box<[Cluster; LEAF_CLUSTERS]>;
 type Branch = Box<[OnceLock<Leaf>; BRANCH_LEAVES]>;
 
 /// The table of one object.
 #[derive(Debug)]
 pub struct Table {
     branches: Box<[OnceLock<Branch>]>,
-    clusters: Slab<Cluster, 32>,
-    free: Mutex<FreeList>,
     units: Store<Units, 8>,
     pages: Store<Pages, 32>,
     parking: Parking,
     bytes: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct FreeList {
-    ids: Vec<u32>,
-    used: u32,
 }
 
 /// A cluster's words, as they are read.
@@ -210,13 +200,12 @@ pub struct ClusterGuard<'a> {
     cluster: &'a Cluster,
     units: Option<&'a Units>,
     counts: Counts,
-    id: ClusterId,
-    number: u32,
+    number: ClusterNumber,
 }
 
 impl Default for Units {
     fn default() -> Self {
-        Self { words: [const { AtomicU64::new(0) }; UNITS], counts: AtomicU64::new(0) }
+        Self([const { AtomicU64::new(0) }; UNITS])
     }
 }
 
@@ -228,7 +217,7 @@ impl Default for Pages {
 
 impl Block for Units {
     fn link(&self) -> &AtomicU64 {
-        &self.words[0]
+        &self.0[0]
     }
 }
 
@@ -301,8 +290,6 @@ impl Default for Table {
     fn default() -> Self {
         Self {
             branches: (0..BRANCHES).map(|_| OnceLock::new()).collect(),
-            clusters: Slab::default(),
-            free: Mutex::default(),
             units: Store::default(),
             pages: Store::default(),
             parking: Parking::default(),
@@ -324,96 +311,46 @@ impl Table {
         self.pages.reserve(self.pages.used.load(Relaxed) + units, &self.bytes);
     }
 
-    fn slot(&self, number: ClusterNumber) -> Option<&AtomicU32> {
+    fn cluster(&self, number: ClusterNumber) -> Option<&Cluster> {
         let number = number.0 as usize;
         let branch = self.branches.get(number / BRANCH_CLUSTERS)?.get()?;
         let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get()?;
-        Some(&leaf[number % LEAF_CLUSTERS])
+        Some(&leaf[place_in_leaf(number)])
     }
 
     /// The same, making the way there.
-    fn slot_or_create(&self, number: ClusterNumber) -> &AtomicU32 {
+    #[cold]
+    fn make_cluster(&self, number: ClusterNumber) -> &Cluster {
         let number = number.0 as usize;
         let branch = self.branches[number / BRANCH_CLUSTERS].get_or_init(|| {
             self.bytes.fetch_add(size_of::<[OnceLock<Leaf>; BRANCH_LEAVES]>(), Relaxed);
             Box::new([const { OnceLock::new() }; BRANCH_LEAVES])
         });
         let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get_or_init(|| {
-            self.bytes.fetch_add(LEAF_CLUSTERS * size_of::<AtomicU32>(), Relaxed);
-            Box::new([const { AtomicU32::new(0) }; LEAF_CLUSTERS])
+            self.bytes.fetch_add(LEAF_CLUSTERS * size_of::<Cluster>(), Relaxed);
+            Box::new(std::array::from_fn(|_| Cluster::default()))
         });
-        &leaf[number % LEAF_CLUSTERS]
+        &leaf[place_in_leaf(number)]
     }
 
-    fn cluster(&self, id: u32) -> &Cluster {
-        self.clusters.get(id).expect("an id that was handed out")
+    fn guard<'a>(&'a self, number: ClusterNumber, cluster: &'a Cluster) -> ClusterGuard<'a> {
+        cluster.latch.acquire(&self.parking, number.0 as u32);
+        let units = finer(cluster.root.load(Relaxed)).map(|id| self.units.get(id));
+        ClusterGuard { table: self, cluster, units, counts: cluster.counts.load(Relaxed), number }
     }
 
-    fn guard(&self, id: u32) -> ClusterGuard<'_> {
-        let cluster = self.cluster(id);
-        cluster.latch.acquire(&self.parking, id);
-        let root = cluster.root.load(Relaxed);
-        let units = finer(root).map(|id| self.units.get(id));
-        let counts = match units {
-            Some(units) => units.counts.load(Relaxed),
-            None => counts_of(Word(root), CLUSTER_PAGES),
-        };
-        ClusterGuard {
-            table: self,
-            cluster,
-            units,
-            counts,
-            id: ClusterId(id),
-            number: cluster.number.load(Relaxed),
-        }
-    }
-
-    /// Locks a cluster, if any of its pages was ever touched.
+    /// Locks a cluster, if it or a neighbour was ever touched.
     pub fn lock(&self, number: ClusterNumber) -> Option<ClusterGuard<'_>> {
-        loop {
-            // Id + 1, so that zero says "none".
-            let id = self.slot(number)?.load(Acquire).checked_sub(1)?;
-            let guard = self.guard(id);
-            if guard.number() == number {
-                return Some(guard);
-            }
-            // Unlinked, and perhaps linked elsewhere, between the look-up and the lock: look again.
-        }
+        self.cluster(number).map(|cluster| self.guard(number, cluster))
     }
 
-    /// Locks the cluster with this id, if it is linked.
-    pub fn lock_id(&self, id: ClusterId) -> Option<ClusterGuard<'_>> {
-        let guard = self.guard(id.0);
-        (guard.number != FREE).then_some(guard)
-    }
-
-    /// Locks a cluster, linking a new one where there is none.
+    /// Locks a cluster.
     ///
     /// # Panics
     /// If the cluster number is beyond 47 bits of address space.
     pub fn lock_or_create(&self, number: ClusterNumber) -> ClusterGuard<'_> {
-        loop {
-            if let Some(guard) = self.lock(number) {
-                return guard;
-            }
-            let mut free = lock(&self.free);
-            let slot = self.slot_or_create(number);
-            if slot.load(Relaxed) != 0 {
-                continue;
-            }
-            let id = free.ids.pop().unwrap_or_else(|| {
-                let id = free.used;
-                let made = || Cluster { number: AtomicU32::new(FREE), ..Cluster::default() };
-                self.bytes.fetch_add(self.clusters.make(id, made), Relaxed);
-                free.used += 1;
-                id
-            });
-            let mut guard = self.guard(id);
-            debug_assert_eq!(guard.number, FREE);
-            guard.set_number(number.0 as u32);
-            slot.store(id + 1, std::sync::atomic::Ordering::Release);
-            return guard;
-        }
+        let cluster = self.cluster(number).unwrap_or_else(|| self.make_cluster(number));
+        self.guard(number, cluster)
     }
 
     /// Locks two different clusters, in order of their numbers.
@@ -429,19 +366,6 @@ impl Table {
         } else {
             let b = self.lock_or_create(second);
             (self.lock_or_create(first), b)
-        }
-    }
-
-    /// Unlinks a cluster if all its pages are holes.
-    pub fn release_if_empty(&self, number: ClusterNumber) {
-        let mut free = lock(&self.free);
-        let Some(mut guard) = self.lock(number) else { return };
-        if guard.is_empty() && !guard.history().queued {
-            self.slot(number).expect("linked").store(0, Relaxed);
-            guard.set_run(0..CLUSTER_PAGES, Word::HOLE);
-            guard.set_history(History::default());
-            guard.set_number(FREE);
-            free.ids.push(guard.id.0);
         }
     }
 
@@ -492,13 +416,11 @@ impl Table {
     }
 
     /// Reads a cluster without a lock: what `look` found is of one state of it. `look` says `None` if what it sees cannot
-    /// be. `None` if the cluster is not linked.
+    /// be. `None` if nothing was ever touched there.
     fn read<T>(&self, number: ClusterNumber, look: impl Fn(&View<'_>) -> Option<T>) -> Option<T> {
+        let cluster = self.cluster(number)?;
         for _ in 0..PEEKS {
-            let id = self.slot(number)?.load(Acquire).checked_sub(1)?;
-            let cluster = self.cluster(id);
             if let Some(version) = cluster.latch.read()
-                && u64::from(cluster.number.load(Relaxed)) == number.0
                 && let Some(found) = self.view(cluster).and_then(|view| look(&view))
                 && cluster.latch.is_still(version)
             {
@@ -507,8 +429,7 @@ impl Table {
             std::hint::spin_loop();
         }
         // Its holder takes time.
-        let guard = self.lock(number)?;
-        look(&guard.view())
+        look(&self.guard(number, cluster).view())
     }
 
     fn view(&self, cluster: &Cluster) -> Option<View<'_>> {
@@ -520,8 +441,8 @@ impl Table {
         Some(View { table: self, root, units })
     }
 
-    /// The numbers of all linked clusters in `range`, ascending.
-    pub fn linked(&self, range: Range<u64>) -> impl Iterator<Item = ClusterNumber> + '_ {
+    /// The numbers of all clusters in `range` in which not every page is a hole, ascending.
+    pub fn touched(&self, range: Range<u64>) -> impl Iterator<Item = ClusterNumber> + '_ {
         let mut number = range.start;
         std::iter::from_fn(move || {
             while number < range.end {
@@ -535,9 +456,9 @@ impl Table {
                     number = (number / LEAF_CLUSTERS as u64 + 1) * LEAF_CLUSTERS as u64;
                     continue;
                 };
-                let linked = leaf[number as usize % LEAF_CLUSTERS].load(Relaxed) != 0;
+                let root = leaf[place_in_leaf(number as usize)].root.load(Relaxed);
                 number += 1;
-                if linked {
+                if root != Word::HOLE.0 {
                     return Some(ClusterNumber(number - 1));
                 }
             }
@@ -556,7 +477,7 @@ impl View<'_> {
     /// The words of a unit: one for all, or each.
     fn unit(&self, at: usize) -> Option<Result<Word, &[AtomicU64; UNIT_PAGES]>> {
         let Some(units) = self.units else { return Some(Ok(Word(self.root).nth(at * UNIT_PAGES))) };
-        let raw = units.words[at].load(Relaxed);
+        let raw = units.0[at].load(Relaxed);
         Some(match finer(raw) {
             None => Ok(Word(raw)),
             Some(pages) => Err(&self.table.pages.values.get(pages)?.0),
@@ -662,17 +583,7 @@ impl History {
 impl<'a> ClusterGuard<'a> {
     /// The cluster's number.
     pub fn number(&self) -> ClusterNumber {
-        ClusterNumber(self.number.into())
-    }
-
-    fn set_number(&mut self, number: u32) {
-        self.number = number;
-        self.cluster.number.store(number, Relaxed);
-    }
-
-    /// The cluster's place in the slab.
-    pub fn id(&self) -> ClusterId {
-        self.id
+        self.number
     }
 
     fn view(&self) -> View<'a> {
@@ -689,7 +600,7 @@ impl<'a> ClusterGuard<'a> {
         let (at, nth) = (offset / UNIT_PAGES, offset % UNIT_PAGES);
         let whole = match self.units {
             None => Word(self.cluster.root.load(Relaxed)).nth(at * UNIT_PAGES).0,
-            Some(units) => units.words[at].load(Relaxed),
+            Some(units) => units.0[at].load(Relaxed),
         };
         let pages = match finer(whole) {
             Some(id) => self.table.pages.get(id),
@@ -715,7 +626,7 @@ impl<'a> ClusterGuard<'a> {
     #[inline(never)]
     fn cut_unit(&mut self, at: usize) -> &'a Pages {
         let table = self.table;
-        let unit = &self.cut().words[at];
+        let unit = &self.cut().0[at];
         let id = table.pages.take(&table.bytes);
         let pages = table.pages.get(id);
         let whole = Word(unit.load(Relaxed));
@@ -764,7 +675,7 @@ impl<'a> ClusterGuard<'a> {
             let id = self.table.units.take(&self.table.bytes);
             let units = self.table.units.get(id);
             let whole = Word(self.cluster.root.load(Relaxed));
-            for (at, unit) in units.words.iter().enumerate() {
+            for (at, unit) in units.0.iter().enumerate() {
                 unit.store(whole.nth(at * UNIT_PAGES).0, Relaxed);
             }
             self.cluster.root.store(to_finer(id), Relaxed);
@@ -775,7 +686,7 @@ impl<'a> ClusterGuard<'a> {
 
     /// One word for a unit. The counts are the caller's.
     fn set_unit(&mut self, at: usize, word: Word) {
-        let unit = &self.units.expect("cut by the caller").words[at];
+        let unit = &self.units.expect("cut by the caller").0[at];
         let before = finer(unit.load(Relaxed));
         unit.store(word.0, Relaxed);
         if let Some(pages) = before {
@@ -797,7 +708,7 @@ impl<'a> ClusterGuard<'a> {
     /// Makes one word of all units, if they agree. Unit `at` has just changed.
     fn join(&mut self, at: usize) {
         let Some(units) = self.units else { return };
-        let word = |at: usize| units.words[at].load(Relaxed);
+        let word = |at: usize| units.0[at].load(Relaxed);
         let first = Word(word(0));
         let follows = |at: usize| finer(word(at)).is_none() && Word(word(at)) == first.nth(at * UNIT_PAGES);
         if first.spreads() && follows(at) && follows(UNITS - 1) && (0..UNITS).all(follows) {
@@ -857,10 +768,8 @@ impl<'a> ClusterGuard<'a> {
 
 impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
-        if let Some(units) = self.units {
-            units.counts.store(self.counts, Relaxed);
-        }
-        self.cluster.latch.release(&self.table.parking, self.id.0);
+        self.cluster.counts.store(self.counts, Relaxed);
+        self.cluster.latch.release(&self.table.parking, self.number.0 as u32);
     }
 }
 
@@ -888,28 +797,18 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_cluster_is_used_again_under_another_number() {
-        let table = Table::default();
-        let (a, b) = (ClusterNumber(5), ClusterNumber(900_000));
-        let id = table.lock_or_create(a).id();
-        table.release_if_empty(a);
-        assert!(table.lock(a).is_none());
-        assert!(table.lock_id(id).is_none());
-        assert_eq!(table.lock_or_create(b).id(), id);
-        table.lock_or_create(b).set(1, Word::present(None));
-        table.release_if_empty(b);
-        assert!(table.lock(b).is_some(), "a cluster with a page stays");
-    }
-
-    #[test]
-    fn linked_walks_over_gaps() {
+    fn the_walk_leaves_out_what_is_all_holes() {
         let table = Table::default();
         let numbers = [3, 4, 255, 256, 131_071, 131_072, 50_000_000];
         for number in numbers {
-            drop(table.lock_or_create(ClusterNumber(number)));
+            table.lock_or_create(ClusterNumber(number)).set(7, Word::present(None));
         }
-        let found: Vec<_> = table.linked(4..60_000_000).map(|n| n.0).collect();
-        assert_eq!(found, numbers[1..]);
+        let found = || table.touched(4..60_000_000).map(|n| n.0).collect::<Vec<_>>();
+        assert_eq!(found(), numbers[1..]);
+        table.lock_or_create(ClusterNumber(256)).set(7, Word::HOLE);
+        table.lock_or_create(ClusterNumber(9)).set(7, Word::HOLE);
+        assert_eq!(found(), [4, 255, 131_071, 131_072, 50_000_000]);
+        assert_eq!((table.units.held(), table.pages.held()), (6, 6));
     }
 
     /// What a run of pages may be set to: of each state, flags and places that follow from the first page's, or not.
@@ -972,11 +871,10 @@ mod tests {
                 prop_assert!((0..CLUSTER_PAGES).all(|offset| guard.get(offset) == flat[offset]));
                 drop(guard);
                 prop_assert!((0..CLUSTER_PAGES).all(|offset| table.peek(cluster.page(offset)) == flat[offset]));
-                table.release_if_empty(cluster);
-                prop_assert_eq!(table.lock(cluster).is_some(), flat.iter().any(|&word| word != Word::HOLE));
+                let holes = flat.iter().all(|&word| word == Word::HOLE);
+                prop_assert_eq!(table.touched(number..number + 1).next().is_none(), holes);
             }
             for number in 0..3 {
-                drop(table.lock_or_create(ClusterNumber(number)));
                 table.lock_or_create(ClusterNumber(number)).set_run(0..CLUSTER_PAGES, Word::HOLE);
             }
             prop_assert_eq!((table.units.held(), table.pages.held()), (0, 0));
@@ -1034,8 +932,6 @@ mod tests {
                     let mut cluster = table.lock_or_create(others);
                     (0..CLUSTER_PAGES).step_by(5).for_each(|offset| cluster.set(offset, Word::POISONED));
                     cluster.set_run(0..CLUSTER_PAGES, Word::HOLE);
-                    drop(cluster);
-                    table.release_if_empty(others);
                 }
             });
             scope.spawn(|| {
