@@ -11,8 +11,9 @@
 //! What it guards must be atomics: a reader may look while they change, and throws away what it saw.
 //! Whoever finds it held spins for a moment, then parks: a holder may be within a system call.
 
-use std::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
-use std::sync::{Condvar, Mutex, PoisonError};
+use crate::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
+use crate::sync::{Condvar, Mutex, lock, spin_loop};
+use std::sync::PoisonError;
 
 const HELD: u32 = 1;
 const PARKED: u32 = 2;
@@ -50,7 +51,7 @@ impl Latch {
                 }
             } else if spins < SPINS {
                 spins += 1;
-                std::hint::spin_loop();
+                spin_loop();
             } else {
                 self.park(parking, number);
             }
@@ -60,7 +61,7 @@ impl Latch {
     #[cold]
     fn park(&self, parking: &Parking, number: u32) {
         let (lot, released) = &parking.lots[number as usize % LOTS];
-        let guard = lot.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(lot);
         // Whoever releases it from here on sees the flag, and takes the lot's lock to wake us.
         if self.0.fetch_or(PARKED, Relaxed) & HELD != 0 {
             drop(released.wait(guard).unwrap_or_else(PoisonError::into_inner));
@@ -74,7 +75,7 @@ impl Latch {
         let before = self.0.swap((word & !FLAGS).wrapping_add(FLAGS + 1), Release);
         if before & PARKED != 0 {
             let (lot, released) = &parking.lots[number as usize % LOTS];
-            drop(lot.lock().unwrap_or_else(PoisonError::into_inner));
+            drop(lock(lot));
             released.notify_all();
         }
     }
@@ -95,7 +96,7 @@ impl Latch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::AtomicU64;
+    use crate::sync::atomic::AtomicU64;
 
     #[test]
     fn a_read_is_valid_only_if_nobody_held_it_meanwhile() {

@@ -36,6 +36,7 @@ mod slab;
 pub mod stats;
 pub mod streams;
 pub mod swap;
+mod sync;
 pub mod table;
 pub mod word;
 pub mod workingset;

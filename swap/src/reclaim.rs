@@ -5,9 +5,8 @@
 //! program no access bits of its own memory.
 
 use crate::entry::ClusterNumber;
-use crate::table::lock;
+use crate::sync::{Mutex, lock};
 use std::collections::{HashSet, VecDeque};
-use std::sync::Mutex;
 
 /// Clusters that hold present pages, oldest first.
 #[derive(Debug, Default)]

@@ -5,8 +5,7 @@
 //! never pays for a neighbour, and several threads that scan keep a window each.
 
 use crate::entry::PageIndex;
-use crate::table::lock;
-use std::sync::Mutex;
+use crate::sync::{Mutex, lock};
 
 const STREAMS: usize = 8;
 

@@ -20,13 +20,14 @@ use crate::hash::{HashKey, PageHash};
 use crate::place::Place;
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
-use crate::table::{ClusterGuard, History, Table, lock};
+use crate::sync::{Condvar, Mutex, lock};
+use crate::table::{ClusterGuard, History, Table};
 use crate::word::{State, Word};
 use crate::workingset::{Shadow, Workingset};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Condvar, Mutex};
 
 /// Pages that one transfer brings in at most: 256 KiB.
 pub const WINDOW_MAX: usize = 64;

@@ -15,10 +15,9 @@ use crate::config::{Compressor, SPAN_BYTES, SPAN_PAGES};
 use crate::entry::PageIndex;
 use crate::hash::PageHash;
 use crate::slab::Slab;
-use crate::table::lock;
+use crate::sync::{Mutex, MutexGuard, lock};
 use std::ops::DerefMut;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard};
 
 /// Where the pool's memory comes from.
 ///

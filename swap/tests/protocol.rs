@@ -1,0 +1,438 @@
+//! The folio protocol in every order in which a checker lets threads run: whoever reads gets what was written, once,
+//! and by one read at a time.
+//!
+//! `cargo test -p pagetide-swap --features shuttle --test protocol`. A failure prints its schedule, which
+//! `shuttle::replay` runs again.
+#![cfg(feature = "shuttle")]
+
+use pagetide_swap::blocks::Blocks;
+use pagetide_swap::config::SPAN_BYTES;
+use pagetide_swap::hash::HashKey;
+use pagetide_swap::swap::Keys;
+use pagetide_swap::workingset::Shadow;
+use pagetide_swap::zswap::Scratch;
+use pagetide_swap::zswap::pool::Of;
+use pagetide_swap::{
+    ClusterNumber, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, Place, Source, SpanSource,
+    State, StoreOutcome, Stored, Swap, Swapin, Transfer,
+};
+use shuttle::scheduler::{PctScheduler, RandomScheduler};
+use shuttle::{Runner, thread};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+const CLUSTER: ClusterNumber = ClusterNumber(3);
+/// Pages that take part: a unit and some of the next.
+const PAGES: usize = 20;
+const BLOCKS: usize = 64;
+const SCHEDULES: usize = 1500;
+
+struct Heap;
+
+impl SpanSource for Heap {
+    type Span = Vec<u8>;
+    fn take(&self) -> Option<Vec<u8>> {
+        Some(vec![0; SPAN_BYTES])
+    }
+}
+
+/// What lies outside of the swap subsystem. Nobody holds its locks across a step of another thread.
+#[derive(Default)]
+struct Outside {
+    /// The program's pages: what they hold, if they are mapped.
+    program: [Option<u64>; PAGES],
+    /// Frames, by staging slot and offset.
+    frames: HashMap<(u16, usize), u64>,
+    device: HashMap<u64, Vec<u8>>,
+    reading: [bool; PAGES],
+    /// Pages that the program has dropped.
+    dropped: [bool; PAGES],
+    slots: u16,
+    reads: usize,
+}
+
+struct World {
+    swap: Swap<Heap>,
+    outside: Mutex<Outside>,
+}
+
+/// A page that says `value`; zero for 0. Odd ones cannot be compressed.
+fn page_of(value: u64) -> Vec<u8> {
+    let words = (0..PAGE_SIZE as u64 / 8).map(|at| match value {
+        0 => 0,
+        _ if value % 2 == 1 || at < 16 => (value + at).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+        _ => value,
+    });
+    words.flat_map(u64::to_ne_bytes).collect()
+}
+
+fn value_of(page: &[u8]) -> u64 {
+    let first = u64::from_ne_bytes(page[..8].try_into().unwrap());
+    let value = (0..100)
+        .find(|&value| page == page_of(value))
+        .unwrap_or_else(|| panic!("no page of ours: {first:#x}"));
+    value
+}
+
+fn page(offset: usize) -> PageIndex {
+    CLUSTER.page(offset)
+}
+
+/// What a page holds at first.
+fn written(offset: usize) -> u64 {
+    10 + offset as u64
+}
+
+impl World {
+    fn new() -> Arc<Self> {
+        let counts: &'static [AtomicU8] = Vec::leak((0..BLOCKS).map(|_| AtomicU8::new(0)).collect());
+        let held: &'static [AtomicU64] =
+            Vec::leak((0..BLOCKS.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
+        let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
+        let config = Config { compressor: Compressor::Lz4, cap_pages: 1024 };
+        let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, 1 << 20, Counters::private());
+        Arc::new(Self { swap, outside: Mutex::default() })
+    }
+
+    fn outside(&self) -> MutexGuard<'_, Outside> {
+        self.outside.lock().unwrap()
+    }
+
+    /// The program writes its pages.
+    fn touch(&self, offsets: impl Iterator<Item = usize>, value: impl Fn(usize) -> u64) {
+        for offset in offsets {
+            let Swapin::Inserted(hole) = self.swap.swapin(page(offset), page(offset + 1), 1) else {
+                panic!("a hole")
+            };
+            assert_eq!(hole.source, Source::Hole);
+            self.outside().program[offset] = Some(value(offset));
+            self.swap.finish_swapin(&hole, 1, false);
+        }
+    }
+
+    /// Touches a page until it is there, as a thread of the program would. `window` pages may come with it.
+    fn read(&self, offset: usize, window: usize, keep: bool) -> u64 {
+        loop {
+            if let Some(value) = self.outside().program[offset] {
+                return value;
+            }
+            match self.swap.swapin(page(offset), page(PAGES), window) {
+                Swapin::Present | Swapin::Pending => thread::yield_now(),
+                Swapin::Poisoned => panic!("page {offset} is lost"),
+                Swapin::Inserted(transfer) => self.bring(&transfer, keep),
+            }
+        }
+    }
+
+    fn bring(&self, transfer: &Transfer, keep: bool) {
+        let first = transfer.first.offset();
+        let offsets = first..first + transfer.length;
+        for offset in offsets.clone() {
+            let mut outside = self.outside();
+            assert!(!std::mem::replace(&mut outside.reading[offset], true), "two reads of page {offset}");
+            outside.reads += 1;
+        }
+        thread::yield_now();
+        let mut values = Vec::new();
+        for (nth, offset) in offsets.clone().enumerate() {
+            let mut bytes = vec![0; PAGE_SIZE];
+            values.push(match transfer.source {
+                Source::Hole | Source::Zero => 0,
+                Source::Frames { slot } => self.outside().frames[&(slot, offset)],
+                Source::Memory => {
+                    self.swap.load(transfer, nth, &mut bytes).expect("it was stored");
+                    value_of(&bytes)
+                }
+                Source::Device { block } => {
+                    bytes.copy_from_slice(&self.outside().device[&(block + nth as u64)]);
+                    self.swap.open(transfer, nth, &mut bytes).expect("it was written");
+                    value_of(&bytes)
+                }
+            });
+        }
+        for (offset, value) in offsets.zip(values) {
+            let mut outside = self.outside();
+            outside.reading[offset] = false;
+            outside.program[offset] = Some(value);
+            if let Source::Frames { slot } = transfer.source {
+                outside.frames.remove(&(slot, offset));
+            }
+        }
+        self.swap.finish_swapin(transfer, transfer.length, keep);
+    }
+
+    /// Takes the cluster out and stores what nobody wants back. The device takes what the pool refuses.
+    fn evict(&self) {
+        let mut scratch = Scratch::default();
+        let Some(mut cluster) = self.swap.victim() else { return };
+        let (slot, taken) = {
+            let mut outside = self.outside();
+            outside.slots += 1;
+            let slot = outside.slots;
+            let taken: Vec<usize> = (0..PAGES).filter(|&offset| outside.program[offset].is_some()).collect();
+            for &offset in &taken {
+                let value = outside.program[offset].take().unwrap();
+                assert!(outside.frames.insert((slot, offset), value).is_none());
+            }
+            (slot, taken)
+        };
+        let out =
+            self.swap.taken_out(&mut cluster, slot, 0..PAGES, |offset| taken.contains(&offset), |_| true);
+        drop(cluster);
+        for offset in taken {
+            self.store(slot, offset, out.shadow, &mut scratch);
+        }
+    }
+
+    fn store(&self, slot: u16, offset: usize, shadow: Shadow, scratch: &mut Scratch) {
+        let kept = {
+            let mut cluster = self.swap.table().lock(CLUSTER).unwrap();
+            let Some(kept) = self.swap.begin_store(&mut cluster, slot, offset) else { return };
+            kept
+        };
+        let mut bytes = page_of(self.outside().frames[&(slot, offset)]);
+        let place = match self.swap.store(page(offset), &bytes, kept, scratch) {
+            Stored::Clean(place) | Stored::New(place) => place,
+            Stored::Refused(_, hash) => {
+                let block = self.swap.blocks().allocate(1).expect("room on the device").start;
+                self.swap.seal(block, hash, &mut bytes);
+                self.outside().device.insert(block, bytes);
+                Place::Device(block)
+            }
+        };
+        match self.swap.finish_store(page(offset), place, shadow) {
+            StoreOutcome::Swapped => drop(self.outside().frames.remove(&(slot, offset))),
+            StoreOutcome::Wanted => {
+                {
+                    let mut outside = self.outside();
+                    outside.program[offset] = outside.frames.remove(&(slot, offset));
+                }
+                self.swap.finish_hit(page(offset));
+            }
+        }
+    }
+
+    /// The program drops pages: they read as zeroes from now on.
+    fn discard(&self, offsets: std::ops::Range<usize>) {
+        let mut freed = Vec::new();
+        self.swap.discard(
+            CLUSTER,
+            offsets.clone(),
+            |slot, offset| freed.push((slot, offset)),
+            || {
+                let mut outside = self.outside();
+                for offset in offsets.clone() {
+                    outside.program[offset] = None;
+                    outside.dropped[offset] = true;
+                }
+            },
+        );
+        let mut outside = self.outside();
+        for frame in freed {
+            assert!(outside.frames.remove(&frame).is_some());
+        }
+    }
+
+    /// Writes what the pool has back to the device.
+    fn write_back(&self) {
+        let mut entries = Vec::new();
+        self.swap.zswap().clock(PAGES, Of::All, &mut entries);
+        for (handle, owner) in entries {
+            let mut bytes = vec![0; PAGE_SIZE];
+            let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes) else { continue };
+            let block = self.swap.blocks().allocate(1).expect("room on the device").start;
+            self.swap.seal(block, hash, &mut bytes);
+            self.outside().device.insert(block, bytes);
+            if !self.swap.finish_writeback(owner, handle, hash, Some(block)) {
+                self.swap.blocks().free(block);
+            }
+        }
+    }
+
+    /// Reads all pages: nothing is lost, nothing is under way, nothing is held for nobody.
+    fn settle(&self, value: impl Fn(usize) -> u64, touched: usize) {
+        for offset in 0..touched {
+            let dropped = self.outside().dropped[offset];
+            assert_eq!(self.read(offset, 1, false), if dropped { 0 } else { value(offset) }, "page {offset}");
+        }
+        let outside = self.outside();
+        assert!(outside.frames.is_empty(), "{:?}", outside.frames);
+        let cluster = self.swap.table().lock(CLUSTER).unwrap();
+        assert_eq!((cluster.locked(), cluster.present()), (0, touched));
+        drop(cluster);
+        drop(outside);
+        self.discard(0..PAGES);
+        assert_eq!((self.swap.zswap().stored().0, self.swap.blocks().used()), (0, 0));
+        assert_eq!(self.swap.table().lock(CLUSTER).map_or(0, |cluster| cluster.swapped()), 0);
+    }
+}
+
+/// Tries the orders in which these may run: at random, and with few changes at the worst moments.
+fn in_any_order(test: impl Fn() + Send + Sync + 'static) {
+    let test = Arc::new(test);
+    let mut config = shuttle::Config::new();
+    config.stack_size = 1 << 18;
+    let again = test.clone();
+    Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(move || again());
+    Runner::new(PctScheduler::new(3, SCHEDULES), config).run(move || test());
+}
+
+fn together(world: &Arc<World>, jobs: Vec<Box<dyn FnOnce(&World) + Send>>) {
+    let start = |job: Box<dyn FnOnce(&World) + Send>| {
+        let world = world.clone();
+        thread::spawn(move || job(&world))
+    };
+    let threads: Vec<_> = jobs.into_iter().map(start).collect();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+}
+
+/// Values of pages that all go to the pool, all to the device, or some here, some there.
+const KINDS: [fn(usize) -> u64; 4] = [|at| 2 * written(at), |at| 2 * written(at) + 1, written, |_| 0];
+
+#[test]
+fn two_readers_of_one_entry_get_it_by_one_read() {
+    for kind in KINDS {
+        in_any_order(move || {
+            let world = World::new();
+            world.touch(0..2, kind);
+            world.evict();
+            let reads = world.outside().reads;
+            let reader = |keep| -> Box<dyn FnOnce(&World) + Send> {
+                Box::new(move |world| assert_eq!(world.read(0, 1, keep), kind(0)))
+            };
+            together(&world, vec![reader(true), reader(false), reader(true)]);
+            assert_eq!(world.outside().reads, reads + 1);
+            world.settle(kind, 2);
+        });
+    }
+}
+
+#[test]
+fn a_reader_and_eviction() {
+    for kind in KINDS {
+        in_any_order(move || {
+            let world = World::new();
+            world.touch(0..3, kind);
+            together(
+                &world,
+                vec![
+                    Box::new(World::evict),
+                    Box::new(move |world| {
+                        for offset in [1, 0, 1] {
+                            assert_eq!(world.read(offset, 1, offset == 1), kind(offset));
+                        }
+                    }),
+                    Box::new(|world| {
+                        world.evict();
+                        world.evict();
+                    }),
+                ],
+            );
+            world.settle(kind, 3);
+        });
+    }
+}
+
+#[test]
+fn a_reader_and_a_discard() {
+    for kind in KINDS {
+        in_any_order(move || {
+            let world = World::new();
+            world.touch(0..3, kind);
+            world.evict();
+            together(
+                &world,
+                vec![
+                    Box::new(move |world| {
+                        let value = world.read(1, 1, true);
+                        assert!(value == kind(1) || (value == 0 && world.outside().dropped[1]));
+                    }),
+                    Box::new(|world| world.discard(1..2)),
+                    Box::new(World::evict),
+                ],
+            );
+            world.settle(kind, 3);
+        });
+    }
+}
+
+#[test]
+fn a_reader_and_writeback() {
+    for kind in [KINDS[0], KINDS[2]] {
+        in_any_order(move || {
+            let world = World::new();
+            world.touch(0..4, kind);
+            world.evict();
+            together(
+                &world,
+                vec![
+                    Box::new(World::write_back),
+                    Box::new(move |world| {
+                        assert_eq!(world.read(0, 1, false), kind(0));
+                        assert_eq!(world.read(2, 2, true), kind(2));
+                    }),
+                    Box::new(|world| {
+                        world.evict();
+                        world.write_back();
+                    }),
+                ],
+            );
+            world.settle(kind, 4);
+        });
+    }
+}
+
+#[test]
+fn a_large_folio_and_a_small_one_inside_it() {
+    for kind in KINDS {
+        in_any_order(move || {
+            let world = World::new();
+            world.touch(0..PAGES, kind);
+            world.evict();
+            together(
+                &world,
+                vec![
+                    Box::new(move |world| assert_eq!(world.read(0, 16, true), kind(0))),
+                    Box::new(move |world| assert_eq!(world.read(5, 1, false), kind(5))),
+                    Box::new(|world| world.discard(8..18)),
+                ],
+            );
+            world.settle(kind, PAGES);
+        });
+    }
+}
+
+/// Words become finer and coarser while others look without a lock.
+#[test]
+fn who_looks_without_a_lock_sees_words_that_were_there() {
+    in_any_order(|| {
+        let world = World::new();
+        world.touch(0..16, |_| 0);
+        world.evict();
+        together(
+            &world,
+            vec![
+                Box::new(|world| {
+                    world.read(3, 1, false);
+                    world.evict();
+                    world.discard(0..16);
+                }),
+                Box::new(|world| {
+                    for offset in [3, 4, 17] {
+                        let word = world.swap.table().peek(page(offset));
+                        let known = match word.state() {
+                            State::Hole | State::Present | State::Cached => {
+                                word.place().is_none() || offset == 3
+                            }
+                            State::Swapped => word.place() == Some(Place::ZERO),
+                            State::Poisoned => false,
+                        };
+                        assert!(known && (offset < 16 || word.state() == State::Hole), "{offset}: {word:?}");
+                    }
+                }),
+            ],
+        );
+        assert_eq!(world.swap.counters().get(Counter::poisoned), 0);
+    });
+}
