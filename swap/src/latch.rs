@@ -11,17 +11,24 @@
 //! What it guards must be atomics: a reader may look while they change, and throws away what it saw.
 //! Whoever finds it held spins for a moment, then parks: a holder may be within a system call.
 
-use crate::sync::atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
-use crate::sync::{Condvar, Mutex, lock, spin_loop};
+#[cfg(not(loom))]
+use crate::sync::{Condvar, Mutex, atomic, spin_loop};
+#[cfg(loom)]
+use loom::{
+    hint::spin_loop,
+    sync::{Condvar, Mutex, atomic},
+};
+
+use atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
 use std::sync::PoisonError;
 
 const HELD: u32 = 1;
 const PARKED: u32 = 2;
 const FLAGS: u32 = HELD | PARKED;
 /// Looks at a held latch before parking.
-const SPINS: usize = 100;
+const SPINS: usize = if cfg!(loom) { 1 } else { 100 };
 /// Places to park: latches share them.
-const LOTS: usize = 16;
+const LOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
 /// See the module.
 #[derive(Debug, Default)]
@@ -61,7 +68,7 @@ impl Latch {
     #[cold]
     fn park(&self, parking: &Parking, number: u32) {
         let (lot, released) = &parking.lots[number as usize % LOTS];
-        let guard = lock(lot);
+        let guard = lot.lock().unwrap_or_else(PoisonError::into_inner);
         // Whoever releases it from here on sees the flag, and takes the lot's lock to wake us.
         if self.0.fetch_or(PARKED, Relaxed) & HELD != 0 {
             drop(released.wait(guard).unwrap_or_else(PoisonError::into_inner));
@@ -75,7 +82,7 @@ impl Latch {
         let before = self.0.swap((word & !FLAGS).wrapping_add(FLAGS + 1), Release);
         if before & PARKED != 0 {
             let (lot, released) = &parking.lots[number as usize % LOTS];
-            drop(lock(lot));
+            drop(lot.lock().unwrap_or_else(PoisonError::into_inner));
             released.notify_all();
         }
     }
@@ -93,7 +100,60 @@ impl Latch {
     }
 }
 
-#[cfg(test)]
+/// `RUSTFLAGS="--cfg loom" cargo test --release -p pagetide-swap --lib latch`: every order, and every value that the
+/// memory model allows a load to see.
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use atomic::AtomicU64;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    #[test]
+    fn holders_exclude_each_other_and_are_woken() {
+        loom::model(|| {
+            let shared = Arc::new((Latch::default(), Parking::default(), AtomicU64::new(0)));
+            let add = |(latch, parking, word): &(Latch, Parking, AtomicU64)| {
+                latch.acquire(parking, 0);
+                let before = word.load(Relaxed);
+                word.store(before + 1, Relaxed);
+                latch.release(parking, 0);
+            };
+            let other = {
+                let shared = shared.clone();
+                thread::spawn(move || add(&shared))
+            };
+            add(&shared);
+            other.join().unwrap();
+            assert_eq!(shared.2.load(Relaxed), 2);
+        });
+    }
+
+    #[test]
+    fn what_a_valid_read_saw_belongs_together() {
+        loom::model(|| {
+            let shared =
+                Arc::new((Latch::default(), Parking::default(), [AtomicU64::new(0), AtomicU64::new(0)]));
+            let writer = {
+                let shared = shared.clone();
+                thread::spawn(move || {
+                    let (latch, parking, words) = &*shared;
+                    latch.acquire(parking, 0);
+                    words.iter().for_each(|word| word.store(1, Relaxed));
+                    latch.release(parking, 0);
+                })
+            };
+            let (latch, _, words) = &*shared;
+            if let Some(version) = latch.read() {
+                let [a, b] = words.each_ref().map(|word| word.load(Relaxed));
+                assert!(!latch.is_still(version) || a == b);
+            }
+            writer.join().unwrap();
+        });
+    }
+}
+
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::sync::atomic::AtomicU64;
