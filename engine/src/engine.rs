@@ -14,13 +14,13 @@ use crate::regions::{Access, Attributes, Regions};
 use crate::ways::Ways;
 use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
+use pagetide_swap::hash::PageHash;
 use pagetide_swap::streams::Streams;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
-use pagetide_swap::zswap::pool::Of;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Counter, LoadError, PAGE_SIZE, PageIndex, Place, Source, State,
-    StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX,
+    CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, Handle, LoadError, Of, PAGE_SIZE, PageIndex, Place,
+    Source, State, StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -33,8 +33,6 @@ use std::time::Duration;
 /// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
 /// frame and interrupts no other processor.
 const MOVE_RUN_MIN: usize = 8;
-/// Pages whose stores are begun under one hold of the cluster lock.
-const STORE_BATCH: usize = 16;
 /// What storing a page is taken to cost before it has been seen.
 const STORE_NS_FIRST: u64 = 5_000;
 /// Batches on their way to the device at most.
@@ -60,7 +58,7 @@ pub type Clock = fn() -> u64;
 pub struct Workspace {
     scratch: Scratch,
     pages: Buffer,
-    entries: Vec<(u32, PageIndex)>,
+    entries: Vec<(PageIndex, Handle)>,
 }
 
 impl Default for Workspace {
@@ -142,7 +140,7 @@ struct Lists {
 enum Pending {
     Read { transfer: Transfer, since: u64 },
     Store { slot: u16, pages: Vec<PageIndex>, block: u64 },
-    Writeback { entries: Vec<(PageIndex, u32, [u64; 2])>, block: u64 },
+    Writeback { entries: Vec<(PageIndex, Handle, PageHash)>, block: u64 },
 }
 
 #[derive(Debug, Default)]
@@ -1104,15 +1102,19 @@ impl<M: Memory> Engine<M> {
             return 0;
         }
         let number = ClusterNumber(staged.cluster.load(Relaxed));
-        let offsets: Vec<usize> = lock(&staged.slot).populated().iter().collect();
+        let populated = lock(&staged.slot).populated();
         let mut stored = 0;
         let mut unsent = Unsent::default();
         let mut batch = Batch::default();
-        for chunk in offsets.chunks(STORE_BATCH) {
-            let mut begun = [(0usize, None::<Place>); STORE_BATCH];
+        for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
+            let folio = populated.and(PageSet::range(first..first + FOLIO_PAGES));
+            if folio.is_empty() {
+                continue;
+            }
+            let mut begun = [(0usize, None::<Place>); FOLIO_PAGES];
             let mut count = 0;
             if let Some(mut cluster) = self.swap.table().lock(number) {
-                for &offset in chunk {
+                for offset in folio.iter() {
                     if let Some(kept) = self.swap.begin_store(&mut cluster, slot_id, offset) {
                         begun[count] = (offset, kept);
                         count += 1;
@@ -1121,12 +1123,20 @@ impl<M: Memory> Engine<M> {
             }
             let started = self.now();
             let mut new = 0;
-            for &(offset, kept) in &begun[..count] {
+            let whole = (count == FOLIO_PAGES).then(|| {
+                let slot = lock(&staged.slot);
+                let frame = |nth: usize| slot.frame(first + nth).expect("a cached page has its frame");
+                self.swap.store_folio(frame, &begun.map(|(_, kept)| kept), &mut work.scratch)
+            });
+            for (nth, &(offset, kept)) in begun[..count].iter().enumerate() {
                 let page = number.page(offset);
                 let outcome = {
                     let slot = lock(&staged.slot);
                     let bytes = slot.frame(offset).expect("a cached page has its frame");
-                    let outcome = self.swap.store(page, bytes, kept, &mut work.scratch);
+                    let outcome = match &whole {
+                        Some(outcomes) => outcomes[nth],
+                        None => self.swap.store(bytes, kept, &mut work.scratch),
+                    };
                     if let Stored::Refused(_, hash) = outcome
                         && self.device.is_some()
                     {
@@ -1356,7 +1366,7 @@ impl<M: Memory> Engine<M> {
         if self.swap.drop_copies(TRIM_ENTRIES) == 0 {
             while sent < TRIM_ENTRIES && more() {
                 entries.clear();
-                zswap.clock(4 * WRITE_BATCH_PAGES, of, &mut entries);
+                self.swap.coldest(4 * WRITE_BATCH_PAGES, of, &mut entries);
                 let step: usize = entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk)).sum();
                 if step == 0 {
                     break;
@@ -1370,7 +1380,7 @@ impl<M: Memory> Engine<M> {
         before.saturating_sub(pages()) + sent / 4
     }
 
-    fn write_back(&self, entries: &[(u32, PageIndex)]) -> usize {
+    fn write_back(&self, entries: &[(PageIndex, Handle)]) -> usize {
         let Some(device) = &self.device else { return 0 };
         if self.device_failed.load(Relaxed) || self.is_writing() {
             return 0;
@@ -1378,7 +1388,7 @@ impl<M: Memory> Engine<M> {
         let Some(run) = self.swap.blocks().allocate(entries.len()) else { return 0 };
         let mut buffer = Buffer::new(run.length);
         let mut begun = Vec::with_capacity(run.length);
-        for &(handle, owner) in entries {
+        for &(owner, handle) in entries {
             if begun.len() == run.length {
                 break;
             }
@@ -1405,7 +1415,7 @@ impl<M: Memory> Engine<M> {
         count
     }
 
-    fn cancel_writeback(&self, entries: &[(PageIndex, u32, [u64; 2])], block: u64) {
+    fn cancel_writeback(&self, entries: &[(PageIndex, Handle, PageHash)], block: u64) {
         for (&(owner, handle, hash), block) in entries.iter().zip(block..) {
             self.swap.finish_writeback(owner, handle, hash, None);
             self.swap.blocks().free(block);
@@ -1414,7 +1424,7 @@ impl<M: Memory> Engine<M> {
 
     fn writeback_ended(
         &self,
-        entries: &[(PageIndex, u32, [u64; 2])],
+        entries: &[(PageIndex, Handle, PageHash)],
         block: u64,
         result: std::io::Result<()>,
     ) {
@@ -1555,12 +1565,12 @@ struct Unsent {
 /// Pages gathered for one write.
 #[derive(Default)]
 struct Batch {
-    pages: Vec<(PageIndex, [u64; 2])>,
+    pages: Vec<(PageIndex, PageHash)>,
     bytes: Vec<u8>,
 }
 
 impl Batch {
-    fn push(&mut self, page: PageIndex, hash: [u64; 2], bytes: &[u8]) {
+    fn push(&mut self, page: PageIndex, hash: PageHash, bytes: &[u8]) {
         self.pages.push((page, hash));
         self.bytes.extend_from_slice(bytes);
     }

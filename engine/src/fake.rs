@@ -16,11 +16,12 @@ use crate::ways::Ways;
 use pagetide_device::Device;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
-use pagetide_swap::config::{SPAN_BYTES, SPAN_PAGES};
+use pagetide_swap::config::SPAN_PAGES;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
-use pagetide_swap::zswap::pool::SpanSource;
-use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, Swap};
+use pagetide_swap::{
+    CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, SpanMemory, SpanSource, Swap,
+};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
@@ -538,9 +539,15 @@ impl HeapSpans {
 
 impl SpanSource for HeapSpans {
     type Span = HeapSpan;
-    fn take(&self) -> Option<HeapSpan> {
+    fn take(&self, bytes: usize) -> Option<HeapSpan> {
         self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
-        Some(HeapSpan { bytes: vec![0xEE; SPAN_BYTES].into(), left: Arc::clone(&self.0) })
+        Some(HeapSpan { bytes: vec![0xEE; bytes].into(), left: Arc::clone(&self.0) })
+    }
+}
+
+impl SpanMemory for HeapSpan {
+    fn trim(&mut self, used: usize) {
+        self.bytes[used.next_multiple_of(PAGE_SIZE)..].fill(0xEE);
     }
 }
 

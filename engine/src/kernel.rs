@@ -3,14 +3,14 @@
 use crate::injection::{Fault, Injection};
 use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, Slot, TakeOutWay};
 use crate::ways::Ways;
-use pagetide_swap::config::SPAN_BYTES;
-use pagetide_swap::zswap::pool::SpanSource;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_swap::{SpanMemory, SpanSource};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::{Span, Spans};
 use pagetide_sys::staging;
 use std::io::ErrorKind;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
@@ -24,18 +24,41 @@ pub struct ProgramMemory {
 }
 
 /// The pool's memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct PoolMemory {
     /// Where it comes from.
-    pub spans: Spans<SPAN_BYTES>,
+    pub spans: Spans,
     /// What is to go wrong.
-    pub injection: Injection,
+    pub injection: Arc<Injection>,
 }
 
+/// A span of it.
+#[derive(Debug)]
+pub struct PoolSpan(Span);
+
 impl SpanSource for PoolMemory {
-    type Span = Span<SPAN_BYTES>;
-    fn take(&self) -> Option<Self::Span> {
-        if self.injection.happens(Fault::Pool) { None } else { self.spans.take() }
+    type Span = PoolSpan;
+    fn take(&self, bytes: usize) -> Option<PoolSpan> {
+        if self.injection.happens(Fault::Pool) { None } else { self.spans.take(bytes).map(PoolSpan) }
+    }
+}
+
+impl SpanMemory for PoolSpan {
+    fn trim(&mut self, used: usize) {
+        self.0.trim(used);
+    }
+}
+
+impl std::ops::Deref for PoolSpan {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl std::ops::DerefMut for PoolSpan {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
     }
 }
 

@@ -23,6 +23,7 @@ use pagetide_device::{Device, File, FileKind};
 use pagetide_swap::balance::{Balance, Copies, POOL_FAULT_NS, ReclaimLoad, Sizes, Totals};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
+use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
@@ -362,14 +363,17 @@ impl Runtime {
                 };
                 // Where address space is limited the pool has to do with a part of it.
                 let most = pagetide_sys::mapping::room() / 4;
-                let spans = Spans::new((setup.cap_pages as usize * PAGE_SIZE).min(most))
-                    .map_err(|error| StartError::Resources(error.into()))?;
+                let spans = Spans::new(
+                    (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
+                    &[SPAN_BYTES, FOLIO_SPAN_BYTES],
+                )
+                .map_err(|error| StartError::Resources(error.into()))?;
                 let [a, b, ..] = pagetide_sys::random::words();
                 let keys = Keys {
                     hash: HashKey::new(pagetide_sys::random::words()),
                     cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
                 };
-                let memory = PoolMemory { spans, injection: Injection::from_bits(setup.injection) };
+                let memory = PoolMemory { spans, injection: Arc::new(Injection::from_bits(setup.injection)) };
                 (Swap::new(memory, blocks, keys, config, 0, slot.counters()), None)
             }
         };

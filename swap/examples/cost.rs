@@ -41,7 +41,7 @@ fn main() {
     let length = *lengths.last().expect("pages were compressed");
     let decompress =
         median_ns(&mut pages, |_| Codec::decompress(&packed[..length], &mut out).expect("whole"));
-    let encrypt = median_ns(&mut pages, |page| cipher.apply(7, [8, 9], page));
+    let encrypt = median_ns(&mut pages, |page| cipher.apply(7, [8, 9, 10], page));
     let ratio = PAGE_SIZE as f64 * lengths.len() as f64 / lengths.iter().sum::<usize>() as f64;
     println!("ns a page of {PAGE_SIZE} bytes:");
     println!("hash        {hash:6}");

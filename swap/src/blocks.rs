@@ -8,14 +8,14 @@
 //! Order, so that a kill at any instant can leak a block but never free one in use: the count goes up
 //! before the bit is set, and the bit is cleared before the count goes down.
 
-use crate::hash::PageHash;
+use crate::hash::{HASH_BYTES, PageHash};
 use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
+    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
 
-/// Blocks of an extent at least: 2 MiB, whose hashes take 8 KiB.
+/// Blocks of an extent at least: 2 MiB, whose hashes take 6 KiB.
 const EXTENT_MIN: usize = 512;
 /// Extents at most: their array takes 24 KiB.
 const EXTENTS_MAX: usize = 1024;
@@ -40,7 +40,7 @@ pub struct Blocks {
     hashes: Hashes,
 }
 
-type Hashes = std::sync::Arc<[OnceLock<Box<[[AtomicU64; 2]]>>]>;
+type Hashes = std::sync::Arc<[OnceLock<Box<[[AtomicU32; 3]]>>]>;
 
 /// A contiguous run of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -193,21 +193,20 @@ impl Blocks {
     /// Remembers the hash of what is written to a block.
     pub fn set_hash(&self, block: u64, hash: PageHash) {
         let hashes = self.hashes[block as usize / self.extent]
-            .get_or_init(|| (0..self.extent).map(|_| [AtomicU64::new(0), AtomicU64::new(0)]).collect());
-        let cell = &hashes[block as usize % self.extent];
-        cell[0].store(hash[0], Relaxed);
-        cell[1].store(hash[1], Relaxed);
+            .get_or_init(|| (0..self.extent).map(|_| Default::default()).collect());
+        let cells = &hashes[block as usize % self.extent];
+        cells.iter().zip(hash).for_each(|(cell, word)| cell.store(word, Relaxed));
     }
 
     /// The hash of what was written to a block.
     pub fn hash(&self, block: u64) -> Option<PageHash> {
-        let cell = &self.hashes.get(block as usize / self.extent)?.get()?[block as usize % self.extent];
-        Some([cell[0].load(Relaxed), cell[1].load(Relaxed)])
+        let cells = &self.hashes.get(block as usize / self.extent)?.get()?[block as usize % self.extent];
+        Some(cells.each_ref().map(|cell| cell.load(Relaxed)))
     }
 
     /// Bytes of metadata: the hashes.
     pub fn bytes(&self) -> usize {
-        self.hashes.iter().filter(|hashes| hashes.get().is_some()).count() * self.extent * 16
+        self.hashes.iter().filter(|hashes| hashes.get().is_some()).count() * self.extent * HASH_BYTES
     }
 
     /// Makes `child` a holder of everything that this process holds: before a fork.

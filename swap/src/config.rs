@@ -6,6 +6,8 @@ use crate::entry::PAGE_SIZE;
 pub const SPAN_BYTES: usize = 32 * 1024;
 /// Pages of a pool span.
 pub const SPAN_PAGES: usize = SPAN_BYTES / PAGE_SIZE;
+/// Bytes of a span of folios: it takes and returns memory by the page.
+pub const FOLIO_SPAN_BYTES: usize = 256 * 1024;
 /// A page whose compressed form is larger than this is incompressible: less than a quarter saved.
 pub const COMPRESSED_MAX: usize = 3 * PAGE_SIZE / 4;
 /// Device blocks that one write carries at most: 128 KiB.
@@ -22,6 +24,16 @@ pub enum Compressor {
     None = 0,
 }
 
+impl Compressor {
+    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
+        match bits {
+            0 => Some(Self::None),
+            1 => Some(Self::Lz4),
+            _ => None,
+        }
+    }
+}
+
 /// Settings of one process's swap subsystem.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
@@ -31,5 +43,5 @@ pub struct Config {
     pub cap_pages: u64,
 }
 
-const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE));
+const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE) && FOLIO_SPAN_BYTES.is_multiple_of(PAGE_SIZE));
 const _: () = assert!(COMPRESSED_MAX < PAGE_SIZE);

@@ -1,4 +1,4 @@
-//! The keyed 128-bit hash that proves a page clean and guards every stored copy.
+//! The keyed 96-bit hash that proves a page clean and guards every stored copy.
 //!
 //! AEGIS-128X2 as a MAC (draft-irtf-cfrg-aegis-aead, Denis and Lucas): a program cannot craft two pages that
 //! collide without knowing the key of the run. It is built from the AES round, which processors have as an
@@ -10,8 +10,11 @@ use aegis::aegis128x2::Aegis128X2Mac;
 #[derive(Clone)]
 pub struct HashKey(Aegis128X2Mac<16>);
 
-/// A page's fingerprint.
-pub type PageHash = [u64; 2];
+/// A page's fingerprint: three quarters of the tag. One is held for every page that is out, so each word of it counts.
+pub type PageHash = [u32; 3];
+
+/// Bytes of a fingerprint.
+pub const HASH_BYTES: usize = size_of::<PageHash>();
 
 impl HashKey {
     /// A key from 32 random bytes.
@@ -25,8 +28,23 @@ impl HashKey {
         let mut mac = self.0.clone();
         mac.update(page);
         let tag = u128::from_ne_bytes(mac.finalize());
-        [tag as u64, (tag >> 64) as u64]
+        [tag as u32, (tag >> 32) as u32, (tag >> 64) as u32]
     }
+}
+
+pub(crate) fn to_bytes(hash: PageHash) -> [u8; HASH_BYTES] {
+    let mut bytes = [0; HASH_BYTES];
+    for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(hash) {
+        *to = word.to_ne_bytes();
+    }
+    bytes
+}
+
+/// # Panics
+/// If there are fewer bytes.
+pub(crate) fn from_bytes(bytes: &[u8]) -> PageHash {
+    let words = bytes.as_chunks::<4>().0;
+    [0, 1, 2].map(|at| u32::from_ne_bytes(words[at]))
 }
 
 pub(crate) fn bytes(low: u64, high: u64) -> [u8; 16] {

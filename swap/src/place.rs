@@ -1,20 +1,74 @@
 //! Where the contents of a page that is not in memory are.
 
+use crate::zswap::folios::FOLIO_PAGES;
+
 /// A place for swapped contents.
 ///
 /// | kind | value | bytes elsewhere |
 /// |---|---|---|
 /// | `Same` | a 32-bit pattern that fills the page (0 for the zero page) | none |
-/// | `Pool` | handle of a compressed copy | header and payload in the pool |
+/// | `Pool` | handle of a compressed copy: of a page alone, or a piece of a folio | header and payload in the pool |
 /// | `Device` | block number, in pages from the start of the device | one page, its hash in memory |
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
     /// The page is this 32-bit word, repeated.
     Same(u32),
     /// A compressed copy in the pool.
-    Pool(u32),
+    Pool(Handle),
     /// A block of the device.
     Device(u64),
+}
+
+/// Names a compressed copy in the pool.
+///
+/// ```text
+///  39                      3    0
+/// ┌──┬──────────────────┬─────┐
+/// │ 1│ number of a folio│piece│    one of sixteen pages that left together
+/// ├──┼──────────────────┴─────┤
+/// │ 0│ number of an entry     │    a page that left alone
+/// └──┴────────────────────────┘
+/// ```
+///
+/// So the piece behind another is the handle behind its handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub struct Handle(u64);
+
+/// What a [`Handle`] names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Entry {
+    /// A page that left alone.
+    Page(u32),
+    /// A page of a folio.
+    Piece(u32, usize),
+}
+
+impl Handle {
+    pub(crate) const FOLIO: u64 = 1 << 39;
+    const PIECE_BITS: u32 = FOLIO_PAGES.ilog2();
+
+    /// The entry of a page that left alone.
+    pub const fn page(number: u32) -> Self {
+        Self(number as u64)
+    }
+
+    /// A piece of a folio.
+    pub const fn piece(folio: u32, piece: usize) -> Self {
+        Self(Self::FOLIO | (folio as u64) << Self::PIECE_BITS | piece as u64)
+    }
+
+    /// The piece `count` after.
+    pub const fn nth(self, count: usize) -> Self {
+        Self(self.0 + count as u64)
+    }
+
+    /// What it names.
+    pub const fn entry(self) -> Entry {
+        if self.0 & Self::FOLIO == 0 {
+            return Entry::Page(self.0 as u32);
+        }
+        Entry::Piece((self.0 >> Self::PIECE_BITS) as u32, self.0 as usize & (FOLIO_PAGES - 1))
+    }
 }
 
 impl Place {
@@ -34,7 +88,7 @@ impl Place {
         match place {
             None => 0,
             Some(Self::Same(pattern)) => Self::KIND_SAME | (pattern as u64) << Self::KIND_BITS,
-            Some(Self::Pool(handle)) => Self::KIND_POOL | (handle as u64) << Self::KIND_BITS,
+            Some(Self::Pool(handle)) => Self::KIND_POOL | handle.0 << Self::KIND_BITS,
             Some(Self::Device(block)) => {
                 assert!(block <= Self::BLOCK_MAX);
                 Self::KIND_DEVICE | block << Self::KIND_BITS
@@ -46,7 +100,7 @@ impl Place {
         let value = bits >> Self::KIND_BITS;
         match bits & ((1 << Self::KIND_BITS) - 1) {
             Self::KIND_SAME => Some(Self::Same(value as u32)),
-            Self::KIND_POOL => Some(Self::Pool(value as u32)),
+            Self::KIND_POOL => Some(Self::Pool(Handle(value))),
             Self::KIND_DEVICE => Some(Self::Device(value)),
             _ => None,
         }
@@ -91,12 +145,24 @@ mod tests {
             None,
             Some(Place::ZERO),
             Some(Place::Same(u32::MAX)),
-            Some(Place::Pool(u32::MAX)),
+            Some(Place::Pool(Handle::page(u32::MAX))),
+            Some(Place::Pool(Handle::piece(u32::MAX, 15))),
             Some(Place::Device(Place::BLOCK_MAX)),
         ] {
             let bits = Place::to_bits(place);
             assert!(bits < 1 << Place::BITS);
             assert_eq!(Place::from_bits(bits), place);
+        }
+    }
+
+    #[test]
+    fn a_handle_names_what_it_was_made_of() {
+        for number in [0, 1, 77, u32::MAX] {
+            assert_eq!(Handle::page(number).entry(), Entry::Page(number));
+            for piece in 0..FOLIO_PAGES {
+                assert_eq!(Handle::piece(number, piece).entry(), Entry::Piece(number, piece));
+                assert_eq!(Handle::piece(number, 0).0 + piece as u64, Handle::piece(number, piece).0);
+            }
         }
     }
 

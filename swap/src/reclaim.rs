@@ -8,16 +8,21 @@ use crate::entry::ClusterNumber;
 use crate::sync::{Mutex, lock};
 use std::collections::{HashSet, VecDeque};
 
-/// Clusters that hold present pages, oldest first.
+/// Clusters, oldest first: those that hold present pages, or those with pages in the pool.
 #[derive(Debug, Default)]
 pub struct Queue {
     clusters: Mutex<VecDeque<ClusterNumber>>,
 }
 
 impl Queue {
-    /// Puts a cluster at the young end. The caller holds its lock and has set `queued`.
+    /// Puts a cluster at the young end. The caller holds its lock, and has noted that it stands here.
     pub fn push(&self, cluster: ClusterNumber) {
         lock(&self.clusters).push_back(cluster);
+    }
+
+    /// Puts a cluster back at the old end.
+    pub fn put_back(&self, cluster: ClusterNumber) {
+        lock(&self.clusters).push_front(cluster);
     }
 
     /// Takes the oldest cluster out.

@@ -17,15 +17,16 @@ use crate::config::Config;
 use crate::entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
 use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
-use crate::place::Place;
+use crate::place::{Handle, Place};
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
 use crate::sync::{Condvar, Mutex, lock};
 use crate::table::{ClusterGuard, History, Table};
 use crate::word::{State, Word};
 use crate::workingset::{Shadow, Workingset};
+use crate::zswap::folios::{FOLIO_PAGES, Piece};
 use crate::zswap::pool::SpanSource;
-use crate::zswap::{Scratch, Zswap};
+use crate::zswap::{Scratch, Zswap, encode};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -52,6 +53,8 @@ pub struct Swap<S: SpanSource> {
     zswap: Arc<Zswap<S>>,
     blocks: Blocks,
     queue: Arc<Queue>,
+    /// Clusters with pages in the pool, in the order in which they are written back.
+    pooled: Arc<Queue>,
     keys: Keys,
     config: Config,
     counters: Counters,
@@ -149,6 +152,27 @@ pub enum Stored {
     Refused(StoreError, PageHash),
 }
 
+/// Which entries of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Of {
+    /// All.
+    All,
+    /// Those that no fork shares: only these give memory when they go.
+    Own,
+}
+
+/// How a page can leave, as its bytes and its kept copy tell.
+#[derive(Clone, Copy)]
+enum Way {
+    /// It is one word, repeated.
+    Same(Place),
+    /// Its kept copy is current.
+    Clean(Place),
+    /// So is this one, on the device: in the pool it would be nearer.
+    Nearer(Place, PageHash),
+    New(PageHash),
+}
+
 /// What became of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreOutcome {
@@ -180,7 +204,7 @@ pub struct TakenOut {
     pub shadow: Shadow,
 }
 
-impl<S: SpanSource> Swap<S> {
+impl<S: SpanSource + Clone> Swap<S> {
     /// An empty swap subsystem.
     pub fn new(
         source: S,
@@ -195,6 +219,7 @@ impl<S: SpanSource> Swap<S> {
             zswap: Arc::new(Zswap::new(source)),
             blocks,
             queue: Arc::default(),
+            pooled: Arc::default(),
             keys,
             config,
             counters,
@@ -210,7 +235,9 @@ impl<S: SpanSource> Swap<S> {
             transfer_ended: Condvar::new(),
         }
     }
+}
 
+impl<S: SpanSource> Swap<S> {
     /// The table, for look-ups that change nothing.
     pub fn table(&self) -> &Table {
         &self.table
@@ -273,6 +300,7 @@ impl<S: SpanSource> Swap<S> {
             zswap: Arc::clone(&self.zswap),
             blocks: self.blocks.for_child(held),
             queue: Arc::clone(&self.queue),
+            pooled: Arc::clone(&self.pooled),
             keys: self.keys.clone(),
             config: self.config,
             counters,
@@ -324,6 +352,18 @@ impl<S: SpanSource> Swap<S> {
         if !history.queued {
             cluster.set_history(History { queued: true, ..history });
             self.queue.push(cluster.number());
+        }
+    }
+
+    /// Notes that a page of the cluster is in the pool now.
+    fn note_pooled(&self, cluster: &mut ClusterGuard<'_>, place: Option<Place>) {
+        let history = cluster.history();
+        if !matches!(place, Some(Place::Pool(_))) || history.stored {
+            return;
+        }
+        cluster.set_history(History { pooled: true, stored: true, ..history });
+        if !history.pooled {
+            self.pooled.push(cluster.number());
         }
     }
 
@@ -509,10 +549,11 @@ impl<S: SpanSource> Swap<S> {
         for _ in 0..=self.queue.len() {
             let mut cluster = self.table.lock_or_create(self.queue.pop()?);
             let history = cluster.history();
-            cluster.set_history(History { queued: false, ..history });
+            let history = History { queued: false, ..history };
+            cluster.set_history(history);
             if cluster.present() == 0 {
                 if cluster.is_empty() {
-                    cluster.set_history(History::default());
+                    cluster.set_history(history.emptied());
                 }
                 continue;
             }
@@ -602,47 +643,91 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Finds a place for a page that is out of the program and locked for storing.
-    pub fn store(&self, page: PageIndex, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Stored {
+    pub fn store(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Stored {
         debug_assert_eq!(bytes.len(), PAGE_SIZE);
-        let c = self.counters;
+        let way = self.way(bytes, kept);
+        let room = scratch.room(1).next().expect("room for one");
+        self.put(way, |hash| encode(bytes, hash, self.config.compressor, room))
+    }
+
+    /// The same for pages that lie one behind the other, `page(0)` and so on: if all go to the pool, as one entry.
+    pub fn store_folio<'a>(
+        &self,
+        page: impl Fn(usize) -> &'a [u8],
+        kept: &[Option<Place>; FOLIO_PAGES],
+        scratch: &'a mut Scratch,
+    ) -> [Stored; FOLIO_PAGES] {
+        let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
+        let mut rooms = scratch.room(FOLIO_PAGES);
+        let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
+            let room = rooms.next().expect("room for each");
+            let hash = match ways[nth] {
+                Way::New(hash) | Way::Nearer(_, hash) => hash,
+                Way::Same(_) => self.keys.hash.hash(page(nth)),
+                Way::Clean(_) => return Err(StoreError::NoMemory),
+            };
+            encode(page(nth), hash, self.config.compressor, room)
+        });
+        let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
+        if same <= FOLIO_PAGES / 2
+            && self.zswap.pool_pages() < self.pool_pages_max()
+            && encoded.iter().all(Result::is_ok)
+            && let Ok(first) = self.zswap.store_folio(&encoded.map(|piece| piece.expect("all are")))
+        {
+            self.counters.add(Counter::zswpout, FOLIO_PAGES as u64);
+            return std::array::from_fn(|nth| Stored::New(Place::Pool(first.nth(nth))));
+        }
+        std::array::from_fn(|nth| self.put(ways[nth], |_| encoded[nth]))
+    }
+
+    fn way(&self, bytes: &[u8], kept: Option<Place>) -> Way {
         if let Some(place) = Place::same_filled(bytes) {
-            c.add(Counter::swpout_zero, 1);
-            return Stored::New(place);
+            return Way::Same(place);
         }
         let hash = self.keys.hash.hash(bytes);
-        let clean = kept.filter(|&place| self.hash_at(place) == Some(hash));
-        if let Some(place) = clean {
+        match kept.filter(|&place| self.hash_at(place) == Some(hash)) {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
-            if matches!(place, Place::Device(_))
-                && self.pool_has_room()
-                && let Ok(handle) = self.zswap.store(page, bytes, hash, self.config.compressor, scratch)
-            {
-                c.add(Counter::zswpout, 1);
-                return Stored::New(Place::Pool(handle));
+            Some(place @ Place::Device(_)) if self.pool_has_room() => Way::Nearer(place, hash),
+            Some(place) => Way::Clean(place),
+            None => {
+                self.copies_stale.fetch_add(u64::from(kept.is_some()), Relaxed);
+                Way::New(hash)
             }
-            c.add(Counter::swap_reuse, 1);
-            return Stored::Clean(place);
         }
-        if kept.is_some() {
-            self.copies_stale.fetch_add(1, Relaxed);
-        }
-        if self.zswap.pool_pages() >= self.pool_pages_max() {
-            c.add(Counter::pool_limit_hit, 1);
-            return Stored::Refused(StoreError::PoolLimit, hash);
-        }
-        match self.zswap.store(page, bytes, hash, self.config.compressor, scratch) {
-            Ok(handle) => {
-                c.add(Counter::zswpout, 1);
-                Stored::New(Place::Pool(handle))
+    }
+
+    fn put<'a>(&self, way: Way, encode: impl FnOnce(PageHash) -> Result<Piece<'a>, StoreError>) -> Stored {
+        let c = self.counters;
+        let store = |hash| {
+            let handle = encode(hash).and_then(|piece| self.zswap.store(&piece))?;
+            c.add(Counter::zswpout, 1);
+            Ok(Stored::New(Place::Pool(handle)))
+        };
+        match way {
+            Way::Same(place) => {
+                c.add(Counter::swpout_zero, 1);
+                Stored::New(place)
             }
-            Err(error) => {
+            Way::Clean(place) => {
+                c.add(Counter::swap_reuse, 1);
+                Stored::Clean(place)
+            }
+            Way::Nearer(place, hash) => store(hash).unwrap_or_else(|_: StoreError| {
+                c.add(Counter::swap_reuse, 1);
+                Stored::Clean(place)
+            }),
+            Way::New(hash) if self.zswap.pool_pages() >= self.pool_pages_max() => {
+                c.add(Counter::pool_limit_hit, 1);
+                Stored::Refused(StoreError::PoolLimit, hash)
+            }
+            Way::New(hash) => store(hash).unwrap_or_else(|error| {
                 match error {
                     StoreError::Incompressible => c.add(Counter::reject_compress_poor, 1),
                     StoreError::NoMemory => c.add(Counter::reject_alloc_fail, 1),
                     StoreError::PoolLimit => {}
                 }
                 Stored::Refused(error, hash)
-            }
+            }),
         }
     }
 
@@ -673,6 +758,7 @@ impl<S: SpanSource> Swap<S> {
                 StoreOutcome::Wanted
             } else {
                 self.set(&mut cluster, page.offset(), Word::swapped(place, shadow));
+                self.note_pooled(&mut cluster, Some(place));
                 StoreOutcome::Swapped
             }
         };
@@ -751,7 +837,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// Drops at most [`DROP_BATCH`] copies of a cluster.
     fn drop_copies_of(&self, number: ClusterNumber) -> usize {
-        let mut handles = [0; DROP_BATCH];
+        let mut handles = [Handle::page(0); DROP_BATCH];
         let mut count = 0;
         if let Some(mut cluster) = self.table.lock(number)
             && cluster.copies() > 0
@@ -773,9 +859,47 @@ impl<S: SpanSource> Swap<S> {
         count
     }
 
+    /// Pages that should be written back next, about `count`, with their entries: those of the cluster that was stored
+    /// first. One of which pages were stored since it was looked at has a second chance.
+    pub fn coldest(&self, count: usize, of: Of, into: &mut Vec<(PageIndex, Handle)>) {
+        // Once round, and again: all may have been stored to.
+        for _ in 0..2 * self.pooled.len() {
+            if into.len() >= count {
+                return;
+            }
+            let Some(number) = self.pooled.pop() else { return };
+            let mut cluster = self.table.lock_or_create(number);
+            let history = cluster.history();
+            let mut pooled = history.stored;
+            let mut more = false;
+            for offset in (0..CLUSTER_PAGES).take_while(|_| !history.stored) {
+                let word = cluster.get(offset);
+                let (State::Swapped, Some(Place::Pool(handle))) = (word.state(), word.place()) else {
+                    continue;
+                };
+                pooled = true;
+                if word.is_locked() || word.is_writeback() || (of == Of::Own && self.zswap.is_frozen(handle))
+                {
+                    continue;
+                }
+                more = into.len() >= count;
+                if more {
+                    break;
+                }
+                into.push((cluster.number().page(offset), handle));
+            }
+            cluster.set_history(History { pooled, stored: false, ..history });
+            if more {
+                self.pooled.put_back(number);
+            } else if pooled {
+                self.pooled.push(number);
+            }
+        }
+    }
+
     /// Begins to write a pool entry back to the device: its bytes and their hash. The entry can be read
     /// and freed meanwhile; the flag in its word says at the end whether it was.
-    pub fn begin_writeback(&self, owner: PageIndex, handle: u32, out: &mut [u8]) -> Option<PageHash> {
+    pub fn begin_writeback(&self, owner: PageIndex, handle: Handle, out: &mut [u8]) -> Option<PageHash> {
         {
             let mut cluster = self.table.lock(owner.cluster())?;
             let word = cluster.get(owner.offset());
@@ -798,7 +922,7 @@ impl<S: SpanSource> Swap<S> {
     pub fn finish_writeback(
         &self,
         owner: PageIndex,
-        handle: u32,
+        handle: Handle,
         hash: PageHash,
         written: Option<u64>,
     ) -> bool {
@@ -860,8 +984,8 @@ impl<S: SpanSource> Swap<S> {
         }
         also();
         if cluster.is_empty() {
-            let queued = cluster.history().queued;
-            cluster.set_history(History { queued, ..History::default() });
+            let history = cluster.history();
+            cluster.set_history(history.emptied());
         }
         discarded
     }
@@ -945,8 +1069,8 @@ impl<S: SpanSource> Swap<S> {
         let put = |cluster: &mut ClusterGuard<'_>, word: Word| {
             debug_assert_eq!(cluster.get(to.offset()), Word::HOLE);
             self.set(cluster, to.offset(), word);
-            if let Some(Place::Pool(handle)) = word.place() {
-                self.zswap.set_owner(handle, to);
+            if word.state() == State::Swapped {
+                self.note_pooled(cluster, word.place());
             }
             if word.state() == State::Present {
                 self.enqueue(cluster);

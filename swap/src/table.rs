@@ -65,6 +65,10 @@ pub struct History {
     pub referenced: bool,
     /// Whether pages of it belong to the working set.
     pub workingset: bool,
+    /// Whether the cluster stands in the queue for writeback.
+    pub pooled: bool,
+    /// Whether pages of it were stored in the pool since writeback looked at it.
+    pub stored: bool,
     /// Probation hits since the last take-out.
     pub hits: u16,
     /// Pages that the last take-out took.
@@ -551,8 +555,13 @@ impl View<'_> {
 }
 
 impl History {
-    const FLAGS: u32 = 3;
-    const BITS: u32 = 14;
+    /// What is true of a cluster of which nothing is left: where it stands.
+    pub fn emptied(self) -> Self {
+        Self { queued: self.queued, pooled: self.pooled, ..Self::default() }
+    }
+
+    const FLAGS: u32 = 5;
+    const BITS: u32 = 13;
     const MASK: u32 = (1 << Self::BITS) - 1;
 
     fn to_bits(self) -> u32 {
@@ -560,6 +569,8 @@ impl History {
         u32::from(self.queued)
             | u32::from(self.referenced) << 1
             | u32::from(self.workingset) << 2
+            | u32::from(self.pooled) << 3
+            | u32::from(self.stored) << 4
             | number(self.hits) << Self::FLAGS
             | number(self.taken) << (Self::FLAGS + Self::BITS)
     }
@@ -570,6 +581,8 @@ impl History {
             queued: bits & 1 != 0,
             referenced: bits & 2 != 0,
             workingset: bits & 4 != 0,
+            pooled: bits & 8 != 0,
+            stored: bits & 16 != 0,
             hits: number(Self::FLAGS),
             taken: number(Self::FLAGS + Self::BITS),
         }
@@ -772,6 +785,7 @@ impl Drop for ClusterGuard<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::place::Handle;
     use crate::workingset::Shadow;
     use proptest::collection::vec;
     use proptest::prelude::*;
@@ -814,7 +828,9 @@ mod tests {
             Just(Some(Place::ZERO)),
             (0..3u32).prop_map(|pattern| Some(Place::Same(pattern))),
             (0..4000u64).prop_map(|block| Some(Place::Device(block))),
-            any::<u32>().prop_map(|handle| Some(Place::Pool(handle))),
+            any::<u32>().prop_map(|number| Some(Place::Pool(Handle::page(number)))),
+            (any::<u32>(), 0..16usize)
+                .prop_map(|(folio, piece)| Some(Place::Pool(Handle::piece(folio, piece)))),
         ];
         (0..5, place, 0..2u16, any::<bool>()).prop_map(|(state, place, top, locked)| {
             let word = match state {

@@ -11,7 +11,7 @@
 //! *Cached* keeps the staging slot in the top bits; *Swapped* keeps its shadow there. *Present* and
 //! *Cached* may have a place too: the copy that was kept when the page came in.
 
-use crate::place::Place;
+use crate::place::{Handle, Place};
 use crate::workingset::Shadow;
 
 /// Where a page's contents are authoritative.
@@ -68,15 +68,20 @@ impl Word {
         )
     }
 
-    /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks further.
+    /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks further,
+    /// in the pool as many pieces.
     pub const fn nth(self, count: usize) -> Self {
-        let step = if self.place_kind() == Place::KIND_DEVICE { 1 << BLOCK_SHIFT } else { 0 };
-        Self(self.0 + count as u64 * step)
+        let steps = self.place_kind() == Place::KIND_DEVICE || self.is_piece();
+        Self(self.0 + if steps { (count as u64) << BLOCK_SHIFT } else { 0 })
     }
 
-    /// Whether it can stand for a run. Entries of the pool cannot: each is one page's.
+    /// Whether it can stand for a run. Entries of the pool for a page alone cannot.
     pub const fn spreads(self) -> bool {
-        self.place_kind() != Place::KIND_POOL
+        self.place_kind() != Place::KIND_POOL || self.is_piece()
+    }
+
+    const fn is_piece(self) -> bool {
+        self.place_kind() == Place::KIND_POOL && self.0 & Handle::FOLIO << BLOCK_SHIFT != 0
     }
 
     const fn place_kind(self) -> u64 {
@@ -203,7 +208,9 @@ mod tests {
         assert_eq!(locked.unlocked(), word);
         assert_eq!(word.without_place(), Word::cached(u16::MAX, None));
         assert_eq!(
-            Word::swapped(Place::Pool(7), Shadow(3)).with_writeback(true).with_place(Place::Device(9)),
+            Word::swapped(Place::Pool(Handle::page(7)), Shadow(3))
+                .with_writeback(true)
+                .with_place(Place::Device(9)),
             Word::swapped(Place::Device(9), Shadow(3))
         );
     }

@@ -6,20 +6,19 @@
 #![cfg(feature = "shuttle")]
 
 use pagetide_swap::blocks::Blocks;
-use pagetide_swap::config::SPAN_BYTES;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
-use pagetide_swap::zswap::pool::Of;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Compressor, Config, Counters, PAGE_SIZE, PageIndex, Place, Source,
-    SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Word,
+    CLUSTER_PAGES, ClusterNumber, Compressor, Config, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place,
+    Source, SpanMemory, SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Word,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 use std::collections::HashMap;
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -29,12 +28,34 @@ const PAGES: usize = 20;
 const BLOCKS: usize = 64;
 const SCHEDULES: usize = 500;
 
+#[derive(Clone)]
 struct Heap;
 
+struct HeapSpan(Vec<u8>);
+
 impl SpanSource for Heap {
-    type Span = Vec<u8>;
-    fn take(&self) -> Option<Vec<u8>> {
-        Some(vec![0; SPAN_BYTES])
+    type Span = HeapSpan;
+    fn take(&self, bytes: usize) -> Option<HeapSpan> {
+        Some(HeapSpan(vec![0; bytes]))
+    }
+}
+
+impl SpanMemory for HeapSpan {
+    fn trim(&mut self, used: usize) {
+        self.0[used.next_multiple_of(PAGE_SIZE)..].fill(0xEE);
+    }
+}
+
+impl Deref for HeapSpan {
+    type Target = [u8];
+    fn deref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+impl DerefMut for HeapSpan {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        &mut self.0
     }
 }
 
@@ -181,19 +202,34 @@ impl World {
         let out =
             self.swap.taken_out(&mut cluster, slot, 0..PAGES, |offset| taken.contains(&offset), |_| true);
         drop(cluster);
-        for offset in taken {
-            self.store(slot, offset, out.shadow, &mut scratch);
+        for folio in (0..PAGES).step_by(FOLIO_PAGES) {
+            let mut begun = Vec::new();
+            let mut cluster = self.swap.table().lock(CLUSTER).unwrap();
+            for &offset in taken.iter().filter(|&&offset| offset - offset % FOLIO_PAGES == folio) {
+                let kept = self.swap.begin_store(&mut cluster, slot, offset);
+                begun.extend(kept.map(|kept| (offset, kept)));
+            }
+            drop(cluster);
+            let bytes = |offset: usize| page_of(self.outside().frames[&(slot, offset)]);
+            if let Ok(all) = <[_; FOLIO_PAGES]>::try_from(&*begun) {
+                let pages = all.map(|(offset, _)| bytes(offset));
+                let kept = all.map(|(_, kept)| kept);
+                let stored = self.swap.store_folio(|nth| &pages[nth], &kept, &mut scratch);
+                for (nth, stored) in stored.into_iter().enumerate() {
+                    self.end_store(slot, folio + nth, stored, out.shadow);
+                }
+            } else {
+                for (offset, kept) in begun {
+                    let stored = self.swap.store(&bytes(offset), kept, &mut scratch);
+                    self.end_store(slot, offset, stored, out.shadow);
+                }
+            }
         }
     }
 
-    fn store(&self, slot: u16, offset: usize, shadow: Shadow, scratch: &mut Scratch) {
-        let kept = {
-            let mut cluster = self.swap.table().lock(CLUSTER).unwrap();
-            let Some(kept) = self.swap.begin_store(&mut cluster, slot, offset) else { return };
-            kept
-        };
+    fn end_store(&self, slot: u16, offset: usize, stored: Stored, shadow: Shadow) {
         let mut bytes = page_of(self.outside().frames[&(slot, offset)]);
-        let place = match self.swap.store(page(offset), &bytes, kept, scratch) {
+        let place = match stored {
             Stored::Clean(place) | Stored::New(place) => place,
             Stored::Refused(_, hash) => {
                 let block = self.swap.blocks().allocate(1).expect("room on the device").start;
@@ -238,8 +274,8 @@ impl World {
     /// Writes what the pool has back to the device.
     fn write_back(&self) {
         let mut entries = Vec::new();
-        self.swap.zswap().clock(PAGES, Of::All, &mut entries);
-        for (handle, owner) in entries {
+        self.swap.coldest(PAGES, Of::All, &mut entries);
+        for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE];
             let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes) else { continue };
             let block = self.swap.blocks().allocate(1).expect("room on the device").start;

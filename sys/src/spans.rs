@@ -4,13 +4,14 @@ use crate::mapping::Reservation;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// A source of spans of `SPAN` bytes.
+/// Sources of spans, one for each size.
 #[derive(Clone, Debug)]
-pub struct Spans<const SPAN: usize>(Arc<Area>);
+pub struct Spans(Arc<[Area]>);
 
 #[derive(Debug)]
 struct Area {
     memory: Reservation,
+    span: usize,
     free: Mutex<Free>,
 }
 
@@ -23,25 +24,28 @@ struct Free {
 
 /// One span, given back when dropped.
 #[derive(Debug)]
-pub struct Span<const SPAN: usize> {
-    area: Arc<Area>,
+pub struct Span {
+    areas: Arc<[Area]>,
+    area: usize,
     id: u32,
 }
 
-impl<const SPAN: usize> Spans<SPAN> {
-    /// Reserves address space for `bytes` of spans.
-    pub fn new(bytes: usize) -> Result<Self, rustix::io::Errno> {
-        let count = bytes / SPAN;
-        let free = Free { ids: Vec::with_capacity(count), used: 0, count: count as u32 };
-        Ok(Self(Arc::new(Area {
-            memory: Reservation::small_pages(count * SPAN, SPAN)?.counted(),
-            free: Mutex::new(free),
-        })))
+impl Spans {
+    /// Reserves address space for `bytes` of spans of each size. A size is some pages.
+    pub fn new(bytes: usize, sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
+        let area = |&span: &usize| {
+            let count = bytes / span;
+            let memory = Reservation::small_pages(count * span, span)?.counted();
+            let free = Free { ids: Vec::with_capacity(count), used: 0, count: count as u32 };
+            Ok(Area { memory, span, free: Mutex::new(free) })
+        };
+        Ok(Self(sizes.iter().map(area).collect::<Result<Vec<_>, rustix::io::Errno>>()?.into()))
     }
 
-    /// Takes a span. Its contents are zeroes or those of an earlier one.
-    pub fn take(&self) -> Option<Span<SPAN>> {
-        let mut free = self.0.free.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Takes a span of `bytes`, which is one of the sizes. Its contents are zeroes or those of an earlier one.
+    pub fn take(&self, bytes: usize) -> Option<Span> {
+        let area = self.0.iter().position(|area| area.span == bytes)?;
+        let mut free = self.0[area].free.lock().unwrap_or_else(PoisonError::into_inner);
         let id = match free.ids.pop() {
             Some(id) => id,
             None if free.used < free.count => {
@@ -51,37 +55,54 @@ impl<const SPAN: usize> Spans<SPAN> {
             None => return None,
         };
         drop(free);
-        Some(Span { area: Arc::clone(&self.0), id })
+        Some(Span { areas: Arc::clone(&self.0), area, id })
     }
 }
 
-impl<const SPAN: usize> Span<SPAN> {
+impl Span {
+    fn area(&self) -> &Area {
+        &self.areas[self.area]
+    }
+
+    /// Where it begins in the reservation.
+    fn offset(&self) -> usize {
+        self.id as usize * self.area().span
+    }
+
     fn pointer(&self) -> *mut u8 {
-        (self.area.memory.base() + self.id as usize * SPAN) as *mut u8
+        (self.area().memory.base() + self.offset()) as *mut u8
+    }
+
+    /// Gives back all pages beyond the first `used` bytes: they read as zeroes.
+    pub fn trim(&mut self, used: usize) {
+        let kept = used.next_multiple_of(crate::PAGE);
+        if kept < self.area().span {
+            // SAFETY: the range is ours alone, and `self` is borrowed mutably: nobody borrows from it.
+            unsafe { self.area().memory.discard(self.offset() + kept, self.area().span - kept) };
+        }
     }
 }
 
-impl<const SPAN: usize> Deref for Span<SPAN> {
+impl Deref for Span {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: (1) the range lies in the reservation, which lives as long as `area`; (2) the id is ours
+        // SAFETY: (1) the range lies in the reservation, which lives as long as `areas`; (2) the id is ours
         // alone until we are dropped, so a borrow of `self` borrows the range; (3) anonymous memory is
         // initialised.
-        unsafe { std::slice::from_raw_parts(self.pointer(), SPAN) }
+        unsafe { std::slice::from_raw_parts(self.pointer(), self.area().span) }
     }
 }
 
-impl<const SPAN: usize> DerefMut for Span<SPAN> {
+impl DerefMut for Span {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `self` is borrowed mutably.
-        unsafe { std::slice::from_raw_parts_mut(self.pointer(), SPAN) }
+        unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.area().span) }
     }
 }
 
-impl<const SPAN: usize> Drop for Span<SPAN> {
+impl Drop for Span {
     fn drop(&mut self) {
-        // SAFETY: whoever borrowed from the span is gone.
-        unsafe { self.area.memory.discard(self.id as usize * SPAN, SPAN) };
-        self.area.free.lock().unwrap_or_else(PoisonError::into_inner).ids.push(self.id);
+        self.trim(0);
+        self.area().free.lock().unwrap_or_else(PoisonError::into_inner).ids.push(self.id);
     }
 }

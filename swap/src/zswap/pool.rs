@@ -1,19 +1,18 @@
 //! The pool: objects of like size share spans (after zsmalloc, Gupta 2014).
 //!
-//! A span is 32 KiB from a [`SpanSource`]; it is cut into equal slots of one size class. A handle names
+//! A span is 32 KiB from a [`SpanSource`]; it is cut into equal slots of one size class. Its number names
 //! span and slot, so an entry costs no table beside its header. A span whose last entry goes is given
 //! back at once: the pool shrinks with its content.
 //!
 //! ```text
-//! handle    31          10 9        0        slot   0      16      24   26  27
-//!          ┌──────────────┬──────────┐             ┌───────┬───────┬────┬───┬─┬─────────┐
-//!          │ span         │ slot     │             │ hash  │ owner │ len│cod│ │ payload │
-//!          └──────────────┴──────────┘             └───────┴───────┴────┴───┴─┴─────────┘
+//! number    31          10 9        0        slot   0      12   14  15
+//!          ┌──────────────┬──────────┐             ┌───────┬────┬───┬─────────┐
+//!          │ span         │ slot     │             │ hash  │ len│cod│ payload │
+//!          └──────────────┴──────────┘             └───────┴────┴───┴─────────┘
 //! ```
 
 use crate::config::{Compressor, SPAN_BYTES, SPAN_PAGES};
-use crate::entry::PageIndex;
-use crate::hash::PageHash;
+use crate::hash::{HASH_BYTES, PageHash, from_bytes, to_bytes};
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
 use std::ops::DerefMut;
@@ -21,22 +20,18 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Where the pool's memory comes from.
 ///
-/// A span is [`SPAN_BYTES`] long, owned, and returned to the source when it is dropped. Freeing must not
-/// allocate.
+/// A span is owned, and returned to the source when it is dropped. Freeing must not allocate.
 pub trait SpanSource: Send {
     /// One span's memory.
-    type Span: DerefMut<Target = [u8]> + Send;
-    /// Takes a span; `None` when there is no memory.
-    fn take(&self) -> Option<Self::Span>;
+    type Span: SpanMemory;
+    /// Takes a span of [`SPAN_BYTES`] or [`crate::config::FOLIO_SPAN_BYTES`]; `None` when there is no memory.
+    fn take(&self, bytes: usize) -> Option<Self::Span>;
 }
 
-/// Which spans.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Of {
-    /// All.
-    All,
-    /// Those that no fork shares: only these give memory when they go.
-    Own,
+/// A span's memory, which is taken from the system when it is written.
+pub trait SpanMemory: DerefMut<Target = [u8]> + Send {
+    /// Gives back all pages beyond the first `used` bytes: what they held is lost.
+    fn trim(&mut self, used: usize);
 }
 
 /// What stands before every payload.
@@ -44,8 +39,6 @@ pub enum Of {
 pub struct Header {
     /// Hash of the page.
     pub hash: PageHash,
-    /// Whose page it is.
-    pub owner: PageIndex,
     /// Bytes of payload.
     pub length: u16,
     /// How the payload is encoded.
@@ -53,7 +46,7 @@ pub struct Header {
 }
 
 /// Bytes of an encoded [`Header`].
-pub const HEADER_BYTES: usize = 28;
+pub const HEADER_BYTES: usize = HASH_BYTES + 3;
 /// Slots of the smallest class: 512.
 const SLOT_BITS: u32 = 9;
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
@@ -66,25 +59,16 @@ const FIRST_SEGMENT: usize = 32;
 
 impl Header {
     fn write(&self, to: &mut [u8]) {
-        to[0..8].copy_from_slice(&self.hash[0].to_ne_bytes());
-        to[8..16].copy_from_slice(&self.hash[1].to_ne_bytes());
-        to[16..24].copy_from_slice(&self.owner.0.to_ne_bytes());
-        to[24..26].copy_from_slice(&self.length.to_ne_bytes());
-        to[26] = self.codec as u8;
-        to[27] = 0;
+        to[..HASH_BYTES].copy_from_slice(&to_bytes(self.hash));
+        to[HASH_BYTES..][..2].copy_from_slice(&self.length.to_ne_bytes());
+        to[HASH_BYTES + 2] = self.codec as u8;
     }
 
     fn read(from: &[u8]) -> Option<Self> {
-        let word = |at: usize| u64::from_ne_bytes(from[at..at + 8].try_into().expect("8 bytes"));
         Some(Self {
-            hash: [word(0), word(8)],
-            owner: PageIndex(word(16)),
-            length: u16::from_ne_bytes([from[24], from[25]]),
-            codec: match from[26] {
-                0 => Compressor::None,
-                1 => Compressor::Lz4,
-                _ => return None,
-            },
+            hash: from_bytes(from),
+            length: u16::from_ne_bytes([from[HASH_BYTES], from[HASH_BYTES + 1]]),
+            codec: Compressor::from_bits(from[HASH_BYTES + 2])?,
         })
     }
 }
@@ -132,7 +116,6 @@ struct Lists<S> {
     free_ids: Vec<u32>,
     entries: u64,
     payload_bytes: u64,
-    hand: u32,
 }
 
 /// The pool.
@@ -157,7 +140,7 @@ fn split(handle: u32) -> (u32, usize) {
     (handle >> SLOT_BITS, handle as usize & (SLOTS_MAX - 1))
 }
 
-impl<M: DerefMut<Target = [u8]>> Span<M> {
+impl<M: SpanMemory> Span<M> {
     fn holds(&self, slot: usize) -> bool {
         self.used[slot / 64] >> (slot % 64) & 1 == 1
     }
@@ -183,7 +166,6 @@ impl<S: SpanSource> Pool<S> {
             free_ids: Vec::new(),
             entries: 0,
             payload_bytes: 0,
-            hand: 0,
         };
         Self {
             classes,
@@ -293,13 +275,9 @@ impl<S: SpanSource> Pool<S> {
         self.pages.fetch_sub(SPAN_PAGES, Relaxed);
     }
 
-    /// Changes an entry's owner.
-    pub fn set_owner(&self, handle: u32, owner: PageIndex) {
-        self.with(handle, |span, slot, size| {
-            if let Some((header, _)) = span.entry(slot, size) {
-                Header { owner, ..header }.write(&mut span.memory[slot * size..][..HEADER_BYTES]);
-            }
-        });
+    /// Whether an entry is shared with another process by fork.
+    pub fn is_frozen(&self, handle: u32) -> bool {
+        self.with(handle, |span, _, _| span.frozen).unwrap_or(false)
     }
 
     fn add_span(&self, lists: &mut Lists<S>, class: usize) -> Option<u32> {
@@ -308,7 +286,7 @@ impl<S: SpanSource> Pool<S> {
             None if lists.partial_at.len() == SPANS_MAX => return None,
             None => lists.partial_at.len() as u32,
         };
-        let memory = lists.source.take()?;
+        let memory = lists.source.take(SPAN_BYTES)?;
         assert_eq!(memory.len(), SPAN_BYTES);
         if lists.free_ids.pop().is_none() {
             self.spans.make(id, Mutex::default);
@@ -371,28 +349,6 @@ impl<S: SpanSource> Pool<S> {
         (lists.entries, lists.payload_bytes)
     }
 
-    /// Advances the clock hand over up to `count` entries. Spans are visited in the order of their ids,
-    /// which is roughly the order in which they were filled.
-    pub fn clock(&self, count: usize, of: Of, into: &mut Vec<(u32, PageIndex)>) {
-        let mut lists = lock(&self.lists);
-        let spans = lists.partial_at.len() as u32;
-        for _ in 0..spans {
-            if into.len() >= count {
-                return;
-            }
-            let id = lists.hand % spans;
-            lists.hand = id + 1;
-            let guard = self.span(id).expect("made when it was added");
-            let Some(span) = guard.as_ref().filter(|span| of == Of::All || !span.frozen) else { continue };
-            let Class { size, slots } = self.classes[usize::from(span.class)];
-            for slot in (0..slots).filter(|&slot| span.holds(slot)) {
-                if let Some((header, _)) = span.entry(slot, size) {
-                    into.push((id << SLOT_BITS | slot as u32, header.owner));
-                }
-            }
-        }
-    }
-
     #[doc(hidden)]
     pub fn damage(&self, handle: u32) {
         self.with(handle, |span, slot, size| span.memory[slot * size + HEADER_BYTES] ^= 0x10);
@@ -451,10 +407,15 @@ pub(crate) mod tests {
     pub(crate) struct HeapSpan(Vec<u8>, std::sync::Arc<std::sync::atomic::AtomicUsize>);
     impl SpanSource for Heap {
         type Span = HeapSpan;
-        fn take(&self) -> Option<HeapSpan> {
+        fn take(&self, bytes: usize) -> Option<HeapSpan> {
             use std::sync::atomic::Ordering::Relaxed;
             self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
-            Some(HeapSpan(vec![0xee; SPAN_BYTES], self.0.clone()))
+            Some(HeapSpan(vec![0xee; bytes], self.0.clone()))
+        }
+    }
+    impl SpanMemory for HeapSpan {
+        fn trim(&mut self, used: usize) {
+            self.0[used.next_multiple_of(crate::entry::PAGE_SIZE)..].fill(0xee);
         }
     }
     impl Drop for HeapSpan {
@@ -495,7 +456,7 @@ pub(crate) mod tests {
                 if kind < 160 {
                     let payload: Vec<u8> = (0..length).map(|i| (i as u8) ^ (tag as u8)).collect();
                     let header = Header {
-                        hash: [tag.into(), 1], owner: PageIndex(tag.into()),
+                        hash: [tag.into(), 1, 2],
                         length: length as u16, codec: Compressor::Lz4,
                     };
                     if let Some(handle) = pool.insert(&header, &payload) {
@@ -518,9 +479,6 @@ pub(crate) mod tests {
                 }
                 let bytes: usize = model.values().map(|(_, payload)| payload.len()).sum();
                 prop_assert_eq!(pool.stored(), (model.len() as u64, bytes as u64));
-                let mut seen = Vec::new();
-                pool.clock(usize::MAX, Of::All, &mut seen);
-                prop_assert_eq!(seen.len(), model.len());
             }
             for (handle, _) in model {
                 pool.remove(handle);

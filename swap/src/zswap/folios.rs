@@ -1,0 +1,501 @@
+//! Folios in the pool: sixteen pages that left together, one object.
+//!
+//! One handle stands for the sixteen, so the table needs one word for them ([`crate::Word::nth`]). Each is read and freed
+//! alone. Folios lie one after the other in spans of 256 KiB. When an eighth of a span is dead, the rest slides down,
+//! and the pages at its end go back to the source: handles stay, since they name the folio, not its bytes.
+//!
+//! ```text
+//! span    ┌────────┬──────────────┬─────────┬┄┄┄┄┄┄┄┄     folio  ┌──────────┬────────┬──────────┬─┄─┬──────────┐
+//!         │ folio  │ dead         │ folio   │ no memory          │ 16 hashes│ 16 len │ payload 0│   │payload 15│
+//!         └────────┴──────────────┴─────────┴┄┄┄┄┄┄┄┄            └──────────┴────────┴──────────┴─┄─┴──────────┘
+//! ```
+
+use super::pool::{SpanMemory, SpanSource};
+use crate::config::{Compressor, FOLIO_SPAN_BYTES};
+use crate::entry::PAGE_SIZE;
+use crate::hash::{HASH_BYTES, PageHash};
+use crate::slab::Slab;
+use crate::sync::{Mutex, MutexGuard, lock};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Pages of a folio.
+pub const FOLIO_PAGES: usize = 16;
+/// Folios in a span at most.
+const FOLIOS_MAX: usize = 1 << FOLIO_BITS;
+const FOLIO_BITS: u32 = 9;
+const SPANS_MAX: usize = 1 << (32 - FOLIO_BITS);
+/// Spans in the first segment of their slab.
+const FIRST_SEGMENT: usize = 8;
+/// Bytes of the hashes, and of the lengths behind them.
+const HASHES: usize = FOLIO_PAGES * HASH_BYTES;
+const HEAD: usize = HASHES + FOLIO_PAGES * 2;
+/// The largest folio.
+const FOLIO_MAX: usize = HEAD + FOLIO_PAGES * PAGE_SIZE;
+/// A span with at least this much that is dead, and a part of it, is closed up.
+const DEAD_MIN: usize = 2 * PAGE_SIZE;
+const DEAD_PART: usize = 8;
+/// Above the length of a payload: its codec.
+const CODEC_SHIFT: u32 = 13;
+const _: () = assert!(PAGE_SIZE < 1 << CODEC_SHIFT && FOLIO_MAX <= FOLIO_SPAN_BYTES);
+
+/// One page of a folio.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// Hash of the page.
+    pub hash: PageHash,
+    /// How the payload is encoded.
+    pub codec: Compressor,
+    /// The encoded page.
+    pub payload: &'a [u8],
+}
+
+#[derive(Clone, Copy, Default)]
+struct Folio {
+    start: u32,
+    /// Those that are there. None: the number is free.
+    pieces: u16,
+}
+
+/// A span with its memory. Its lock is held while a piece is read, decompressed or moved.
+struct Span<M> {
+    memory: M,
+    folios: Vec<Folio>,
+    /// Bytes from the start that hold folios, dead ones too. Beyond them there is no memory.
+    end: usize,
+    dead: usize,
+    /// Shared with another process by fork: read and freed, never written, so that it stays shared.
+    frozen: bool,
+    /// Whether it is open or listed as roomy.
+    listed: bool,
+}
+
+struct Lists<S> {
+    source: S,
+    spans: u32,
+    /// Where the next folio goes, while it fits.
+    open: Option<u32>,
+    /// Spans with room for any folio.
+    roomy: Vec<u32>,
+    entries: u64,
+    payload_bytes: u64,
+}
+
+/// The folios of a pool.
+///
+/// Lock order: the lists, then a span; two spans are never locked at once.
+pub struct Folios<S: SpanSource> {
+    spans: Slab<Mutex<Option<Span<S::Span>>>, FIRST_SEGMENT>,
+    lists: Mutex<Lists<S>>,
+    pages: AtomicUsize,
+    frozen: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+impl<S: SpanSource> std::fmt::Debug for Folios<S> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Folios({} pieces in {} pages)", self.stored().0, self.pages())
+    }
+}
+
+fn split(folio: u32) -> (u32, usize) {
+    (folio >> FOLIO_BITS, folio as usize & (FOLIOS_MAX - 1))
+}
+
+fn lengths(head: &[u8]) -> impl Iterator<Item = (usize, u16)> {
+    head[HASHES..HEAD].as_chunks::<2>().0.iter().map(|&bytes| {
+        let word = u16::from_ne_bytes(bytes);
+        (usize::from(word & ((1 << CODEC_SHIFT) - 1)), word >> CODEC_SHIFT)
+    })
+}
+
+impl<M: SpanMemory> Span<M> {
+    fn holds(&self, folio: usize, piece: usize) -> bool {
+        self.folios.get(folio).is_some_and(|folio| folio.pieces >> piece & 1 == 1)
+    }
+
+    fn head(&self, folio: usize) -> &[u8] {
+        &self.memory[self.folios[folio].start as usize..][..HEAD]
+    }
+
+    /// Where a piece's payload lies, and its codec.
+    fn find(&self, folio: usize, piece: usize) -> (std::ops::Range<usize>, u16) {
+        let mut start = self.folios[folio].start as usize + HEAD;
+        let mut lengths = lengths(self.head(folio));
+        start += lengths.by_ref().take(piece).map(|(length, _)| length).sum::<usize>();
+        let (length, codec) = lengths.next().expect("there are sixteen");
+        (start..start + length, codec)
+    }
+
+    fn piece(&self, folio: usize, piece: usize) -> Option<Piece<'_>> {
+        let (payload, codec) = self.find(folio, piece);
+        Some(Piece {
+            hash: crate::hash::from_bytes(&self.head(folio)[piece * HASH_BYTES..][..HASH_BYTES]),
+            codec: Compressor::from_bits(codec as u8)?,
+            payload: self.memory.get(payload)?,
+        })
+    }
+
+    fn append(&mut self, pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
+        let free = self.folios.iter().position(|folio| folio.pieces == 0);
+        let number = free.unwrap_or_else(|| {
+            self.folios.push(Folio::default());
+            self.folios.len() - 1
+        });
+        self.folios[number] = Folio { start: self.end as u32, pieces: u16::MAX };
+        let (head, mut to) = self.memory[self.end..].split_at_mut(HEAD);
+        let (hashes, lengths) = head.split_at_mut(HASHES);
+        let heads = hashes.chunks_exact_mut(HASH_BYTES).zip(lengths.as_chunks_mut::<2>().0);
+        for (piece, (hash, length)) in pieces.iter().zip(heads) {
+            hash.copy_from_slice(&crate::hash::to_bytes(piece.hash));
+            *length = (piece.payload.len() as u16 | (piece.codec as u16) << CODEC_SHIFT).to_ne_bytes();
+            let payload;
+            (payload, to) = to.split_at_mut(piece.payload.len());
+            payload.copy_from_slice(piece.payload);
+        }
+        self.end += length_of(pieces);
+        number
+    }
+
+    /// Closes up what is dead.
+    fn slide(&mut self) {
+        // By where they lie. No allocation: this is how memory is freed.
+        let mut order = [0u16; FOLIOS_MAX];
+        let mut count = 0;
+        for (number, _) in self.folios.iter().enumerate().filter(|(_, folio)| folio.pieces != 0) {
+            order[count] = number as u16;
+            count += 1;
+        }
+        let folios = &mut self.folios;
+        order[..count].sort_unstable_by_key(|&number| folios[usize::from(number)].start);
+        let mut to = 0;
+        for &number in &order[..count] {
+            let folio = &mut folios[usize::from(number)];
+            let mut from = folio.start as usize;
+            folio.start = to as u32;
+            self.memory.copy_within(from..from + HEAD, to);
+            let head = to;
+            (from, to) = (from + HEAD, to + HEAD);
+            for piece in 0..FOLIO_PAGES {
+                let (length, _) = lengths(&self.memory[head..]).nth(piece).expect("there are sixteen");
+                if folio.pieces >> piece & 1 == 1 {
+                    self.memory.copy_within(from..from + length, to);
+                    to += length;
+                } else {
+                    self.memory[head + HASHES + piece * 2..][..2].fill(0);
+                }
+                from += length;
+            }
+        }
+        self.end = to;
+        self.dead = 0;
+        self.memory.trim(to);
+    }
+
+    fn pages(&self) -> usize {
+        self.end.div_ceil(PAGE_SIZE)
+    }
+
+    fn is_roomy(&self) -> bool {
+        FOLIO_SPAN_BYTES - self.end >= FOLIO_MAX && self.folios.len() < FOLIOS_MAX
+    }
+}
+
+fn length_of(pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
+    HEAD + pieces.iter().map(|piece| piece.payload.len()).sum::<usize>()
+}
+
+impl<S: SpanSource> Folios<S> {
+    /// None yet.
+    pub fn new(source: S) -> Self {
+        let lists = Lists { source, spans: 0, open: None, roomy: Vec::new(), entries: 0, payload_bytes: 0 };
+        Self {
+            spans: Slab::default(),
+            lists: Mutex::new(lists),
+            pages: AtomicUsize::new(0),
+            frozen: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+        }
+    }
+
+    fn span(&self, id: u32) -> MutexGuard<'_, Option<Span<S::Span>>> {
+        lock(self.spans.get(id).expect("an id that was handed out"))
+    }
+
+    /// Stores sixteen pages and returns the folio's number; `None` if no memory can be had.
+    pub fn insert(&self, pieces: &[Piece<'_>; FOLIO_PAGES]) -> Option<u32> {
+        let length = length_of(pieces);
+        let mut lists = lock(&self.lists);
+        let (id, mut guard) = loop {
+            if let Some(id) = lists.open {
+                let mut guard = self.span(id);
+                let span = guard.as_mut().expect("an open span exists");
+                if span.end + length <= FOLIO_SPAN_BYTES && span.folios.len() < FOLIOS_MAX {
+                    break (id, guard);
+                }
+                span.listed = false;
+                lists.open = None;
+            }
+            lists.open = match lists.roomy.pop() {
+                Some(id) => Some(id),
+                None => Some(self.add_span(&mut lists)?),
+            };
+        };
+        let span = guard.as_mut().expect("an open span exists");
+        lists.entries += FOLIO_PAGES as u64;
+        lists.payload_bytes += (length - HEAD) as u64;
+        // The span's lock keeps others from the folio until it is whole.
+        drop(lists);
+        let (pages, capacity) = (span.pages(), span.folios.capacity());
+        let number = span.append(pieces);
+        self.pages.fetch_add(span.pages() - pages, Relaxed);
+        self.bytes.fetch_add((span.folios.capacity() - capacity) * size_of::<Folio>(), Relaxed);
+        Some(id << FOLIO_BITS | number as u32)
+    }
+
+    fn add_span(&self, lists: &mut Lists<S>) -> Option<u32> {
+        let id = lists.spans;
+        if id as usize == SPANS_MAX {
+            return None;
+        }
+        let memory = lists.source.take(FOLIO_SPAN_BYTES)?;
+        assert_eq!(memory.len(), FOLIO_SPAN_BYTES);
+        lists.spans += 1;
+        // Room for all that freeing may push.
+        let missing = (lists.spans as usize).saturating_sub(lists.roomy.len());
+        lists.roomy.reserve(missing);
+        let bytes = self.spans.make(id, Mutex::default);
+        self.bytes.fetch_add(bytes, Relaxed);
+        let folios = Vec::new();
+        *self.span(id) = Some(Span { memory, folios, end: 0, dead: 0, frozen: false, listed: true });
+        Some(id)
+    }
+
+    /// Lends a piece.
+    pub fn read<T>(&self, folio: u32, piece: usize, use_it: impl FnOnce(Piece<'_>) -> T) -> Option<T> {
+        let (id, number) = split(folio);
+        let guard = lock(self.spans.get(id)?);
+        let span = guard.as_ref().filter(|span| span.holds(number, piece))?;
+        Some(use_it(span.piece(number, piece)?))
+    }
+
+    /// Whether the folio is shared with another process by fork.
+    pub fn is_frozen(&self, folio: u32) -> bool {
+        self.span(split(folio).0).as_ref().is_some_and(|span| span.frozen)
+    }
+
+    /// Frees a piece.
+    ///
+    /// # Panics
+    /// If it is not there: one that is freed twice would be somebody else's the second time.
+    pub fn remove(&self, folio: u32, piece: usize) {
+        let (id, number) = split(folio);
+        let mut lists = lock(&self.lists);
+        let mut guard = self.span(id);
+        let span = guard.as_mut().filter(|span| span.holds(number, piece)).expect("a piece is freed once");
+        let length = span.find(number, piece).0.len();
+        lists.entries -= 1;
+        lists.payload_bytes -= length as u64;
+        span.dead += length;
+        span.folios[number].pieces &= !(1 << piece);
+        if span.folios[number].pieces == 0 {
+            span.dead += HEAD;
+        }
+        let before = span.pages();
+        if span.dead == span.end {
+            span.memory.trim(0);
+            (span.end, span.dead) = (0, 0);
+            if std::mem::take(&mut span.frozen) {
+                // Under the lists' lock, as a freeze and a thaw, which count anew.
+                self.frozen.fetch_sub(before, Relaxed);
+            }
+        } else if !span.frozen && span.dead >= DEAD_MIN && span.dead * DEAD_PART >= span.end {
+            span.slide();
+        } else {
+            return;
+        }
+        // Their memory has gone back: now they count no more.
+        self.pages.fetch_sub(before - span.pages(), Relaxed);
+        if !span.listed && span.is_roomy() {
+            span.listed = true;
+            lists.roomy.push(id);
+        }
+    }
+
+    /// Pages of memory held.
+    pub fn pages(&self) -> usize {
+        self.pages.load(Relaxed)
+    }
+
+    /// Pages of memory that are shared by fork.
+    pub fn frozen_pages(&self) -> usize {
+        self.frozen.load(Relaxed)
+    }
+
+    /// Bytes of what leads to the folios.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Freezes every span: see [`super::pool::Pool::freeze`].
+    pub fn freeze(&self) {
+        self.set_frozen(true);
+    }
+
+    /// Makes frozen spans ordinary ones.
+    pub fn thaw(&self) {
+        self.set_frozen(false);
+    }
+
+    fn set_frozen(&self, on: bool) {
+        let mut lists = lock(&self.lists);
+        lists.open = None;
+        lists.roomy.clear();
+        let mut frozen = 0;
+        for id in 0..lists.spans {
+            let mut guard = self.span(id);
+            let span = guard.as_mut().expect("made when it was added");
+            span.frozen = on && span.end > 0;
+            if span.frozen {
+                frozen += span.pages();
+            }
+            span.listed = !span.frozen && span.is_roomy();
+            if span.listed {
+                lists.roomy.push(id);
+            }
+        }
+        self.frozen.store(frozen, Relaxed);
+    }
+
+    /// Pieces stored, and the bytes of their payload.
+    pub fn stored(&self) -> (u64, u64) {
+        let lists = lock(&self.lists);
+        (lists.entries, lists.payload_bytes)
+    }
+
+    #[doc(hidden)]
+    pub fn damage(&self, folio: u32, piece: usize) {
+        let (id, number) = split(folio);
+        let mut guard = self.span(id);
+        let span = guard.as_mut().expect("a folio's span exists");
+        let (payload, _) = span.find(number, piece);
+        span.memory[payload.start] ^= 0x10;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::zswap::pool::tests::Heap;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+    use std::sync::Arc;
+
+    type Payloads = [Vec<u8>; FOLIO_PAGES];
+
+    fn payloads(seed: u64, length_max: usize) -> Payloads {
+        std::array::from_fn(|piece| {
+            let draw = (seed ^ piece as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            vec![draw as u8; (draw >> 32) as usize % (length_max + 1)]
+        })
+    }
+
+    fn insert(folios: &Folios<Heap>, payloads: &Payloads) -> Option<u32> {
+        let pieces = std::array::from_fn(|nth| Piece {
+            hash: [nth as u32, 7, u32::MAX],
+            codec: Compressor::Lz4,
+            payload: &payloads[nth],
+        });
+        folios.insert(&pieces)
+    }
+
+    fn check(folios: &Folios<Heap>, model: &HashMap<(u32, usize), Vec<u8>>) -> Result<(), TestCaseError> {
+        for (&(folio, piece), payload) in model {
+            let found =
+                folios.read(folio, piece, |found| (found.hash[0], found.codec, found.payload.to_vec()));
+            prop_assert_eq!(found, Some((piece as u32, Compressor::Lz4, payload.clone())));
+        }
+        let bytes: usize = model.values().map(Vec::len).sum();
+        prop_assert_eq!(folios.stored(), (model.len() as u64, bytes as u64));
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(100))]
+        #[test]
+        fn folios_agree_with_a_map(
+            steps in proptest::collection::vec((any::<u8>(), any::<u64>()), 1..300),
+            length_max in prop_oneof![Just(20usize), Just(1500), Just(4095)],
+            limit in 1usize..12,
+        ) {
+            let left = Arc::new(AtomicUsize::new(limit));
+            let folios = Folios::new(Heap(left.clone()));
+            let mut model: HashMap<(u32, usize), Vec<u8>> = HashMap::new();
+            for (kind, seed) in steps {
+                match kind {
+                    0..100 => {
+                        let payloads = payloads(seed, length_max);
+                        match insert(&folios, &payloads) {
+                            None => prop_assert_eq!(left.load(Relaxed), 0),
+                            Some(folio) => for (piece, payload) in payloads.into_iter().enumerate() {
+                                prop_assert!(model.insert((folio, piece), payload).is_none());
+                            },
+                        }
+                    }
+                    // All of a folio, or one piece.
+                    100..254 => {
+                        let mut keys: Vec<_> = model.keys().copied().collect();
+                        keys.sort_unstable();
+                        if let Some(&(folio, piece)) = keys.get(seed as usize % keys.len().max(1)) {
+                            for (folio, piece) in keys.into_iter().filter(|&(other, each)| {
+                                other == folio && (each == piece || kind % 2 == 0)
+                            }) {
+                                folios.remove(folio, piece);
+                                model.remove(&(folio, piece));
+                            }
+                        }
+                    }
+                    254 => {
+                        folios.thaw();
+                        prop_assert_eq!(folios.frozen_pages(), 0);
+                    }
+                    255 => {
+                        folios.freeze();
+                        prop_assert_eq!(folios.frozen_pages(), folios.pages());
+                    }
+                }
+                check(&folios, &model)?;
+            }
+            for &(folio, piece) in model.keys() {
+                folios.remove(folio, piece);
+            }
+            prop_assert_eq!((folios.pages(), folios.frozen_pages()), (0, 0));
+        }
+    }
+
+    /// Folios that live for as long as chance has it, half of them in pieces: what is dead stays a small part.
+    #[test]
+    fn what_is_dead_is_a_small_part() {
+        let folios = Folios::new(Heap(Arc::new(AtomicUsize::new(1000))));
+        let mut live: Vec<(u32, usize)> = Vec::new();
+        let mut state = 1u64;
+        let mut draw = |limit: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % limit
+        };
+        let mut worst: f64 = 0.0;
+        for round in 0..6000 {
+            let folio = insert(&folios, &payloads(round, 3000)).unwrap();
+            live.extend((0..FOLIO_PAGES).map(|piece| (folio, piece)));
+            while live.len() > 16_000 {
+                let (folio, piece) = live.swap_remove(draw(live.len()));
+                folios.remove(folio, piece);
+            }
+            if round > 2000 {
+                let bytes = folios.stored().1 as usize;
+                worst = worst.max((folios.pages() * PAGE_SIZE) as f64 / bytes as f64);
+            }
+        }
+        // An eighth, and the heads of folios of which little is left.
+        assert!(worst < 1.25, "{worst}");
+    }
+}
