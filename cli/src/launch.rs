@@ -14,7 +14,7 @@ use crate::voice::Voice;
 use pagetide::group::{ENVIRONMENT, Group, Setup};
 use pagetide::injection::{self, Injection};
 use pagetide::ways::Ways;
-use pagetide_swap::Compressor;
+use pagetide_swap::{Compressor, Reclaim};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
@@ -66,6 +66,9 @@ pub struct RunArgs {
     /// How pages are compressed
     #[arg(long, value_name = "NAME", default_value = "lz4")]
     compressor: Codec,
+    /// What decides which memory leaves
+    #[arg(long, value_name = "POLICY", default_value = "second-chance")]
+    reclaim: Policy,
     /// Write statistics to FILE as JSON, every second and at the end
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -87,6 +90,12 @@ pub struct RunArgs {
 enum Codec {
     Lz4,
     None,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Policy {
+    SecondChance,
+    Fifo,
 }
 
 impl RunArgs {
@@ -123,6 +132,10 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         compressor: match args.compressor {
             Codec::Lz4 => Compressor::Lz4,
             Codec::None => Compressor::None,
+        } as u64,
+        reclaim: match args.reclaim {
+            Policy::SecondChance => Reclaim::SecondChance,
+            Policy::Fifo => Reclaim::Fifo,
         } as u64,
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
         launcher: Identity::own(),

@@ -301,6 +301,7 @@ mod tests {
             cap_pages: 64_000,
             pool_percent: 50,
             compressor: 1,
+            reclaim: 0,
             blocks: 0,
             launcher: Identity::own(),
             swap_fd: 0,

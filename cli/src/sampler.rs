@@ -354,6 +354,7 @@ mod tests {
             cap_pages,
             pool_percent: 50,
             compressor: 1,
+            reclaim: 0,
             blocks: 0,
             launcher: Identity::own(),
             swap_fd: 0,

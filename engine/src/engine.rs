@@ -96,7 +96,7 @@ pub struct Limits {
     pub low: i64,
     /// Free pages at which it stops.
     pub high: i64,
-    /// Slots that pages stay in on probation.
+    /// Slots that pages stay in on probation, at most.
     pub probation: usize,
 }
 
@@ -106,8 +106,8 @@ impl Limits {
         // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes. Where that would be a
         // large part of the cap, 1/64 of it: each process of the run keeps as much.
         let low = (pages as i64 / 128).clamp(256, 4096).min(pages as i64 / 64);
-        // 1/16 of the cap on probation, one slot at least.
-        let probation = (pages as usize / 16 / CLUSTER_PAGES).clamp(1, 256);
+        // A quarter of the cap: which part of it is the policy's to say. Clusters of which little is in memory need more.
+        let probation = (pages as usize / 4 / CLUSTER_PAGES).clamp(32, 256);
         Self { low, high: 2 * low, probation }
     }
 }
@@ -1046,15 +1046,14 @@ impl<M: Memory> Engine<M> {
     /// One step towards free memory. A bounded piece of work; never waits for I/O.
     pub fn reclaim(&self, work: &mut Workspace) -> Progress {
         let mut freed = self.trim_pool(work);
-        let probation = lock(&self.lists).probation.len();
-        let taken = if probation <= self.limits.probation { self.take_out() } else { Some(0) };
+        let taken = if self.is_probation_full() { Some(0) } else { self.take_out() };
         let waits = self.waiting() > 0;
+        let ripe = self.is_probation_full();
         let oldest = {
             let mut lists = lock(&self.lists);
             // Where somebody waits, a cluster of which nothing would leave is no reason to keep others waiting.
             let stuck = taken.is_none() || (taken == Some(0) && waits);
-            let ripe = lists.probation.len() > self.limits.probation || stuck;
-            if ripe { lists.probation.pop_front() } else { None }
+            if ripe || stuck { lists.probation.pop_front() } else { None }
         };
         let mut waits_for_device = false;
         if let Some(slot) = oldest {
@@ -1075,6 +1074,12 @@ impl<M: Memory> Engine<M> {
             (0, _, _) if waits_for_device => Progress::Waits,
             (0, _, _) => Progress::Moved,
         }
+    }
+
+    /// Whether the oldest slot on probation should be stored. One may wait there however many pages it has.
+    fn is_probation_full(&self) -> bool {
+        let slots = lock(&self.lists).probation.len();
+        slots > self.limits.probation || (slots > 1 && self.swap.is_probation_full())
     }
 
     /// Does a step of work on memory that the pool could give.

@@ -20,7 +20,8 @@ use pagetide_swap::config::SPAN_PAGES;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{
-    CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, SpanMemory, SpanSource, Swap,
+    CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, Reclaim, SpanMemory,
+    SpanSource, Swap,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -616,7 +617,7 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
     let memory = FakeMemory::default();
     let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
     let counts: &'static [AtomicU8] = Vec::leak((0..count).map(|_| AtomicU8::new(0)).collect());
-    let config = Config { compressor, cap_pages: 4096 };
+    let config = Config { compressor, reclaim: Reclaim::default(), cap_pages: 4096 };
     let swap = Swap::new(
         HeapSpans::new(span_pages),
         Blocks::new(counts, words(count.div_ceil(64))),

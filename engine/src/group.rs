@@ -33,7 +33,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 6;
+const VERSION: u64 = 7;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -55,6 +55,7 @@ enum Header {
     CapPages,
     PoolPercent,
     Compressor,
+    Reclaim,
     Blocks,
     LauncherPid,
     LauncherStart,
@@ -148,6 +149,8 @@ pub struct Setup {
     pub pool_percent: u64,
     /// The codec, as in [`pagetide_swap::Compressor`].
     pub compressor: u64,
+    /// What decides which clusters leave, as in [`pagetide_swap::Reclaim`].
+    pub reclaim: u64,
     /// Blocks of the swap file; 0 for none.
     pub blocks: u64,
     /// The launcher.
@@ -224,6 +227,7 @@ impl Group {
         set(Header::CapPages, setup.cap_pages);
         set(Header::PoolPercent, setup.pool_percent);
         set(Header::Compressor, setup.compressor);
+        set(Header::Reclaim, setup.reclaim);
         set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher.pid.into());
         set(Header::LauncherStart, setup.launcher.start_time);
@@ -254,6 +258,7 @@ impl Group {
             cap_pages: get(Header::CapPages),
             pool_percent: get(Header::PoolPercent),
             compressor: get(Header::Compressor),
+            reclaim: get(Header::Reclaim),
             blocks: get(Header::Blocks),
             launcher: Identity {
                 pid: get(Header::LauncherPid) as u32,
@@ -598,6 +603,7 @@ mod tests {
             cap_pages: 1000,
             pool_percent: 50,
             compressor: 1,
+            reclaim: 0,
             blocks,
             launcher: Identity::own(),
             swap_fd: 2,

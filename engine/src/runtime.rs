@@ -26,7 +26,7 @@ use pagetide_swap::cipher::Cipher;
 use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
-use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Swap};
+use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Reclaim, Swap};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::procfs;
 use pagetide_sys::spans::Spans;
@@ -359,6 +359,7 @@ impl Runtime {
             Heritage::None => {
                 let config = Config {
                     compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
+                    reclaim: Reclaim::from_bits(setup.reclaim),
                     cap_pages: setup.cap_pages,
                 };
                 // Where address space is limited the pool has to do with a part of it.
@@ -810,6 +811,7 @@ impl Runtime {
             self.absorb();
             self.sample();
             self.set_pool_max();
+            self.engine.swap().observe();
             self.settle_sharing();
             self.return_surplus();
             self.publish();

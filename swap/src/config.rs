@@ -1,6 +1,7 @@
 //! Every limit and switch of the swap subsystem, in one place.
 
 use crate::entry::PAGE_SIZE;
+use crate::policy::Reclaim;
 
 /// Bytes of a pool span, the unit in which the pool takes and returns memory.
 pub const SPAN_BYTES: usize = 32 * 1024;
@@ -39,6 +40,8 @@ impl Compressor {
 pub struct Config {
     /// The codec for new stores.
     pub compressor: Compressor,
+    /// What decides which clusters leave.
+    pub reclaim: Reclaim,
     /// Pages that the process may have, in memory and compressed.
     pub cap_pages: u64,
 }

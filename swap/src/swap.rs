@@ -18,6 +18,7 @@ use crate::entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
 use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
 use crate::place::{Handle, Place};
+use crate::policy::{Policy, Seen};
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
 use crate::sync::{Condvar, Mutex, lock};
@@ -61,6 +62,7 @@ pub struct Swap<S: SpanSource> {
     /// Pages that the pool may take at most.
     pool_pages_max: AtomicUsize,
     workingset: Workingset,
+    policy: Box<dyn Policy>,
     present: AtomicI64,
     cached: AtomicI64,
     swapped: AtomicI64,
@@ -225,6 +227,7 @@ impl<S: SpanSource + Clone> Swap<S> {
             counters,
             pool_pages_max: AtomicUsize::new(pool_pages_max),
             workingset: Workingset::new(config.cap_pages),
+            policy: config.reclaim.policy(),
             present: AtomicI64::new(0),
             cached: AtomicI64::new(0),
             swapped: AtomicI64::new(0),
@@ -306,6 +309,7 @@ impl<S: SpanSource> Swap<S> {
             counters,
             pool_pages_max: AtomicUsize::new(self.pool_pages_max()),
             workingset: self.workingset.for_child(),
+            policy: self.config.reclaim.policy(),
             present: AtomicI64::new(self.present()),
             cached: AtomicI64::new(self.cached()),
             swapped: AtomicI64::new(self.swapped()),
@@ -470,10 +474,7 @@ impl<S: SpanSource> Swap<S> {
         if mapped > 0 {
             if matches!(transfer.source, Source::Frames { .. }) {
                 let mut history = cluster.history();
-                history.hits += mapped as u16;
-                // A quarter came back: what is left there is likely hot too.
-                history.referenced |= history.hits * 4 >= history.taken;
-                history.workingset |= history.referenced;
+                self.policy.hit(&mut history, mapped);
                 cluster.set_history(history);
             }
             self.judge(&mut cluster, &transfer.words[..mapped]);
@@ -495,8 +496,9 @@ impl<S: SpanSource> Swap<S> {
             restored += u64::from(refault.restore);
         }
         if activated > 0 {
-            let history = cluster.history();
-            cluster.set_history(History { referenced: true, workingset: true, ..history });
+            let mut history = cluster.history();
+            self.policy.refault(&mut history);
+            cluster.set_history(history);
             self.counters.add(Counter::workingset_activate_anon, activated);
             self.counters.add(Counter::workingset_restore_anon, restored);
         }
@@ -557,15 +559,31 @@ impl<S: SpanSource> Swap<S> {
                 }
                 continue;
             }
-            if cluster.locked() > 0 || history.referenced {
-                let kept = cluster.locked() > 0 && history.referenced;
-                cluster.set_history(History { queued: false, referenced: kept, ..history });
+            let mut judged = history;
+            if cluster.locked() > 0 || self.policy.spares(&mut judged) {
+                cluster.set_history(judged);
                 self.enqueue(&mut cluster);
                 continue;
             }
             return Some(cluster);
         }
         None
+    }
+
+    /// Tells the policy what has come back so far: to be called every few hundredths of a second.
+    pub fn observe(&self) {
+        self.policy.observe(Seen {
+            hits: self.counters.get(Counter::swap_cache_hit),
+            refaults: self.counters.get(Counter::workingset_refault_anon),
+            cached: self.cached().max(0) as u64,
+            swapped: self.swapped().max(0) as u64,
+        });
+    }
+
+    /// Whether more pages are on probation than should be.
+    pub fn is_probation_full(&self) -> bool {
+        let cached = self.cached().max(0) as usize;
+        cached > self.policy.probation(cached + self.present().max(0) as usize)
     }
 
     /// Makes the clusters of a range the next victims, hot or not. Returns how many there are.

@@ -13,7 +13,7 @@ use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Compressor, Config, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place,
-    Source, SpanMemory, SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Word,
+    Reclaim, Source, SpanMemory, SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Word,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
@@ -112,7 +112,7 @@ impl World {
         let held: &'static [AtomicU64] =
             Vec::leak((0..BLOCKS.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
-        let config = Config { compressor: Compressor::Lz4, cap_pages: 1024 };
+        let config = Config { compressor: Compressor::Lz4, reclaim: Reclaim::default(), cap_pages: 1024 };
         let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, 1 << 20, Counters::private());
         Arc::new(Self { swap, outside: Mutex::default() })
     }
