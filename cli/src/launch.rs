@@ -14,7 +14,8 @@ use crate::voice::Voice;
 use pagetide::group::{ENVIRONMENT, Group, Setup};
 use pagetide::injection::{self, Injection};
 use pagetide::ways::Ways;
-use pagetide_swap::{Compressor, Reclaim};
+use pagetide_swap::config::PAGE_CLUSTER_MAX;
+use pagetide_swap::{Compressor, Readahead, Reclaim};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
@@ -69,6 +70,12 @@ pub struct RunArgs {
     /// What decides which memory leaves
     #[arg(long, value_name = "POLICY", default_value = "second-chance")]
     reclaim: Policy,
+    /// Which neighbours of a page come in with it
+    #[arg(long, value_name = "RULE", default_value = "object")]
+    readahead: Neighbours,
+    /// log2 of the pages that are read from the swap file at once, at most
+    #[arg(long, value_name = "N", default_value_t = PAGE_CLUSTER_MAX, value_parser = clap::value_parser!(u32).range(0..=PAGE_CLUSTER_MAX as i64))]
+    page_cluster: u32,
     /// Write statistics to FILE as JSON, every second and at the end
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
@@ -96,6 +103,13 @@ enum Codec {
 enum Policy {
     SecondChance,
     Fifo,
+}
+
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+enum Neighbours {
+    Object,
+    Cluster,
+    None,
 }
 
 impl RunArgs {
@@ -137,6 +151,12 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
             Policy::SecondChance => Reclaim::SecondChance,
             Policy::Fifo => Reclaim::Fifo,
         } as u64,
+        readahead: match args.readahead {
+            Neighbours::Object => Readahead::Object,
+            Neighbours::Cluster => Readahead::Cluster,
+            Neighbours::None => Readahead::None,
+        } as u64,
+        page_cluster: args.page_cluster.into(),
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
         launcher: Identity::own(),
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),

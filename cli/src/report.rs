@@ -302,6 +302,8 @@ mod tests {
             pool_percent: 50,
             compressor: 1,
             reclaim: 0,
+            readahead: 0,
+            page_cluster: 9,
             blocks: 0,
             launcher: Identity::own(),
             swap_fd: 0,

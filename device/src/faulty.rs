@@ -18,14 +18,20 @@ pub enum Failure {
     Misplaced,
 }
 
-/// A device of which every `nth` request of one direction fails.
+/// Which requests fail.
+#[derive(Debug)]
+enum Which {
+    Nth { nth: u64, count: AtomicU64 },
+    Block(u64),
+}
+
+/// A device of which some requests of one direction fail.
 #[derive(Debug)]
 pub struct Faulty {
     inner: Box<dyn Device>,
     direction: Direction,
-    nth: u64,
+    which: Which,
     failure: Failure,
-    count: AtomicU64,
     /// Tokens of requests under way that are to fail.
     failing: Mutex<Vec<u64>>,
 }
@@ -33,7 +39,13 @@ pub struct Faulty {
 impl Faulty {
     /// Fails every `nth` request of `direction` (counted from one; zero means never).
     pub fn new(inner: Box<dyn Device>, direction: Direction, nth: u64, failure: Failure) -> Self {
-        Self { inner, direction, nth, failure, count: AtomicU64::new(0), failing: Mutex::default() }
+        let which = Which::Nth { nth, count: AtomicU64::new(0) };
+        Self { inner, direction, which, failure, failing: Mutex::default() }
+    }
+
+    /// Fails the requests of `direction` in which `block` is.
+    pub fn at_block(inner: Box<dyn Device>, direction: Direction, block: u64, failure: Failure) -> Self {
+        Self { inner, direction, which: Which::Block(block), failure, failing: Mutex::default() }
     }
 
     fn is_failing(&self, token: u64) -> bool {
@@ -52,8 +64,15 @@ impl Device for Faulty {
     }
     fn submit(&self, mut request: Request) -> Result<(), Request> {
         let fails = request.direction == self.direction
-            && self.nth != 0
-            && (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(self.nth);
+            && match &self.which {
+                Which::Nth { nth, count } => {
+                    *nth != 0 && (count.fetch_add(1, Relaxed) + 1).is_multiple_of(*nth)
+                }
+                Which::Block(block) => {
+                    let blocks = (request.buffer.len() / crate::BLOCK) as u64;
+                    (request.block..request.block + blocks).contains(block)
+                }
+            };
         if !fails {
             return self.inner.submit(request);
         }

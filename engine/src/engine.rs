@@ -20,7 +20,7 @@ use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, Handle, LoadError, Of, PAGE_SIZE, PageIndex, Place,
-    Source, State, StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX,
+    Source, State, StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX, Window,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -40,6 +40,8 @@ const WRITES: std::ops::RangeInclusive<i64> = 4..=8;
 /// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
 /// stores.
 const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
+/// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
+const AHEAD_MAX: usize = 16;
 /// Free pages that a process keeps at least, however many share the cap.
 const FREE_MIN: i64 = 16;
 /// One page in so many keeps its copy although copies are not worth it just now.
@@ -138,7 +140,7 @@ struct Lists {
     reason = "kept in a table that is reused: a read allocates nothing here"
 )]
 enum Pending {
-    Read { transfer: Transfer, since: u64 },
+    Read { transfer: Transfer, write: bool, since: u64 },
     Store { slot: u16, pages: Vec<PageIndex>, block: u64 },
     Writeback { entries: Vec<(PageIndex, Handle, PageHash)>, block: u64 },
 }
@@ -435,16 +437,18 @@ impl<M: Memory> Engine<M> {
         // Held until the pages are claimed: a mapping call that removes the region then waits for the claim,
         // and no fault claims a page of a mapping that is moving.
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let Some(region) = regions.find(page) else {
+        let Some((around, attributes)) = regions.around(page) else {
             // Not ours (any more): the kernel decides when the thread looks again.
             drop(regions);
             self.memory.wake(page, 1);
             return;
         };
         // What a forking thread touches at last, that page and no more: staging is empty and stays so.
-        let asked = if self.held.load(SeqCst) { 1 } else { self.streams.window(page, WINDOW_MAX) };
-        let found = self.swap.swapin(page, region.end, asked);
+        let held = self.held.load(SeqCst);
+        let (window, passed) = if held { (Window::NONE, 0) } else { self.streams.window(page) };
+        let found = self.swap.swapin(page, around, window);
         drop(regions);
+        self.c(Counter::swap_ra_hit, passed);
         match found {
             Swapin::Present => {
                 // Usually mapped since the thread faulted. But a system call that nobody told us of may
@@ -458,12 +462,58 @@ impl<M: Memory> Engine<M> {
             Swapin::Pending => {}
             Swapin::Poisoned => self.poison(page, None),
             Swapin::Inserted(transfer) => {
-                if transfer.length < asked {
-                    self.streams.brought_in(page, asked, transfer.length);
+                let (source, mut pages) = (transfer.source, transfer.pages());
+                self.bring_in(transfer, write, since, attributes.access == Access::Write, work);
+                let stop = page.plus(1 + self.swap.reach(page, source, window).after as u64);
+                self.read_on(source, &mut pages, stop);
+                if window != Window::NONE {
+                    let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
+                    let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
+                    self.streams.brought_in(page, pages, ahead);
                 }
-                self.bring_in(transfer, write, since, region.attributes.access == Access::Write, work);
             }
         }
+    }
+
+    /// Goes on beyond a transfer whose window is wider than it, as long as there is room and nobody waits. What lies on
+    /// the device arrives piece by piece, each mapped while the next is read.
+    fn read_on(&self, source: Source, pages: &mut Range<PageIndex>, stop: PageIndex) {
+        if !matches!(source, Source::Device { .. } | Source::Zero) {
+            return;
+        }
+        while pages.end < stop && self.may_read_ahead() {
+            let next = pages.end;
+            let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+            let Some((around, attributes)) = regions.around(next) else { return };
+            let window = Window::ahead((stop.0 - next.0) as usize);
+            let found = self.swap.swapin(next, next..around.end, window);
+            drop(regions);
+            let Swapin::Inserted(mut transfer) = found else { return };
+            transfer.ahead = true;
+            let end = transfer.pages().end;
+            match transfer.source {
+                Source::Zero => {
+                    if attributes.access != Access::Write || !self.bring_by_move(&transfer) {
+                        if !self.budget.try_take(transfer.length) {
+                            return self.release(&transfer);
+                        }
+                        self.bring_zeroes(&transfer);
+                    }
+                }
+                Source::Device { block } if self.budget.try_take(transfer.length) => {
+                    if !self.read(transfer, block, false, 0) {
+                        return;
+                    }
+                }
+                _ => return self.release(&transfer),
+            }
+            pages.end = end;
+        }
+    }
+
+    /// Whether pages may be read that nobody waits for.
+    fn may_read_ahead(&self) -> bool {
+        self.requests() < AHEAD_MAX && self.waiting() == 0 && !self.held.load(SeqCst)
     }
 
     /// Leaves a fault parked until [`Engine::retry_waiting`].
@@ -526,7 +576,7 @@ impl<M: Memory> Engine<M> {
         }
         if !self.budget.try_take(transfer.length) {
             // No room for the window: the page that is waited for, at least.
-            self.release_beyond(&mut transfer, 1);
+            self.narrow(&mut transfer);
             if self.cannot_wait() {
                 self.budget.take(1);
             } else if !self.budget.try_take(1) {
@@ -536,13 +586,16 @@ impl<M: Memory> Engine<M> {
             }
         }
         match transfer.source {
-            Source::Hole | Source::Zero => {
-                let mapped = self.memory.copy_in(transfer.first, &ZERO_PAGES[..transfer.length * PAGE_SIZE]);
-                self.conclude(&transfer, mapped, transfer.length);
-            }
+            Source::Hole | Source::Zero => self.bring_zeroes(&transfer),
             Source::Memory => {
                 work.make_room(transfer.length);
-                let (loaded, error) = self.load(&transfer, &mut work.pages);
+                let (mut loaded, mut error) = self.load(&transfer, &mut work.pages);
+                if loaded <= transfer.demand && transfer.length > 1 {
+                    // One of the neighbours is damaged: that is for whoever wants it.
+                    self.budget.give(transfer.length as i64 - 1);
+                    self.narrow(&mut transfer);
+                    (loaded, error) = self.load(&transfer, &mut work.pages);
+                }
                 self.map_loaded(&transfer, loaded, error, &work.pages);
             }
             Source::Device { block } => {
@@ -560,12 +613,26 @@ impl<M: Memory> Engine<M> {
         self.held.load(SeqCst) || self.overdrawing.load(SeqCst) || self.unsharing.load(SeqCst) != 0
     }
 
-    /// Unlocks the pages of a transfer beyond the first `length`.
-    fn release_beyond(&self, transfer: &mut Transfer, length: usize) {
-        if let Some(tail) = transfer.split_off(length) {
-            let wanted = self.swap.finish_swapin(&tail, 0, true);
-            self.wake_wanted(&tail, wanted);
+    /// Lets go of all pages of a transfer but the one that is waited for.
+    fn narrow(&self, transfer: &mut Transfer) {
+        if let Some(rest) = transfer.split_off(transfer.demand) {
+            self.release(&std::mem::replace(transfer, rest));
         }
+        if let Some(tail) = transfer.split_off(1) {
+            self.release(&tail);
+        }
+    }
+
+    /// Lets go of a transfer's pages.
+    fn release(&self, transfer: &Transfer) {
+        let wanted = self.swap.finish_swapin(transfer, 0, true);
+        self.wake_wanted(transfer, wanted);
+    }
+
+    /// Maps zeroes for a transfer that was paid for.
+    fn bring_zeroes(&self, transfer: &Transfer) {
+        let mapped = self.memory.copy_in(transfer.first, &ZERO_PAGES[..transfer.length * PAGE_SIZE]);
+        self.conclude(transfer, mapped, transfer.length);
     }
 
     /// Faults that wait for pages which were not brought in after all look again.
@@ -590,8 +657,10 @@ impl<M: Memory> Engine<M> {
     fn map_loaded(&self, transfer: &Transfer, loaded: usize, error: Option<LoadError>, bytes: &[u8]) {
         if loaded == 0 {
             self.budget.give(transfer.length as i64);
-            self.fail(transfer, error.expect("a load that stopped has a reason"));
-            return;
+            return match error.expect("a load that stopped has a reason") {
+                error if transfer.length == 1 => self.fail(transfer, error),
+                _ => self.release(transfer),
+            };
         }
         let mapped = self.memory.copy_in(transfer.first, &bytes[..loaded * PAGE_SIZE]);
         self.conclude(transfer, mapped, transfer.length);
@@ -628,6 +697,9 @@ impl<M: Memory> Engine<M> {
             }
             self.memory.wake(page, 1);
         }
+        if !transfer.ahead && transfer.demand >= mapped.pages {
+            self.memory.wake(transfer.demanded(), 1);
+        }
         self.wake_wanted(transfer, wanted);
     }
 
@@ -636,9 +708,8 @@ impl<M: Memory> Engine<M> {
             LoadError::Io(_) => self.c(Counter::read_error, 1),
             LoadError::Decompress | LoadError::Hash => self.c(Counter::decompress_fail, 1),
         }
-        let wanted = self.swap.fail_swapin(transfer);
+        self.swap.fail_swapin(transfer);
         self.poison(transfer.first, Some(error));
-        self.wake_wanted(transfer, wanted);
     }
 
     fn poison(&self, page: PageIndex, error: Option<LoadError>) {
@@ -747,19 +818,26 @@ impl<M: Memory> Engine<M> {
         true
     }
 
-    fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) {
+    /// Starts to read a transfer that was paid for. False if the device has too much to do: then it has been let go, and
+    /// the fault waits.
+    fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) -> bool {
         let device = self.device.as_ref().expect("a page on the device has a device");
-        let token = self.begin(Pending::Read { transfer, since });
-        self.stalled.fetch_add(1, Relaxed);
+        let token = self.begin(Pending::Read { transfer, write, since });
+        let asked = i64::from(!transfer.ahead);
+        self.stalled.fetch_add(asked, Relaxed);
         let buffer = Buffer::new(transfer.length);
-        if device.submit(Request { token, direction: Direction::Read, block, buffer }).is_err() {
-            // The queue is full of requests: each that ends lets a waiting fault try again.
-            self.end(token);
-            self.stalled.fetch_sub(1, Relaxed);
-            self.swap.finish_swapin(&transfer, 0, true);
-            self.budget.give(transfer.length as i64);
-            self.park(transfer.first, write, since);
+        if device.submit(Request { token, direction: Direction::Read, block, buffer }).is_ok() {
+            return true;
         }
+        // The queue is full of requests: each that ends lets a waiting fault try again.
+        self.end(token);
+        self.stalled.fetch_sub(asked, Relaxed);
+        self.release(&transfer);
+        self.budget.give(transfer.length as i64);
+        if !transfer.ahead {
+            self.park(transfer.demanded(), write, since);
+        }
+        false
     }
 
     fn begin(&self, pending: Pending) -> u64 {
@@ -794,8 +872,8 @@ impl<M: Memory> Engine<M> {
             let pending = lock(&self.requests).slots[token as usize].take().expect("a request ends once");
             let is_write = !matches!(pending, Pending::Read { .. });
             match pending {
-                Pending::Read { transfer, since } => {
-                    self.read_ended(&transfer, since, &mut buffer, result);
+                Pending::Read { transfer, write, since } => {
+                    self.read_ended(transfer, write, since, &mut buffer, result);
                 }
                 Pending::Store { slot, pages, block } => self.store_ended(slot, &pages, block, result),
                 Pending::Writeback { entries, block } => self.writeback_ended(&entries, block, result),
@@ -809,23 +887,44 @@ impl<M: Memory> Engine<M> {
         self.retry_waiting(work);
     }
 
-    fn read_ended(&self, transfer: &Transfer, since: u64, bytes: &mut [u8], result: std::io::Result<()>) {
-        self.stalled.fetch_sub(1, Relaxed);
+    fn read_ended(
+        &self,
+        mut transfer: Transfer,
+        write: bool,
+        since: u64,
+        bytes: &mut [u8],
+        result: std::io::Result<()>,
+    ) {
         let waited = self.now().saturating_sub(since);
-        self.swap.counters().add(Counter::stalled_ns, waited);
-        self.read_ns.fetch_add(waited, Relaxed);
+        if !transfer.ahead {
+            self.stalled.fetch_sub(1, Relaxed);
+            self.swap.counters().add(Counter::stalled_ns, waited);
+            self.read_ns.fetch_add(waited, Relaxed);
+        }
         let (loaded, error) = match result {
             Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),
             Ok(()) => {
                 let mut pages = bytes.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate();
                 let bad = pages.find_map(|(nth, page)| {
-                    self.swap.open(transfer, nth, page).err().map(|error| (nth, error))
+                    self.swap.open(&transfer, nth, page).err().map(|error| (nth, error))
                 });
                 bad.map_or((transfer.length, None), |(nth, error)| (nth, Some(error)))
             }
         };
-        self.map_loaded(transfer, loaded, error, bytes);
-        self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+        if loaded <= transfer.demand && transfer.length > 1 && !transfer.ahead {
+            // Which of them cannot be read is not known, or it is a neighbour: what is waited for is read alone.
+            self.budget.give(transfer.length as i64 - 1);
+            self.narrow(&mut transfer);
+            let Source::Device { block } = transfer.source else {
+                unreachable!("it was read from the device")
+            };
+            self.read(transfer, block, write, since);
+            return;
+        }
+        self.map_loaded(&transfer, loaded, error, bytes);
+        if !transfer.ahead {
+            self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
+        }
     }
 
     // ---- out ------------------------------------------------------------------------------------
@@ -1225,7 +1324,9 @@ impl<M: Memory> Engine<M> {
     /// Brings a page that is on probation back into the program, unless a fault is faster. False if it is
     /// somewhere else.
     fn bring_back(&self, page: PageIndex) -> bool {
-        let Swapin::Inserted(transfer) = self.swap.swapin(page, page.plus(1), 1) else { return false };
+        let Swapin::Inserted(transfer) = self.swap.swapin(page, page..page.plus(1), Window::NONE) else {
+            return false;
+        };
         if let Source::Frames { slot } = transfer.source {
             self.bring_from_frames(&transfer, slot, true);
         } else {

@@ -20,8 +20,7 @@ use pagetide_swap::config::SPAN_PAGES;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{
-    CLUSTER_PAGES, Compressor, Config, Counter, Counters, PAGE_SIZE, PageIndex, Reclaim, SpanMemory,
-    SpanSource, Swap,
+    CLUSTER_PAGES, Config, Counter, Counters, PAGE_SIZE, PageIndex, SpanMemory, SpanSource, Swap,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
@@ -588,8 +587,8 @@ pub struct Setup {
     pub pool_pages_max: usize,
     /// Pages that the pool can get.
     pub span_pages: usize,
-    /// The codec.
-    pub compressor: Compressor,
+    /// Settings of the swap subsystem.
+    pub config: Config,
     /// The device.
     pub device: Option<Box<dyn Device>>,
     /// Masked ways.
@@ -603,7 +602,7 @@ impl Default for Setup {
             limits: Limits { low: 16, high: 32, probation: 1 },
             pool_pages_max: 64,
             span_pages: 1 << 16,
-            compressor: Compressor::Lz4,
+            config: Config::for_cap(4096),
             device: None,
             ways: Ways::default(),
         }
@@ -613,11 +612,10 @@ impl Default for Setup {
 /// An engine on a fake memory, with nothing to spend and no region. What it shares with no other process
 /// is never freed: for tests.
 pub fn engine(setup: Setup) -> Engine<FakeMemory> {
-    let Setup { slots, limits, pool_pages_max, span_pages, compressor, device, ways } = setup;
+    let Setup { slots, limits, pool_pages_max, span_pages, config, device, ways } = setup;
     let memory = FakeMemory::default();
     let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
     let counts: &'static [AtomicU8] = Vec::leak((0..count).map(|_| AtomicU8::new(0)).collect());
-    let config = Config { compressor, reclaim: Reclaim::default(), cap_pages: 4096 };
     let swap = Swap::new(
         HeapSpans::new(span_pages),
         Blocks::new(counts, words(count.div_ceil(64))),

@@ -56,6 +56,8 @@ enum Header {
     PoolPercent,
     Compressor,
     Reclaim,
+    Readahead,
+    PageCluster,
     Blocks,
     LauncherPid,
     LauncherStart,
@@ -151,6 +153,10 @@ pub struct Setup {
     pub compressor: u64,
     /// What decides which clusters leave, as in [`pagetide_swap::Reclaim`].
     pub reclaim: u64,
+    /// Which neighbours of a page come in with it, as in [`pagetide_swap::Readahead`].
+    pub readahead: u64,
+    /// log2 of the pages that are read from the swap file at once at most.
+    pub page_cluster: u64,
     /// Blocks of the swap file; 0 for none.
     pub blocks: u64,
     /// The launcher.
@@ -228,6 +234,8 @@ impl Group {
         set(Header::PoolPercent, setup.pool_percent);
         set(Header::Compressor, setup.compressor);
         set(Header::Reclaim, setup.reclaim);
+        set(Header::Readahead, setup.readahead);
+        set(Header::PageCluster, setup.page_cluster);
         set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher.pid.into());
         set(Header::LauncherStart, setup.launcher.start_time);
@@ -259,6 +267,8 @@ impl Group {
             pool_percent: get(Header::PoolPercent),
             compressor: get(Header::Compressor),
             reclaim: get(Header::Reclaim),
+            readahead: get(Header::Readahead),
+            page_cluster: get(Header::PageCluster),
             blocks: get(Header::Blocks),
             launcher: Identity {
                 pid: get(Header::LauncherPid) as u32,
@@ -604,6 +614,8 @@ mod tests {
             pool_percent: 50,
             compressor: 1,
             reclaim: 0,
+            readahead: 0,
+            page_cluster: 9,
             blocks,
             launcher: Identity::own(),
             swap_fd: 2,

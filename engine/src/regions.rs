@@ -79,6 +79,12 @@ impl Regions {
         (page < region.end).then_some(*region)
     }
 
+    /// The range that holds `page`, and what is known of it.
+    pub fn around(&self, page: PageIndex) -> Option<(Range<PageIndex>, Attributes)> {
+        let (&start, region) = self.0.range(..=page).next_back()?;
+        (page < region.end).then_some((start..region.end, region.attributes))
+    }
+
     /// The parts of `range` that are managed, ascending.
     pub fn pieces(&self, range: Range<PageIndex>) -> impl Iterator<Item = (Range<PageIndex>, Region)> + '_ {
         let before = self.0.range(..range.start).next_back();

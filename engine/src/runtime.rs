@@ -26,7 +26,9 @@ use pagetide_swap::cipher::Cipher;
 use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
-use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Reclaim, Swap};
+use pagetide_swap::{
+    CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap,
+};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::procfs;
 use pagetide_sys::spans::Spans;
@@ -360,6 +362,8 @@ impl Runtime {
                 let config = Config {
                     compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
                     reclaim: Reclaim::from_bits(setup.reclaim),
+                    readahead: Readahead::from_bits(setup.readahead),
+                    page_cluster: setup.page_cluster as u32,
                     cap_pages: setup.cap_pages,
                 };
                 // Where address space is limited the pool has to do with a part of it.

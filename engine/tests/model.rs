@@ -18,7 +18,7 @@ use pagetide_device::deferred::Deferred;
 use pagetide_device::faulty::{Failure, Faulty};
 use pagetide_device::ram::Ram;
 use pagetide_device::{Device, Direction};
-use pagetide_swap::{CLUSTER_PAGES, Compressor, Counter, PageIndex, State, Word};
+use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PageIndex, Readahead, Reclaim, State, Word};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -613,7 +613,14 @@ fn world(random: &mut Random) -> (World, String) {
         limits: Limits { low: 8 + granted / 16, high: 16 + granted / 8, probation: random.below(3) as usize },
         pool_pages_max,
         span_pages: [1 << 16, 1 << 16, 64][random.below(3) as usize],
-        compressor: if random.one_in(4) { Compressor::None } else { Compressor::Lz4 },
+        config: Config {
+            compressor: if random.one_in(4) { Compressor::None } else { Compressor::Lz4 },
+            reclaim: if random.one_in(4) { Reclaim::Fifo } else { Reclaim::SecondChance },
+            readahead: [Readahead::Object, Readahead::Object, Readahead::Cluster, Readahead::None]
+                [random.below(4) as usize],
+            page_cluster: random.below(10) as u32,
+            ..Config::for_cap(4096)
+        },
         device,
         ways: Ways::parse(ways).unwrap(),
     };
@@ -766,6 +773,68 @@ fn a_read_error_poisons_that_page_only() {
     world.put(BASE, noise(1));
     world.read(BASE);
     world.check_end();
+}
+
+/// A world of which 512 pages that do not compress lie on the device, in order.
+fn written_in_order(device: Option<Box<dyn Device>>) -> World {
+    let mut world = plain(device, 0, 900);
+    (BASE..BASE + 512).for_each(|number| world.put(number, noise(number)));
+    world.push_out();
+    assert!((BASE..BASE + 512).all(|number| on_device(&world, number)));
+    world
+}
+
+#[test]
+fn a_scan_is_read_ahead_of_up_and_down() {
+    for downwards in [false, true] {
+        let mut world = written_in_order(Some(Shared::new(&Arc::new(Ram::new(4096)))));
+        let numbers = BASE..BASE + 512;
+        let read = |number| world.read(number);
+        if downwards {
+            numbers.rev().for_each(read)
+        } else {
+            numbers.for_each(read)
+        }
+        let (faults, ahead) = (world.counter(Counter::pgmajfault), world.counter(Counter::swap_ra));
+        assert_eq!((world.counter(Counter::pswpin), faults + ahead), (512, 512));
+        assert!(faults < 20, "{faults} faults");
+        let hits = world.counter(Counter::swap_ra_hit);
+        assert!(hits > 200 && hits <= ahead, "{hits} of {ahead} were passed");
+        world.check_end();
+    }
+}
+
+#[test]
+fn random_reads_bring_in_single_pages() {
+    let mut world = written_in_order(Some(Shared::new(&Arc::new(Ram::new(4096)))));
+    // Each lies far from those before.
+    (0..64).for_each(|nth| world.read(BASE + nth * 203 % 512));
+    // But for the first, which is near where the last page was written.
+    let ahead = world.counter(Counter::swap_ra);
+    assert!(ahead < 8, "{ahead} pages came ahead");
+    world.check_end();
+}
+
+#[test]
+fn a_block_that_cannot_be_read_loses_its_page_and_none_that_is_read_with_it() {
+    for failure in [Failure::Errno(5), Failure::Corrupt, Failure::Short] {
+        for downwards in [false, true] {
+            let device = Faulty::at_block(Box::new(Ram::new(4096)), Direction::Read, 100, failure);
+            let mut world = written_in_order(Some(Box::new(device)));
+            world.may_lose = true;
+            let numbers = BASE..BASE + 512;
+            let read = |number| world.read(number);
+            if downwards {
+                numbers.rev().for_each(read)
+            } else {
+                numbers.for_each(read)
+            }
+            let lost = world.memory().poisoned();
+            // Bytes are damaged at the start of the request, wherever the block is in it.
+            assert!(lost.len() == 1, "{failure:?}: {lost:?}");
+            world.check_end();
+        }
+    }
 }
 
 #[test]
@@ -952,7 +1021,7 @@ fn what_a_busy_device_cannot_take_yet_waits_on_probation() {
     assert_eq!(world.engine.reclaim(&mut world.work), Progress::Waits);
     assert_eq!((device.held(), world.engine.take_refused()), (4, 0));
     // A hit meanwhile, and the end of a write.
-    world.read(BASE + 399);
+    world.read(BASE + 200);
     device.release(0);
     world.complete();
     assert_eq!(world.engine.reclaim(&mut world.work), Progress::Freed(32));

@@ -11,8 +11,8 @@ use pagetide_swap::swap::Keys;
 use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Compressor, Config, Counters, FOLIO_PAGES, Handle, PageIndex, Reclaim,
-    SpanMemory, SpanSource, Swap, Swapin, Word,
+    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Handle, PageIndex, SpanMemory, SpanSource,
+    Swap, Swapin, Window, Word,
 };
 use serde_json::{Value, json};
 use std::hint::black_box;
@@ -136,11 +136,7 @@ fn swap(blocks: usize) -> Swap<Heap> {
     let counts: &'static [AtomicU8] = Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect());
     let held: &'static [AtomicU64] = Vec::leak((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
     let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
-    let config = Config {
-        compressor: Compressor::Lz4,
-        reclaim: Reclaim::default(),
-        cap_pages: CLUSTERS * CLUSTER_PAGES as u64,
-    };
+    let config = Config::for_cap(CLUSTERS * CLUSTER_PAGES as u64);
     Swap::new(Heap, Blocks::new(counts, held), keys, config, 0, Counters::private())
 }
 
@@ -164,7 +160,7 @@ fn swap_in_at_random(swap: &Swap<Heap>) {
     let mut draw = Draw(1);
     for _ in 0..RANDOM_SWAPINS {
         let page = PageIndex(draw.below(CLUSTERS * CLUSTER_PAGES as u64));
-        if let Swapin::Inserted(transfer) = swap.swapin(page, page.plus(1), 1) {
+        if let Swapin::Inserted(transfer) = swap.swapin(page, page..page.plus(1), Window::NONE) {
             swap.finish_swapin(&transfer, 1, false);
         }
     }

@@ -2,6 +2,7 @@
 
 use crate::entry::PAGE_SIZE;
 use crate::policy::Reclaim;
+use crate::streams::Readahead;
 
 /// Bytes of a pool span, the unit in which the pool takes and returns memory.
 pub const SPAN_BYTES: usize = 32 * 1024;
@@ -42,8 +43,28 @@ pub struct Config {
     pub compressor: Compressor,
     /// What decides which clusters leave.
     pub reclaim: Reclaim,
+    /// Which neighbours of a page come in with it.
+    pub readahead: Readahead,
+    /// log2 of the pages that are read from the device at once, at most: the kernel's `page-cluster`.
+    pub page_cluster: u32,
     /// Pages that the process may have, in memory and compressed.
     pub cap_pages: u64,
+}
+
+/// The largest [`Config::page_cluster`]: 2 MiB.
+pub const PAGE_CLUSTER_MAX: u32 = 9;
+
+impl Config {
+    /// The defaults, for a process that may have `cap_pages`.
+    pub fn for_cap(cap_pages: u64) -> Self {
+        Self {
+            compressor: Compressor::default(),
+            reclaim: Reclaim::default(),
+            readahead: Readahead::default(),
+            page_cluster: PAGE_CLUSTER_MAX,
+            cap_pages,
+        }
+    }
 }
 
 const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE) && FOLIO_SPAN_BYTES.is_multiple_of(PAGE_SIZE));

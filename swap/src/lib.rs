@@ -49,6 +49,7 @@ pub use error::{LoadError, StoreError};
 pub use place::{Handle, Place};
 pub use policy::Reclaim;
 pub use stats::{Counter, Counters};
+pub use streams::{Readahead, Window};
 pub use swap::{Discarded, Of, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer, WINDOW_MAX};
 pub use word::{State, Word};
 pub use zswap::folios::FOLIO_PAGES;

@@ -52,6 +52,8 @@ counters! {
     swap_reuse,
     /// Pages read ahead of the faulting one.
     swap_ra,
+    /// Those of them that were passed: the next fault came at their end.
+    swap_ra_hit,
     /// Faults that found their page on probation and brought it back.
     swap_cache_hit,
     /// Stores that the pool refused because the page does not compress.

@@ -21,6 +21,7 @@ use crate::place::{Handle, Place};
 use crate::policy::{Policy, Seen};
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
+use crate::streams::{Readahead, Window};
 use crate::sync::{Condvar, Mutex, lock};
 use crate::table::{ClusterGuard, History, Table};
 use crate::word::{State, Word};
@@ -120,20 +121,35 @@ pub struct Transfer {
     pub first: PageIndex,
     /// How many.
     pub length: usize,
+    /// Which of them is waited for.
+    pub demand: usize,
+    /// Whether none is, for all were asked for ahead.
+    pub ahead: bool,
     /// Where their bytes come from.
     pub source: Source,
     words: [Word; WINDOW_MAX],
 }
 
 impl Transfer {
-    /// Cuts the transfer off at `length` and returns the rest, if any. Both are the caller's to end.
+    /// The page that is waited for.
+    pub fn demanded(&self) -> PageIndex {
+        self.first.plus(self.demand as u64)
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> std::ops::Range<PageIndex> {
+        self.first..self.first.plus(self.length as u64)
+    }
+
+    /// Cuts the transfer off at `length` and returns the rest, if there are both. Both are the caller's to end.
     pub fn split_off(&mut self, length: usize) -> Option<Self> {
-        if length >= self.length {
+        if length == 0 || length >= self.length {
             return None;
         }
         let mut rest = *self;
         rest.first = self.first.plus(length as u64);
         rest.length = self.length - length;
+        rest.demand = self.demand.saturating_sub(length);
         rest.words.copy_within(length.., 0);
         if let Source::Device { block } = self.source {
             rest.source = Source::Device { block: block + length as u64 };
@@ -334,6 +350,19 @@ impl<S: SpanSource> Swap<S> {
         cluster.set(offset, word);
     }
 
+    /// The same for pages whose words follow from `old`, and are to follow from `new`.
+    fn set_run(&self, cluster: &mut ClusterGuard<'_>, range: std::ops::Range<usize>, old: Word, new: Word) {
+        let count = range.len() as i64;
+        if old.state() != new.state() {
+            self.total(old.state(), -count);
+            self.total(new.state(), count);
+        }
+        if old.has_pool_copy() != new.has_pool_copy() {
+            self.copies.fetch_add(if new.has_pool_copy() { count } else { -count }, Relaxed);
+        }
+        cluster.set_run(range, new);
+    }
+
     fn total(&self, state: State, change: i64) {
         match state {
             State::Present => self.present.fetch_add(change, Relaxed),
@@ -381,36 +410,75 @@ impl<S: SpanSource> Swap<S> {
 
     // ---- in -------------------------------------------------------------------------------------
 
-    /// Begins to bring `page` in, and up to `window` pages from it on that lie before `end` and share its
-    /// kind of place.
-    pub fn swapin(&self, page: PageIndex, end: PageIndex, window: usize) -> Swapin {
+    /// Begins to bring `page` in, and neighbours `within` a range that share its kind of place, as many as the
+    /// `window` has at most.
+    pub fn swapin(&self, page: PageIndex, within: std::ops::Range<PageIndex>, window: Window) -> Swapin {
         let mut cluster = self.table.lock_or_create(page.cluster());
-        let first = page.offset();
-        let word = cluster.get(first);
+        let at = page.offset();
+        let word = cluster.get(at);
         match word.state() {
             State::Present if !word.is_locked() => return Swapin::Present,
             State::Poisoned => return Swapin::Poisoned,
             _ if word.is_locked() => {
-                self.set(&mut cluster, first, word.wanted());
+                self.set(&mut cluster, at, word.wanted());
                 return Swapin::Pending;
             }
             _ => {}
         }
         let source = source_of(word).expect("present and poisoned are answered above");
-        let room = (end.0 - page.0).min((CLUSTER_PAGES - first) as u64) as usize;
-        let window = window.clamp(1, WINDOW_MAX).min(room);
-        let mut words = [Word::HOLE; WINDOW_MAX];
-        let mut length = 0;
-        while length < window {
-            let word = cluster.get(first + length);
-            if length > 0 && (word.is_locked() || !continues(source, length, word)) {
+        let window = self.reach(page, source, window);
+        let room = Window {
+            before: window.before.min((page.0 - within.start.0) as usize).min(at),
+            after: window.after.min((within.end.0 - page.0) as usize - 1).min(CLUSTER_PAGES - 1 - at),
+        }
+        .at_most(WINDOW_MAX);
+        let mut end = at + 1;
+        while end <= at + room.after {
+            let (word, count) = cluster.stretch(end, at + room.after + 1 - end);
+            if word.is_locked() || !continues(source, end as isize - at as isize, word) {
                 break;
             }
-            words[length] = word;
-            self.set(&mut cluster, first + length, word.locked());
-            length += 1;
+            end += count;
         }
-        Swapin::Inserted(Transfer { first: page, length, source, words })
+        let follows = |&offset: &usize| {
+            let word = cluster.get(offset);
+            !word.is_locked() && continues(source, offset as isize - at as isize, word)
+        };
+        let before = (at - room.before..at).rev().take_while(follows).count();
+        let first = at - before;
+        let mut words = [Word::HOLE; WINDOW_MAX];
+        let mut offset = first;
+        while offset < end {
+            let (word, count) = cluster.stretch(offset, end - offset);
+            for nth in 0..count {
+                words[offset - first + nth] = word.nth(nth);
+            }
+            self.set_run(&mut cluster, offset..offset + count, word, word.locked());
+            offset += count;
+        }
+        let source = match source {
+            Source::Device { block } => Source::Device { block: block - before as u64 },
+            other => other,
+        };
+        let (first, length) = (page.cluster().page(first), end - first);
+        Swapin::Inserted(Transfer { first, length, demand: before, ahead: false, source, words })
+    }
+
+    /// What of a window comes in from this source.
+    pub fn reach(&self, page: PageIndex, source: Source, window: Window) -> Window {
+        let device = 1 << self.config.page_cluster;
+        match (self.config.readahead, source) {
+            (Readahead::None, Source::Device { .. }) => Window::NONE,
+            (Readahead::Object, Source::Device { .. }) => window.at_most(device),
+            (Readahead::Cluster, Source::Device { .. } | Source::Memory | Source::Zero) => {
+                let before = match source {
+                    Source::Device { block } => block as usize % device,
+                    _ => page.0 as usize % device,
+                };
+                Window { before, after: device - 1 - before }
+            }
+            _ => window,
+        }
     }
 
     /// Reads page number `nth` of a transfer whose source is memory.
@@ -458,18 +526,22 @@ impl<S: SpanSource> Swap<S> {
         let mut wanted = 0;
         let mut cluster = self.table.lock_or_create(transfer.first.cluster());
         let first = transfer.first.offset();
-        for nth in 0..transfer.length {
+        let mut nth = 0;
+        while nth < mapped {
             let word = transfer.words[nth];
-            if nth < mapped {
-                let kept = word.place().filter(|place| keep && !matches!(place, Place::Same(_)));
-                if kept.is_none() {
-                    self.free_place(word.place());
-                }
-                self.set(&mut cluster, first + nth, Word::present(kept));
-            } else {
-                wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
-                self.set(&mut cluster, first + nth, word.with_writeback(false));
+            let follows = |&count: &usize| transfer.words[nth + count] == word.nth(count);
+            let count = 1 + (1..mapped - nth).take_while(follows).count();
+            let kept = word.place().filter(|place| keep && !matches!(place, Place::Same(_)));
+            if kept.is_none() {
+                (nth..nth + count).for_each(|nth| self.free_place(transfer.words[nth].place()));
             }
+            let locked = word.locked();
+            self.set_run(&mut cluster, first + nth..first + nth + count, locked, Word::present(kept));
+            nth += count;
+        }
+        for nth in mapped..transfer.length {
+            wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
+            self.set(&mut cluster, first + nth, transfer.words[nth].with_writeback(false));
         }
         if mapped > 0 {
             if matches!(transfer.source, Source::Frames { .. }) {
@@ -515,30 +587,27 @@ impl<S: SpanSource> Swap<S> {
             Source::Device { .. } => (Counter::pswpin, true),
         };
         c.add(counter, count);
-        c.add(if major { Counter::pgmajfault } else { Counter::pgminfault }, 1);
+        let asked = u64::from(!transfer.ahead);
+        c.add(if major { Counter::pgmajfault } else { Counter::pgminfault }, asked);
         if major {
             c.add(Counter::workingset_refault_anon, count);
-            c.add(Counter::swap_ra, count - 1);
+            c.add(Counter::swap_ra, count - asked);
         }
     }
 
-    /// Ends a transfer whose first page cannot be read: that page is poisoned, the others are as they
-    /// were. Returns the pages for which a fault waits.
-    pub fn fail_swapin(&self, transfer: &Transfer) -> u64 {
-        let mut wanted = 0;
+    /// Ends a transfer of one page that cannot be read: it is poisoned.
+    ///
+    /// # Panics
+    /// If there are more: which of them cannot be read is told by reading each alone.
+    pub fn fail_swapin(&self, transfer: &Transfer) {
+        assert_eq!(transfer.length, 1, "one page is poisoned at a time");
         {
             let mut cluster = self.table.lock_or_create(transfer.first.cluster());
-            let first = transfer.first.offset();
             self.free_place(transfer.words[0].place());
-            self.set(&mut cluster, first, Word::POISONED);
-            for nth in 1..transfer.length {
-                wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
-                self.set(&mut cluster, first + nth, transfer.words[nth].with_writeback(false));
-            }
+            self.set(&mut cluster, transfer.first.offset(), Word::POISONED);
         }
         self.counters.add(Counter::poisoned, 1);
         self.notify();
-        wanted
     }
 
     // ---- out ------------------------------------------------------------------------------------
@@ -1121,10 +1190,12 @@ fn source_of(word: Word) -> Option<Source> {
     })
 }
 
-/// Whether `word`, `nth` pages after the first, can travel with a transfer from `source`.
-fn continues(source: Source, nth: usize, word: Word) -> bool {
+/// Whether `word`, `nth` pages after the one that is waited for, can travel with a transfer from `source`.
+fn continues(source: Source, nth: isize, word: Word) -> bool {
     match (source, source_of(word)) {
-        (Source::Device { block: first }, Some(Source::Device { block })) => block == first + nth as u64,
+        (Source::Device { block: first }, Some(Source::Device { block })) => {
+            first.checked_add_signed(nth as i64) == Some(block)
+        }
         (a, Some(b)) => a == b,
         (_, None) => false,
     }

@@ -604,6 +604,19 @@ impl<'a> ClusterGuard<'a> {
         self.view().word(offset).expect("nobody else changes it")
     }
 
+    /// The word of the page at `offset`, and how many pages from it on, at most `most`, are seen at once to have words
+    /// that follow from it ([`Word::nth`]): to the end of what one word stands for.
+    pub fn stretch(&self, offset: usize, most: usize) -> (Word, usize) {
+        let view = self.view();
+        let (word, end) = match (self.units, view.unit(offset / UNIT_PAGES).expect("nobody else changes it"))
+        {
+            (None, Ok(_)) => (Word(view.root).nth(offset), CLUSTER_PAGES),
+            (_, Ok(whole)) => (whole.nth(offset % UNIT_PAGES), offset / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES),
+            (_, Err(pages)) => (Word(pages[offset % UNIT_PAGES].load(Relaxed)), offset + 1),
+        };
+        (word, most.min(end - offset))
+    }
+
     /// Changes the word of the page at `offset`.
     pub fn set(&mut self, offset: usize, word: Word) {
         let (at, nth) = (offset / UNIT_PAGES, offset % UNIT_PAGES);

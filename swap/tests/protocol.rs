@@ -12,8 +12,8 @@ use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Compressor, Config, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place,
-    Reclaim, Source, SpanMemory, SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Word,
+    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place, Source,
+    SpanMemory, SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Window, Word,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
@@ -112,7 +112,7 @@ impl World {
         let held: &'static [AtomicU64] =
             Vec::leak((0..BLOCKS.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
-        let config = Config { compressor: Compressor::Lz4, reclaim: Reclaim::default(), cap_pages: 1024 };
+        let config = Config::for_cap(1024);
         let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, 1 << 20, Counters::private());
         Arc::new(Self { swap, outside: Mutex::default() })
     }
@@ -124,7 +124,9 @@ impl World {
     /// The program writes its pages.
     fn touch(&self, offsets: impl Iterator<Item = usize>, value: impl Fn(usize) -> u64) {
         for offset in offsets {
-            let Swapin::Inserted(hole) = self.swap.swapin(page(offset), page(offset + 1), 1) else {
+            let Swapin::Inserted(hole) =
+                self.swap.swapin(page(offset), page(offset)..page(offset + 1), Window::NONE)
+            else {
                 panic!("a hole")
             };
             assert_eq!(hole.source, Source::Hole);
@@ -134,12 +136,12 @@ impl World {
     }
 
     /// Touches a page until it is there, as a thread of the program would. `window` pages may come with it.
-    fn read(&self, offset: usize, window: usize, keep: bool) -> u64 {
+    fn read(&self, offset: usize, window: Window, keep: bool) -> u64 {
         loop {
             if let Some(value) = self.outside().program[offset] {
                 return value;
             }
-            match self.swap.swapin(page(offset), page(PAGES), window) {
+            match self.swap.swapin(page(offset), page(0)..page(PAGES), window) {
                 Swapin::Present | Swapin::Pending => thread::yield_now(),
                 Swapin::Poisoned => panic!("page {offset} is lost"),
                 Swapin::Inserted(transfer) => self.bring(&transfer, keep),
@@ -291,7 +293,11 @@ impl World {
     fn settle(&self, value: impl Fn(usize) -> u64, touched: usize) {
         for offset in 0..touched {
             let dropped = self.outside().dropped[offset];
-            assert_eq!(self.read(offset, 1, false), if dropped { 0 } else { value(offset) }, "page {offset}");
+            assert_eq!(
+                self.read(offset, Window::NONE, false),
+                if dropped { 0 } else { value(offset) },
+                "page {offset}"
+            );
         }
         let outside = self.outside();
         assert!(outside.frames.is_empty(), "{:?}", outside.frames);
@@ -336,7 +342,7 @@ fn two_readers_of_one_entry_get_it_by_one_read() {
             world.evict();
             let reads = world.outside().reads;
             let reader = |keep| -> Box<dyn FnOnce(&World) + Send> {
-                Box::new(move |world| assert_eq!(world.read(0, 1, keep), kind(0)))
+                Box::new(move |world| assert_eq!(world.read(0, Window::NONE, keep), kind(0)))
             };
             together(&world, vec![reader(true), reader(false), reader(true)]);
             assert_eq!(world.outside().reads, reads + 1);
@@ -357,7 +363,7 @@ fn a_reader_and_eviction() {
                     Box::new(World::evict),
                     Box::new(move |world| {
                         for offset in [1, 0, 1] {
-                            assert_eq!(world.read(offset, 1, offset == 1), kind(offset));
+                            assert_eq!(world.read(offset, Window::NONE, offset == 1), kind(offset));
                         }
                     }),
                     Box::new(|world| {
@@ -382,7 +388,7 @@ fn a_reader_and_a_discard() {
                 &world,
                 vec![
                     Box::new(move |world| {
-                        let value = world.read(1, 1, true);
+                        let value = world.read(1, Window::NONE, true);
                         assert!(value == kind(1) || (value == 0 && world.outside().dropped[1]));
                     }),
                     Box::new(|world| world.discard(1..2)),
@@ -406,8 +412,8 @@ fn a_reader_and_writeback() {
                 vec![
                     Box::new(World::write_back),
                     Box::new(move |world| {
-                        assert_eq!(world.read(0, 1, false), kind(0));
-                        assert_eq!(world.read(2, 2, true), kind(2));
+                        assert_eq!(world.read(0, Window::NONE, false), kind(0));
+                        assert_eq!(world.read(2, Window::ahead(2), true), kind(2));
                     }),
                     Box::new(|world| {
                         world.evict();
@@ -430,8 +436,8 @@ fn a_large_folio_and_a_small_one_inside_it() {
             together(
                 &world,
                 vec![
-                    Box::new(move |world| assert_eq!(world.read(0, 16, true), kind(0))),
-                    Box::new(move |world| assert_eq!(world.read(5, 1, false), kind(5))),
+                    Box::new(move |world| assert_eq!(world.read(0, Window::ahead(16), true), kind(0))),
+                    Box::new(move |world| assert_eq!(world.read(5, Window::NONE, false), kind(5))),
                     Box::new(|world| world.discard(8..18)),
                 ],
             );
