@@ -1,10 +1,11 @@
 //! Which neighbours of a page come in with it: a small table of sequential streams.
 //!
 //! A fault next to where a stream was about to go on continues it, upwards or downwards, and the window doubles; one
-//! near it gets a few neighbours on both sides; any other fault starts a stream of one page in place of the stalest. So random access brings in single pages and never pays for a neighbour, and several threads that
-//! scan keep a window each. The rules are those of the kernel's readahead by address (`swap_vma_ra_win`), with a table
-//! of streams in place of one for each mapping. Nobody sees a page touched that is mapped already: that all of a window
-//! was of use is told by the fault that comes at its end.
+//! near it gets a few neighbours on both sides; any other fault starts a stream of one page in place of the stalest. So
+//! random access brings in single pages and never pays for a neighbour, and several threads that scan keep a window
+//! each. The rules are those of the kernel's readahead by address (`swap_vma_ra_win`), with a table of streams in place
+//! of one for each mapping. Nobody sees a page touched that is mapped already: that all of a window was of use is told
+//! by the fault that comes at its end.
 
 use crate::entry::PageIndex;
 use crate::sync::{Mutex, lock};
