@@ -10,7 +10,7 @@ pub mod file;
 pub mod ram;
 
 pub use file::{File, FileKind, OpenError};
-pub use pagetide_sys::buffer::Buffer;
+pub use pagetide_sys::buffer::{Buffer, keep as keep_buffers};
 pub use pagetide_sys::uring::Direction;
 use std::io;
 

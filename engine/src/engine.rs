@@ -15,7 +15,7 @@ use crate::ways::Ways;
 use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::streams::Streams;
+use pagetide_swap::streams::{Look, Streams};
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
@@ -42,6 +42,8 @@ const WRITES: std::ops::RangeInclusive<i64> = 4..=8;
 const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
 /// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
 const AHEAD_MAX: usize = 16;
+/// Pages to and from the device between two looks with which buffers keep their memory.
+const BUSY_PAGES: u64 = 256;
 /// Free pages that a process keeps at least, however many share the cap.
 const FREE_MIN: i64 = 16;
 /// One page in so many keeps its copy although copies are not worth it just now.
@@ -190,6 +192,8 @@ pub struct Engine<M: Memory> {
     /// What of `limits` this process keeps free, with others that share the cap.
     low: AtomicI64,
     high: AtomicI64,
+    /// Pages that had gone to and from the device at the last look.
+    moved: AtomicU64,
     staged: Box<[Staged<M::Slot>]>,
     lists: Mutex<Lists>,
     requests: Mutex<Requests>,
@@ -283,6 +287,7 @@ impl<M: Memory> Engine<M> {
             limits,
             low: AtomicI64::new(limits.low),
             high: AtomicI64::new(limits.high),
+            moved: AtomicU64::new(0),
             staged: slots
                 .into_iter()
                 .map(|slot| Staged {
@@ -348,6 +353,14 @@ impl<M: Memory> Engine<M> {
         let share = |pages: i64| (pages / processes.max(1) as i64).max(pages.min(FREE_MIN));
         self.low.store(share(low), Relaxed);
         self.high.store(share(low) + share(high - low), Relaxed);
+    }
+    /// Whether buffers for I/O keep their memory: while much goes to and from the device. To be called a few times a
+    /// second.
+    pub fn settle_buffers(&self) {
+        let counters = self.swap.counters();
+        let moved = counters.get(Counter::pswpin) + counters.get(Counter::pswpout);
+        let busy = moved - self.moved.swap(moved, Relaxed) >= BUSY_PAGES;
+        pagetide_device::keep_buffers(if busy { self.high.load(Relaxed) as usize * PAGE_SIZE } else { 0 });
     }
     /// Faults that are parked just now.
     pub fn stalled(&self) -> i64 {
@@ -445,10 +458,9 @@ impl<M: Memory> Engine<M> {
         };
         // What a forking thread touches at last, that page and no more: staging is empty and stays so.
         let held = self.held.load(SeqCst);
-        let (window, passed) = if held { (Window::NONE, 0) } else { self.streams.window(page) };
-        let found = self.swap.swapin(page, around, window);
+        let look = if held { Look::default() } else { self.streams.look(page) };
+        let found = self.swap.swapin(page, around, look.window);
         drop(regions);
-        self.c(Counter::swap_ra_hit, passed);
         match found {
             Swapin::Present => {
                 // Usually mapped since the thread faulted. But a system call that nobody told us of may
@@ -459,56 +471,68 @@ impl<M: Memory> Engine<M> {
                 }
                 self.memory.wake(page, 1);
             }
-            Swapin::Pending => {}
+            Swapin::Pending => {
+                if !held && let Some(ahead) = self.streams.caught_up(page) {
+                    let window = Window::ahead((ahead.end.0 - page.0) as usize);
+                    let end = self.read_on(ahead.start, page.plus(self.swap.reach_ahead(window) as u64));
+                    self.streams.went_on(page, end);
+                }
+            }
             Swapin::Poisoned => self.poison(page, None),
             Swapin::Inserted(transfer) => {
                 let (source, mut pages) = (transfer.source, transfer.pages());
                 self.bring_in(transfer, write, since, attributes.access == Access::Write, work);
-                let stop = page.plus(1 + self.swap.reach(page, source, window).after as u64);
-                self.read_on(source, &mut pages, stop);
-                if window != Window::NONE {
-                    let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
-                    let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
-                    self.streams.brought_in(page, pages, ahead);
+                if held {
+                    return;
                 }
+                if matches!(source, Source::Device { .. } | Source::Zero) {
+                    let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
+                    pages.end = self.read_on(pages.end, stop);
+                }
+                self.c(Counter::swap_ra_hit, look.passed);
+                let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
+                let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
+                self.streams.brought_in(page, look, pages, ahead);
             }
         }
     }
 
-    /// Goes on beyond a transfer whose window is wider than it, as long as there is room and nobody waits. What lies on
-    /// the device arrives piece by piece, each mapped while the next is read.
-    fn read_on(&self, source: Source, pages: &mut Range<PageIndex>, stop: PageIndex) {
-        if !matches!(source, Source::Device { .. } | Source::Zero) {
-            return;
-        }
-        while pages.end < stop && self.may_read_ahead() {
-            let next = pages.end;
+    /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits. What
+    /// lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that was not
+    /// asked for.
+    fn read_on(&self, mut next: PageIndex, stop: PageIndex) -> PageIndex {
+        while next < stop && self.may_read_ahead() {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-            let Some((around, attributes)) = regions.around(next) else { return };
+            let Some((around, attributes)) = regions.around(next) else { break };
             let window = Window::ahead((stop.0 - next.0) as usize);
             let found = self.swap.swapin(next, next..around.end, window);
             drop(regions);
-            let Swapin::Inserted(mut transfer) = found else { return };
+            let Swapin::Inserted(mut transfer) = found else { break };
             transfer.ahead = true;
             let end = transfer.pages().end;
             match transfer.source {
                 Source::Zero => {
                     if attributes.access != Access::Write || !self.bring_by_move(&transfer) {
                         if !self.budget.try_take(transfer.length) {
-                            return self.release(&transfer);
+                            self.release(&transfer);
+                            break;
                         }
                         self.bring_zeroes(&transfer);
                     }
                 }
                 Source::Device { block } if self.budget.try_take(transfer.length) => {
                     if !self.read(transfer, block, false, 0) {
-                        return;
+                        break;
                     }
                 }
-                _ => return self.release(&transfer),
+                _ => {
+                    self.release(&transfer);
+                    break;
+                }
             }
-            pages.end = end;
+            next = end;
         }
+        next
     }
 
     /// Whether pages may be read that nobody waits for.
@@ -1208,71 +1232,15 @@ impl<M: Memory> Engine<M> {
         let number = ClusterNumber(staged.cluster.load(Relaxed));
         let populated = lock(&staged.slot).populated();
         let mut stored = 0;
-        let mut unsent = Unsent::default();
-        let mut batch = Batch::default();
+        let mut outgoing = Outgoing::default();
         for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
             let folio = populated.and(PageSet::range(first..first + FOLIO_PAGES));
-            if folio.is_empty() {
-                continue;
+            if !folio.is_empty() {
+                stored += self.store_folio(slot_id, number.page(first), folio, &mut outgoing, work);
+                self.settle_pool();
             }
-            let mut begun = [(0usize, None::<Place>); FOLIO_PAGES];
-            let mut count = 0;
-            if let Some(mut cluster) = self.swap.table().lock(number) {
-                for offset in folio.iter() {
-                    if let Some(kept) = self.swap.begin_store(&mut cluster, slot_id, offset) {
-                        begun[count] = (offset, kept);
-                        count += 1;
-                    }
-                }
-            }
-            let started = self.now();
-            let mut new = 0;
-            let whole = (count == FOLIO_PAGES).then(|| {
-                let slot = lock(&staged.slot);
-                let frame = |nth: usize| slot.frame(first + nth).expect("a cached page has its frame");
-                self.swap.store_folio(frame, &begun.map(|(_, kept)| kept), &mut work.scratch)
-            });
-            for (nth, &(offset, kept)) in begun[..count].iter().enumerate() {
-                let page = number.page(offset);
-                let outcome = {
-                    let slot = lock(&staged.slot);
-                    let bytes = slot.frame(offset).expect("a cached page has its frame");
-                    let outcome = match &whole {
-                        Some(outcomes) => outcomes[nth],
-                        None => self.swap.store(bytes, kept, &mut work.scratch),
-                    };
-                    if let Stored::Refused(_, hash) = outcome
-                        && self.device.is_some()
-                    {
-                        batch.push(page, hash, bytes);
-                    }
-                    outcome
-                };
-                match outcome {
-                    Stored::Clean(place) | Stored::New(place) => {
-                        stored += 1;
-                        new += usize::from(matches!(outcome, Stored::New(_)));
-                        self.end_store(page, slot_id, Some(place));
-                    }
-                    Stored::Refused(..) if self.device.is_some() => {
-                        if batch.pages.len() == WRITE_BATCH_PAGES {
-                            stored += self.write(slot_id, &mut batch, &mut unsent);
-                        }
-                    }
-                    Stored::Refused(..) => {
-                        self.refused.fetch_add(1, Relaxed);
-                        unsent.refused.push(page);
-                    }
-                }
-            }
-            if new > 0 && new == count {
-                let each = self.now().saturating_sub(started) / new as u64;
-                let mean = self.store_ns.load(Relaxed);
-                // Only reclaim stores, or a fork while reclaim is frozen.
-                self.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
-            }
-            self.settle_pool();
         }
+        let Outgoing { mut batch, mut unsent } = outgoing;
         stored += self.write(slot_id, &mut batch, &mut unsent);
         if busy == Busy::Refuse {
             unsent.refused.append(&mut unsent.deferred);
@@ -1288,6 +1256,98 @@ impl<M: Memory> Engine<M> {
         }
         self.unref(slot_id, 1);
         stored
+    }
+
+    /// Stores those of the sixteen pages from `first` on that are in `populated` and still on probation in a slot.
+    /// Returns how many became free or are on their way to the device.
+    fn store_folio(
+        &self,
+        slot_id: u16,
+        first: PageIndex,
+        populated: PageSet,
+        outgoing: &mut Outgoing,
+        work: &mut Workspace,
+    ) -> usize {
+        let staged = &self.staged[usize::from(slot_id)];
+        let mut begun = [(0usize, None::<Place>); FOLIO_PAGES];
+        let mut count = 0;
+        if let Some(mut cluster) = self.swap.table().lock(first.cluster()) {
+            for run in populated.runs() {
+                self.swap.begin_store(&mut cluster, slot_id, run, |offset, kept| {
+                    begun[count] = (offset, kept);
+                    count += 1;
+                });
+            }
+        }
+        let started = self.now();
+        let whole = (count == FOLIO_PAGES).then(|| {
+            let slot = lock(&staged.slot);
+            let frame = |nth| slot.frame(first.offset() + nth).expect("a cached page has its frame");
+            self.swap.store_folio(frame, &begun.map(|(_, kept)| kept), &mut work.scratch)
+        });
+        if let Some(place) = whole.as_ref().and_then(|outcomes| Stored::run(outcomes))
+            && self.end_store_run(first, slot_id, place)
+        {
+            self.note_store_time(started, FOLIO_PAGES);
+            return FOLIO_PAGES;
+        }
+        let Outgoing { batch, unsent } = outgoing;
+        let (mut stored, mut new) = (0, 0);
+        for (nth, &(offset, kept)) in begun[..count].iter().enumerate() {
+            let page = first.cluster().page(offset);
+            let outcome = {
+                let slot = lock(&staged.slot);
+                let bytes = slot.frame(offset).expect("a cached page has its frame");
+                let outcome = match &whole {
+                    Some(outcomes) => outcomes[nth],
+                    None => self.swap.store(bytes, kept, &mut work.scratch),
+                };
+                if let Stored::Refused(_, hash) = outcome
+                    && self.device.is_some()
+                {
+                    batch.push(page, hash, bytes);
+                }
+                outcome
+            };
+            match outcome {
+                Stored::Clean(place) | Stored::New(place) => {
+                    stored += 1;
+                    new += usize::from(matches!(outcome, Stored::New(_)));
+                    self.end_store(page, slot_id, Some(place));
+                }
+                Stored::Refused(..) if self.device.is_some() => {
+                    if batch.pages.len() == WRITE_BATCH_PAGES {
+                        stored += self.write(slot_id, batch, unsent);
+                    }
+                }
+                Stored::Refused(..) => {
+                    self.refused.fetch_add(1, Relaxed);
+                    unsent.refused.push(page);
+                }
+            }
+        }
+        if new > 0 && new == count {
+            self.note_store_time(started, new);
+        }
+        stored
+    }
+
+    /// Notes what storing a page takes: `pages` took the time since `started`.
+    fn note_store_time(&self, started: u64, pages: usize) {
+        let each = self.now().saturating_sub(started) / pages as u64;
+        let mean = self.store_ns.load(Relaxed);
+        // Only reclaim stores, or a fork while reclaim is frozen.
+        self.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
+    }
+
+    /// Ends the stores of a folio at once. False if they must end one by one.
+    fn end_store_run(&self, first: PageIndex, slot_id: u16, place: Place) -> bool {
+        let shadow = Shadow(self.staged[usize::from(slot_id)].shadow.load(Relaxed));
+        let ended = self.swap.finish_store_run(first, FOLIO_PAGES, place, shadow);
+        if ended {
+            self.unref(slot_id, FOLIO_PAGES);
+        }
+        ended
     }
 
     /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
@@ -1398,13 +1458,11 @@ impl<M: Memory> Engine<M> {
                 self.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
                 let later = if busy { &mut unsent.deferred } else { &mut unsent.refused };
                 later.extend(batch.pages.drain(..).map(|(page, _)| page));
-                batch.bytes.clear();
+                batch.buffer = None;
                 break;
             };
             let pages: Vec<_> = batch.pages.drain(..run.length).collect();
-            let mut buffer = Buffer::new(run.length);
-            buffer.copy_from_slice(&batch.bytes[..run.length * BLOCK]);
-            batch.bytes.drain(..run.length * BLOCK);
+            let mut buffer = batch.split_off(run.length);
             for ((block, (_, hash)), page) in (run.start..).zip(&pages).zip(buffer.chunks_exact_mut(BLOCK)) {
                 self.swap.seal(block, *hash, page);
             }
@@ -1428,8 +1486,19 @@ impl<M: Memory> Engine<M> {
         match result {
             Ok(()) => {
                 self.c(Counter::pswpout, pages.len());
-                for (&page, block) in pages.iter().zip(block..) {
-                    self.end_store(page, slot_id, Some(Place::Device(block)));
+                let mut nth = 0;
+                while let Some(&page) = pages.get(nth) {
+                    let place = Place::Device(block + nth as u64);
+                    // They ascend.
+                    let last = page.plus(FOLIO_PAGES as u64 - 1);
+                    let whole = page.offset().is_multiple_of(FOLIO_PAGES)
+                        && pages.get(nth + FOLIO_PAGES - 1) == Some(&last);
+                    if whole && self.end_store_run(page, slot_id, place) {
+                        nth += FOLIO_PAGES;
+                    } else {
+                        self.end_store(page, slot_id, Some(place));
+                        nth += 1;
+                    }
                 }
             }
             Err(error) => {
@@ -1672,12 +1741,36 @@ struct Unsent {
 #[derive(Default)]
 struct Batch {
     pages: Vec<(PageIndex, PageHash)>,
-    bytes: Vec<u8>,
+    /// Their bytes, in its first pages.
+    buffer: Option<Buffer>,
+}
+
+/// What does not go to the pool.
+#[derive(Default)]
+struct Outgoing {
+    batch: Batch,
+    unsent: Unsent,
 }
 
 impl Batch {
     fn push(&mut self, page: PageIndex, hash: PageHash, bytes: &[u8]) {
+        let buffer = self.buffer.get_or_insert_with(|| Buffer::new(WRITE_BATCH_PAGES));
+        buffer[self.pages.len() * BLOCK..][..BLOCK].copy_from_slice(bytes);
         self.pages.push((page, hash));
-        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// The bytes of the first `count` pages, which are gone from the list already.
+    fn split_off(&mut self, count: usize) -> Buffer {
+        let mut all = self.buffer.take().expect("there are pages");
+        if self.pages.is_empty() {
+            all.truncate(count);
+            return all;
+        }
+        let mut first = Buffer::new(count);
+        let (head, rest) = (count * BLOCK, self.pages.len() * BLOCK);
+        first.copy_from_slice(&all[..head]);
+        all.copy_within(head..head + rest, 0);
+        self.buffer = Some(all);
+        first
     }
 }

@@ -842,6 +842,7 @@ impl Runtime {
                 self.level(lost - refaults, now.clock - looked.clock);
                 (looked, refaults) = (now, lost);
                 self.engine.drop_idle_donor();
+                self.engine.settle_buffers();
                 self.pause.end_work();
             }
         }

@@ -145,13 +145,11 @@ fn swap_out(swap: &Swap<Heap>, place: impl Fn(PageIndex) -> Place) {
     for number in (0..CLUSTERS).map(ClusterNumber) {
         let mut cluster = swap.table().lock_or_create(number);
         let out = swap.taken_out(&mut cluster, 0, 0..CLUSTER_PAGES, |_| true, |_| false);
-        for offset in 0..CLUSTER_PAGES {
-            swap.begin_store(&mut cluster, 0, offset).expect("just taken out");
-        }
+        swap.begin_store(&mut cluster, 0, 0..CLUSTER_PAGES, |_, _| ());
         drop(cluster);
-        for offset in 0..CLUSTER_PAGES {
-            let page = number.page(offset);
-            swap.finish_store(page, place(page), out.shadow);
+        for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
+            let page = number.page(first);
+            assert!(swap.finish_store_run(page, FOLIO_PAGES, place(page), out.shadow));
         }
     }
 }

@@ -85,6 +85,17 @@ struct Stream {
     used_at: u64,
 }
 
+/// What the streams say to a fault.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Look {
+    /// Neighbours to bring in with the page.
+    pub window: Window,
+    /// Pages that came in ahead and have proved to be of use.
+    pub passed: usize,
+    /// The stream that the fault continues.
+    stream: Option<usize>,
+}
+
 /// The streams of a process.
 #[derive(Debug, Default)]
 pub struct Streams {
@@ -92,12 +103,10 @@ pub struct Streams {
 }
 
 impl Streams {
-    /// Neighbours to bring in with `page`, and how many pages that came in ahead have proved to be of use.
-    pub fn window(&self, page: PageIndex) -> (Window, usize) {
-        let mut inner = lock(&self.inner);
-        let (streams, clock) = &mut *inner;
-        *clock += 1;
-        let now = *clock;
+    /// What to bring in with `page`. Nothing changes before [`Streams::brought_in`]: the page may turn out to be on its
+    /// way.
+    pub fn look(&self, page: PageIndex) -> Look {
+        let streams = &lock(&self.inner).0;
         let page = page.0;
         let gap = |stream: &Stream| stream.window.min(GAP_MAX);
         let after = |s: &Stream| s.window > 0 && page >= s.next && page - s.next <= gap(s);
@@ -107,35 +116,63 @@ impl Streams {
             reach > 0 && page + reach >= s.first && page < s.next + reach
         };
         let position = |which: &dyn Fn(&Stream) -> bool| streams.iter().position(which);
-        let (at, window, passed) = if let Some(at) = position(&after) {
-            let wider = (streams[at].window * 2).min(WINDOW_MAX);
-            (at, Window { before: 0, after: wider as usize - 1 }, true)
+        let wider = |at: usize| (streams[at].window * 2).min(WINDOW_MAX) as usize;
+        if let Some(at) = position(&after) {
+            let window = Window { before: 0, after: wider(at) - 1 };
+            Look { window, passed: streams[at].ahead as usize, stream: Some(at) }
         } else if let Some(at) = position(&before) {
-            let wider = (streams[at].window * 2).min(WINDOW_MAX);
-            (at, Window { before: wider as usize - 1, after: 0 }, true)
+            let window = Window { before: wider(at) - 1, after: 0 };
+            Look { window, passed: streams[at].ahead as usize, stream: Some(at) }
         } else if let Some(at) = position(&near) {
             let narrower = (streams[at].window / 2).min(CENTRED_MAX) as usize;
-            (at, Window { before: (narrower - 1) / 2, after: narrower / 2 }, false)
+            let window = Window { before: (narrower - 1) / 2, after: narrower / 2 };
+            Look { window, passed: 0, stream: Some(at) }
         } else {
-            let stalest = (0..STREAMS).min_by_key(|&at| streams[at].used_at).expect("there are streams");
-            streams[stalest] = Stream::default();
-            (stalest, Window::NONE, false)
-        };
-        let stream = &mut streams[at];
-        let passed = if passed { stream.ahead } else { 0 };
-        let first = page.saturating_sub(window.before as u64);
-        let next = page + window.after as u64 + 1;
-        *stream = Stream { first, next, window: next - first, ahead: 0, used_at: now };
-        (window, passed as usize)
+            Look::default()
+        }
     }
 
-    /// Tells the stream that `page` continued what it brought in, of which `ahead` pages came from their places before
-    /// anybody asked. If that is less than its window the next fault there doubles it as if it had been filled.
-    pub fn brought_in(&self, page: PageIndex, pages: Range<PageIndex>, ahead: usize) {
+    /// Notes that a fault at `page` was answered as `look` said, and that `pages` came, of which `ahead` from their
+    /// places before anybody asked. If those are fewer than the window, the next fault there doubles it as if they were
+    /// all.
+    pub fn brought_in(&self, page: PageIndex, look: Look, pages: Range<PageIndex>, ahead: usize) {
         let mut inner = lock(&self.inner);
-        let holds = |stream: &&mut Stream| (stream.first..stream.next).contains(&page.0);
-        if let Some(stream) = inner.0.iter_mut().filter(holds).max_by_key(|stream| stream.used_at) {
-            (stream.first, stream.next, stream.ahead) = (pages.start.0, pages.end.0, ahead as u64);
+        let (streams, clock) = &mut *inner;
+        *clock += 1;
+        let at = look.stream.unwrap_or_else(|| {
+            (0..STREAMS).min_by_key(|&at| streams[at].used_at).expect("there are streams")
+        });
+        let before = look.window.before.min(page.0 as usize);
+        streams[at] = Stream {
+            first: pages.start.0,
+            next: pages.end.0,
+            window: (before + look.window.after + 1) as u64,
+            ahead: ahead as u64,
+            used_at: *clock,
+        };
+    }
+
+    /// A fault at a page that is on its way already: whoever scans has caught up with what was read for it. Returns what
+    /// to read next, so that the device need not wait for the end of the window.
+    pub fn caught_up(&self, page: PageIndex) -> Option<Range<PageIndex>> {
+        let streams = &lock(&self.inner).0;
+        let holds = |s: &&Stream| s.ahead > 0 && (s.first + 1..s.next).contains(&page.0);
+        let stream = streams.iter().filter(holds).max_by_key(|stream| stream.used_at)?;
+        let reach = (stream.window * 2).min(WINDOW_MAX);
+        (page.0 + reach > stream.next).then(|| PageIndex(stream.next)..PageIndex(page.0 + reach))
+    }
+
+    /// Notes that pages up to `end` were asked for after [`Streams::caught_up`] at `page`.
+    pub fn went_on(&self, page: PageIndex, end: PageIndex) {
+        let mut inner = lock(&self.inner);
+        let (streams, clock) = &mut *inner;
+        *clock += 1;
+        let holds = |s: &&mut Stream| (s.first + 1..s.next).contains(&page.0);
+        if let Some(stream) = streams.iter_mut().filter(holds).max_by_key(|stream| stream.used_at) {
+            stream.window = (stream.window * 2).min(WINDOW_MAX);
+            stream.ahead += end.0.saturating_sub(stream.next);
+            stream.next = stream.next.max(end.0);
+            stream.used_at = *clock;
         }
     }
 }
@@ -144,8 +181,18 @@ impl Streams {
 mod tests {
     use super::*;
 
+    /// A fault that is answered with the whole window.
+    fn fault(streams: &Streams, page: u64) -> Look {
+        let look = streams.look(PageIndex(page));
+        let first = page.saturating_sub(look.window.before as u64);
+        let end = page + look.window.after as u64 + 1;
+        let ahead = (end - first) as usize - 1;
+        streams.brought_in(PageIndex(page), look, PageIndex(first)..PageIndex(end), ahead);
+        look
+    }
+
     fn window(streams: &Streams, page: u64) -> (usize, usize) {
-        let Window { before, after } = streams.window(PageIndex(page)).0;
+        let Window { before, after } = fault(streams, page).window;
         (before, after)
     }
 
@@ -156,14 +203,12 @@ mod tests {
         let mut pages = Vec::new();
         let mut hits = 0;
         for n in 0..12u64 {
-            let (window, passed) = streams.window(PageIndex(page));
+            let Look { window, passed, .. } = fault(&streams, page);
             assert_eq!(window.before, 0);
             pages.push(window.after + 1);
-            let brought = PageIndex(page)..PageIndex(page + window.after as u64 + 1);
-            streams.brought_in(PageIndex(page), brought, window.after);
             hits += passed;
             page += window.after as u64 + 1;
-            assert_eq!(streams.window(PageIndex((1 << 30) + n * 9777)), (Window::NONE, 0));
+            assert_eq!(fault(&streams, (1 << 30) + n * 9777), Look::default());
         }
         assert_eq!(pages, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512, 512]);
         // All but the last window was passed; of each the first page was asked for.
@@ -181,7 +226,7 @@ mod tests {
         let streams = Streams::default();
         assert_eq!(window(&streams, 2), (0, 0));
         assert_eq!(window(&streams, 1), (1, 0));
-        assert_eq!(streams.window(PageIndex(0)).0.after, 0);
+        assert_eq!(window(&streams, 0).1, 0);
     }
 
     #[test]
@@ -200,9 +245,37 @@ mod tests {
         let streams = Streams::default();
         assert_eq!(window(&streams, 10), (0, 0));
         assert_eq!(window(&streams, 11), (0, 1));
-        assert_eq!(window(&streams, 13), (0, 3));
-        streams.brought_in(PageIndex(13), PageIndex(13)..PageIndex(14), 0);
+        let look = streams.look(PageIndex(13));
+        streams.brought_in(PageIndex(13), look, PageIndex(13)..PageIndex(14), 0);
+        assert_eq!(look.window, Window::ahead(4));
         assert_eq!(window(&streams, 14), (0, 7));
+    }
+
+    #[test]
+    fn a_look_alone_changes_nothing() {
+        let streams = Streams::default();
+        for page in [100, 101, 103, 107] {
+            window(&streams, page);
+        }
+        assert_eq!(streams.look(PageIndex(110)).window, Window { before: 1, after: 2 });
+        assert_eq!(streams.look(PageIndex(115)).window, Window::ahead(16));
+        assert_eq!(window(&streams, 115), (0, 15));
+    }
+
+    #[test]
+    fn who_catches_up_has_the_next_window_read_before_the_end_of_this_one() {
+        let streams = Streams::default();
+        assert_eq!(streams.caught_up(PageIndex(100)), None);
+        for page in [100, 101, 103, 107] {
+            window(&streams, page);
+        }
+        // Of 107 to 114 the first was asked for.
+        assert_eq!(streams.caught_up(PageIndex(107)), None);
+        assert_eq!(streams.caught_up(PageIndex(109)), Some(PageIndex(115)..PageIndex(125)));
+        streams.went_on(PageIndex(109), PageIndex(120));
+        assert_eq!(streams.caught_up(PageIndex(115)), Some(PageIndex(120)..PageIndex(147)));
+        // What lies beyond the end is a fault that continues the stream; all that came ahead was of use.
+        assert_eq!(fault(&streams, 120), Look { window: Window::ahead(32), passed: 12, stream: Some(0) });
     }
 
     #[test]

@@ -30,12 +30,15 @@ use crate::zswap::folios::{FOLIO_PAGES, Piece};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::{Scratch, Zswap, encode};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Pages that one transfer brings in at most: 256 KiB.
 pub const WINDOW_MAX: usize = 64;
 /// Kept copies that are dropped under one lock of their cluster.
 const DROP_BATCH: usize = 64;
+/// After so many pages from the device that did not compress, one of so many is tried.
+const FAR_RUN: u32 = 64;
+const FAR_SAMPLE: u32 = 16;
 /// Clusters that are asked for copies at a time.
 const DROP_CLUSTERS: usize = 1024;
 
@@ -70,6 +73,10 @@ pub struct Swap<S: SpanSource> {
     /// Kept copies that turned out to be of older contents.
     copies: AtomicI64,
     copies_stale: AtomicU64,
+    /// Pages from the device, one after the other, that did not go into the pool when they left again; and how many
+    /// were not tried for that.
+    far: AtomicU32,
+    tried: AtomicU32,
     /// Those who wait for transfers to end.
     waiters: AtomicUsize,
     transfers: Mutex<()>,
@@ -170,6 +177,17 @@ pub enum Stored {
     Refused(StoreError, PageHash),
 }
 
+impl Stored {
+    /// The first page's place, if all are at new places that follow from it.
+    pub fn run(pages: &[Self]) -> Option<Place> {
+        let Some(&Self::New(first)) = pages.first() else { return None };
+        let word = Word::swapped(first, Shadow(0));
+        let follows =
+            |(nth, page): (usize, &Self)| *page == Self::New(word.nth(nth).place().expect("it has one"));
+        (word.spreads() && pages.iter().enumerate().all(follows)).then_some(first)
+    }
+}
+
 /// Which entries of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Of {
@@ -249,6 +267,8 @@ impl<S: SpanSource + Clone> Swap<S> {
             swapped: AtomicI64::new(0),
             copies: AtomicI64::new(0),
             copies_stale: AtomicU64::new(0),
+            far: AtomicU32::new(0),
+            tried: AtomicU32::new(0),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
             transfer_ended: Condvar::new(),
@@ -331,6 +351,8 @@ impl<S: SpanSource> Swap<S> {
             swapped: AtomicI64::new(self.swapped()),
             copies: AtomicI64::new(self.copies()),
             copies_stale: AtomicU64::new(0),
+            far: AtomicU32::new(0),
+            tried: AtomicU32::new(0),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
             transfer_ended: Condvar::new(),
@@ -478,6 +500,14 @@ impl<S: SpanSource> Swap<S> {
                 Window { before, after: device - 1 - before }
             }
             _ => window,
+        }
+    }
+
+    /// How many pages after one that is on its way may be on their way too.
+    pub fn reach_ahead(&self, window: Window) -> usize {
+        match self.config.readahead {
+            Readahead::Object => window.at_most(1 << self.config.page_cluster).after,
+            Readahead::Cluster | Readahead::None => 0,
         }
     }
 
@@ -683,24 +713,36 @@ impl<S: SpanSource> Swap<S> {
         absent: impl Fn(usize) -> bool,
     ) -> TakenOut {
         let mut out = TakenOut::default();
-        for offset in range {
-            let word = cluster.get(offset);
+        let end = range.end;
+        let mut offset = range.start;
+        while offset < end {
+            let (word, count) = cluster.stretch(offset, end - offset);
             debug_assert!(!word.is_locked(), "victims have no transfer under way: {word:?}");
             let present = word.state() == State::Present;
-            if populated(offset) {
+            let fate = |offset| (populated(offset), !populated(offset) && present && absent(offset));
+            let (taken, dropped) = fate(offset);
+            let run = offset
+                ..offset
+                    + 1
+                    + (offset + 1..offset + count).take_while(|&next| fate(next) == (taken, dropped)).count();
+            offset = run.end;
+            let free = |run: std::ops::Range<usize>| {
+                (0..run.len()).for_each(|nth| self.free_place(word.nth(nth).place()));
+            };
+            if taken {
                 // The page tables have the last word: a page that came there by a call we did not see
                 // is the program's, and what the table had for it is stale.
                 let kept = if present { word.place() } else { None };
                 if !present {
-                    self.free_place(word.place());
+                    free(run.clone());
                 }
-                out.taken += 1;
-                out.adopted += usize::from(!present);
-                self.set(cluster, offset, Word::cached(slot, kept));
-            } else if present && absent(offset) {
-                out.dropped += 1;
-                self.free_place(word.place());
-                self.set(cluster, offset, Word::HOLE);
+                out.taken += run.len();
+                out.adopted += if present { 0 } else { run.len() };
+                self.set_run(cluster, run, word, Word::cached(slot, kept));
+            } else if dropped {
+                out.dropped += run.len();
+                free(run.clone());
+                self.set_run(cluster, run, word, Word::HOLE);
             }
         }
         let history = cluster.history();
@@ -713,20 +755,24 @@ impl<S: SpanSource> Swap<S> {
         out
     }
 
-    /// Begins to store the page at `offset` if it is still in `slot` and nobody moves it. Returns the
-    /// kept copy.
+    /// Begins to store the pages of `range` that are still in `slot` and that nobody moves. Tells `begun` of each, with
+    /// its kept copy.
     pub fn begin_store(
         &self,
         cluster: &mut ClusterGuard<'_>,
         slot: u16,
-        offset: usize,
-    ) -> Option<Option<Place>> {
-        let word = cluster.get(offset);
-        if word.state() != State::Cached || word.slot() != slot || word.is_locked() {
-            return None;
+        range: std::ops::Range<usize>,
+        mut begun: impl FnMut(usize, Option<Place>),
+    ) {
+        let mut offset = range.start;
+        while offset < range.end {
+            let (word, count) = cluster.stretch(offset, range.end - offset);
+            if word.state() == State::Cached && word.slot() == slot && !word.is_locked() {
+                (0..count).for_each(|nth| begun(offset + nth, word.nth(nth).place()));
+                self.set_run(cluster, offset..offset + count, word, word.locked());
+            }
+            offset += count;
         }
-        self.set(cluster, offset, word.locked());
-        Some(word.place())
     }
 
     /// Finds a place for a page that is out of the program and locked for storing.
@@ -746,19 +792,23 @@ impl<S: SpanSource> Swap<S> {
     ) -> [Stored; FOLIO_PAGES] {
         let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
         let mut rooms = scratch.room(FOLIO_PAGES);
-        let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
+        let mut encode = |nth: usize, hash: PageHash| {
             let room = rooms.next().expect("room for each");
+            encode(page(nth), hash, self.config.compressor, room)
+        };
+        let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
+        let clean = ways.iter().any(|way| matches!(way, Way::Clean(_)));
+        if same > FOLIO_PAGES / 2 || clean || self.zswap.pool_pages() >= self.pool_pages_max() {
+            return std::array::from_fn(|nth| self.put(ways[nth], |hash| encode(nth, hash)));
+        }
+        let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
             let hash = match ways[nth] {
                 Way::New(hash) | Way::Nearer(_, hash) => hash,
-                Way::Same(_) => self.keys.hash.hash(page(nth)),
-                Way::Clean(_) => return Err(StoreError::NoMemory),
+                Way::Same(_) | Way::Clean(_) => self.keys.hash.hash(page(nth)),
             };
-            encode(page(nth), hash, self.config.compressor, room)
+            encode(nth, hash)
         });
-        let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
-        if same <= FOLIO_PAGES / 2
-            && self.zswap.pool_pages() < self.pool_pages_max()
-            && encoded.iter().all(Result::is_ok)
+        if encoded.iter().all(Result::is_ok)
             && let Ok(first) = self.zswap.store_folio(&encoded.map(|piece| piece.expect("all are")))
         {
             self.counters.add(Counter::zswpout, FOLIO_PAGES as u64);
@@ -774,7 +824,9 @@ impl<S: SpanSource> Swap<S> {
         let hash = self.keys.hash.hash(bytes);
         match kept.filter(|&place| self.hash_at(place) == Some(hash)) {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
-            Some(place @ Place::Device(_)) if self.pool_has_room() => Way::Nearer(place, hash),
+            Some(place @ Place::Device(_)) if self.pool_has_room() && self.may_be_nearer() => {
+                Way::Nearer(place, hash)
+            }
             Some(place) => Way::Clean(place),
             None => {
                 self.copies_stale.fetch_add(u64::from(kept.is_some()), Relaxed);
@@ -799,10 +851,15 @@ impl<S: SpanSource> Swap<S> {
                 c.add(Counter::swap_reuse, 1);
                 Stored::Clean(place)
             }
-            Way::Nearer(place, hash) => store(hash).unwrap_or_else(|_: StoreError| {
-                c.add(Counter::swap_reuse, 1);
-                Stored::Clean(place)
-            }),
+            Way::Nearer(place, hash) => {
+                let stored = store(hash);
+                let far = if stored.is_ok() { 0 } else { self.far.load(Relaxed).saturating_add(1) };
+                self.far.store(far, Relaxed);
+                stored.unwrap_or_else(|_: StoreError| {
+                    c.add(Counter::swap_reuse, 1);
+                    Stored::Clean(place)
+                })
+            }
             Way::New(hash) if self.zswap.pool_pages() >= self.pool_pages_max() => {
                 c.add(Counter::pool_limit_hit, 1);
                 Stored::Refused(StoreError::PoolLimit, hash)
@@ -818,6 +875,11 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
+    /// Whether a page from the device is tried in the pool: where many in a row did not compress, one in some.
+    fn may_be_nearer(&self) -> bool {
+        self.far.load(Relaxed) < FAR_RUN || self.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
+    }
+
     /// Whether the pool may take what it need not take.
     pub fn pool_has_room(&self) -> bool {
         self.zswap.pool_pages() * 8 < self.pool_pages_max() * 7
@@ -829,6 +891,25 @@ impl<S: SpanSource> Swap<S> {
             Place::Device(block) => self.blocks.hash(block),
             Place::Same(_) => None,
         }
+    }
+
+    /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody waits
+    /// for any of them, and no older copy is to be freed. Else nothing has changed, and each ends alone.
+    pub fn finish_store_run(&self, first: PageIndex, count: usize, place: Place, shadow: Shadow) -> bool {
+        {
+            let mut cluster = self.table.lock_or_create(first.cluster());
+            let at = first.offset();
+            let (word, found) = cluster.stretch(at, count);
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            let swapped = Word::swapped(place, shadow);
+            if found < count || word.is_wanted() || word.place().is_some() || !swapped.spreads() {
+                return false;
+            }
+            self.set_run(&mut cluster, at..at + count, word, swapped);
+            self.note_pooled(&mut cluster, Some(place));
+        }
+        self.notify();
+        true
     }
 
     /// Ends a store. With a fault waiting the page stays locked, for [`Swap::finish_hit`].

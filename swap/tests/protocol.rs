@@ -208,8 +208,9 @@ impl World {
             let mut begun = Vec::new();
             let mut cluster = self.swap.table().lock(CLUSTER).unwrap();
             for &offset in taken.iter().filter(|&&offset| offset - offset % FOLIO_PAGES == folio) {
-                let kept = self.swap.begin_store(&mut cluster, slot, offset);
-                begun.extend(kept.map(|kept| (offset, kept)));
+                self.swap.begin_store(&mut cluster, slot, offset..offset + 1, |offset, kept| {
+                    begun.push((offset, kept));
+                });
             }
             drop(cluster);
             let bytes = |offset: usize| page_of(self.outside().frames[&(slot, offset)]);
@@ -217,6 +218,14 @@ impl World {
                 let pages = all.map(|(offset, _)| bytes(offset));
                 let kept = all.map(|(_, kept)| kept);
                 let stored = self.swap.store_folio(|nth| &pages[nth], &kept, &mut scratch);
+                if let Some(place) = Stored::run(&stored)
+                    && self.swap.finish_store_run(CLUSTER.page(folio), FOLIO_PAGES, place, out.shadow)
+                {
+                    let mut outside = self.outside();
+                    (folio..folio + FOLIO_PAGES)
+                        .for_each(|offset| drop(outside.frames.remove(&(slot, offset))));
+                    continue;
+                }
                 for (nth, stored) in stored.into_iter().enumerate() {
                     self.end_store(slot, folio + nth, stored, out.shadow);
                 }

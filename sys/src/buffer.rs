@@ -1,7 +1,8 @@
 //! Buffers for device I/O: whole pages, aligned for O_DIRECT.
 //!
-//! They lie in a range of their own, whose pages go back to the system when a buffer is dropped: on the heap, what
-//! many requests under way have taken once would stay.
+//! They lie in a range of their own. What many requests under way have taken once would stay on the heap; here the
+//! pages of a dropped buffer go back to the system, but for those of the lowest places while there is much to do
+//! ([`keep`]): to give a page back and take it again costs more than to copy it.
 
 use crate::PAGE;
 use crate::mapping::Reservation;
@@ -9,16 +10,24 @@ use rustix::mm::Advice;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Release};
+use std::sync::atomic::{
+    AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 
 /// Places in the range, a bit each, and their size. What finds none, or is larger, lies on the heap.
 const PLACES: usize = u64::BITS as usize;
 const PLACE: usize = 64 * PAGE;
-/// Places whose first page stays: most requests are of one page, and the lowest place is taken first.
-const KEPT: usize = 8;
+/// Places whose first page stays in any case: most requests are of one page, and the lowest place is taken first.
+const SMALL_KEPT: usize = 8;
+/// Places whose pages stay at most: 4 MiB.
+const KEPT_MAX: usize = 16;
 
 static RANGE: OnceLock<usize> = OnceLock::new();
 static TAKEN: AtomicU64 = AtomicU64::new(0);
+/// Places whose pages stay, from the lowest on.
+static KEPT: AtomicUsize = AtomicUsize::new(0);
+/// Places of which pages have stayed.
+static FULL: AtomicU64 = AtomicU64::new(0);
 
 /// The range's first address, or 0 where address space is short.
 fn range() -> usize {
@@ -39,12 +48,31 @@ fn take() -> Option<usize> {
 /// Gives back the place at `start`, of which `length` bytes were used.
 fn give(start: usize, length: usize) {
     let place = (start - range()) / PLACE;
-    let kept = if place < KEPT { PAGE } else { 0 };
-    if length > kept {
-        // SAFETY: part of a place that we have; nothing refers to its contents any more.
-        unsafe { empty(start + kept, length - kept) };
+    let bit = 1 << place;
+    if place < KEPT.load(Relaxed) {
+        FULL.fetch_or(bit, Relaxed);
+    } else {
+        let length = if FULL.fetch_and(!bit, Relaxed) & bit == 0 { length } else { PLACE };
+        let kept = if place < SMALL_KEPT { PAGE } else { 0 };
+        if length > kept {
+            // SAFETY: part of a place that we have; nothing refers to its contents any more.
+            unsafe { empty(start + kept, length - kept) };
+        }
     }
-    TAKEN.fetch_and(!(1 << place), AcqRel);
+    TAKEN.fetch_and(!bit, AcqRel);
+}
+
+/// From now on the pages of some places stay when their buffers are dropped: as many as `bytes` hold, at most 16 (4 MiB).
+/// What others have goes back now; that of buffers in use when they are dropped, or at the next call.
+pub fn keep(bytes: usize) {
+    let kept = (bytes / PLACE).min(KEPT_MAX);
+    KEPT.store(kept, Relaxed);
+    for place in kept..KEPT_MAX {
+        let bit = 1 << place;
+        if FULL.load(Relaxed) & bit != 0 && TAKEN.fetch_or(bit, AcqRel) & bit == 0 {
+            give(range() + place * PLACE, PLACE);
+        }
+    }
 }
 
 /// Gives memory back to the system. An error leaves it.
@@ -102,10 +130,6 @@ impl Buffer {
     /// If there are fewer, or `pages` is zero.
     pub fn truncate(&mut self, pages: usize) {
         assert!((1..=self.length / PAGE).contains(&pages));
-        if self.on_heap == 0 {
-            // SAFETY: the tail of a place that we have, which nobody can refer to any more.
-            unsafe { empty(self.pointer as usize + pages * PAGE, self.length - pages * PAGE) };
-        }
         self.length = pages * PAGE;
     }
 
@@ -176,9 +200,18 @@ mod tests {
             .collect();
         assert!(places.len() > PLACES / 2);
         drop(buffers);
-        for start in places.into_iter().filter(|start| (start - range()) / PLACE >= KEPT) {
+        for start in places.into_iter().filter(|start| (start - range()) / PLACE >= SMALL_KEPT) {
             assert!((0..PLACE / PAGE).all(|page| !is_resident(start + page * PAGE)));
         }
+    }
+
+    /// In a process of its own places are ours alone; here other tests take some too.
+    #[test]
+    fn what_was_kept_goes_back_when_it_is_not_to_be_kept() {
+        keep(2 * PLACE);
+        drop((0..8).map(|_| Buffer::new(64)).collect::<Vec<_>>());
+        keep(0);
+        assert!(FULL.load(Relaxed) & !TAKEN.load(Relaxed) == 0);
     }
 
     #[test]
