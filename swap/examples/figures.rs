@@ -27,6 +27,8 @@ const RANDOM_SWAPINS: usize = 100_000;
 /// Clusters that the timed operations walk through: 1 GiB.
 const TIMED_CLUSTERS: u64 = 512;
 const RUNS: usize = 9;
+/// Folios that a span of the pool holds: pages of 1.3 KiB.
+const SPAN_FOLIOS: u32 = 12;
 /// Windows of the run look-up, each way.
 const WINDOWS: [usize; 4] = [8, 32, 64, 512];
 
@@ -115,10 +117,16 @@ impl Draw {
     }
 }
 
-fn median(mut once: impl FnMut() -> f64) -> f64 {
-    let mut times: Vec<f64> = (0..RUNS).map(|_| once()).collect();
-    times.sort_by(f64::total_cmp);
-    times[RUNS / 2]
+fn middle(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+/// Medians of two measurements that take turns, and of their ratios.
+fn paired(mut one: impl FnMut() -> f64, mut other: impl FnMut() -> f64) -> (f64, f64, f64) {
+    let pairs: Vec<(f64, f64)> = (0..RUNS).map(|_| (one(), other())).collect();
+    let of = |which: &dyn Fn(&(f64, f64)) -> f64| middle(pairs.iter().map(which).collect());
+    (of(&|pair| pair.0), of(&|pair| pair.1), of(&|pair| pair.1 / pair.0))
 }
 
 /// Nanoseconds that each of `count` operations takes.
@@ -178,8 +186,10 @@ fn index_bytes(figures: &mut Vec<Figure>) {
     // The index alone: thirty gigabytes of entries would not find room.
     let pooled = swap(0);
     swap_out(&pooled, |page| {
-        let folio = page.0 as usize / FOLIO_PAGES;
-        Place::Pool(Handle::piece(folio as u32, page.0 as usize % FOLIO_PAGES))
+        // A span holds some of them, and their numbers begin anew in the next.
+        let folio = page.0 as u32 / FOLIO_PAGES as u32;
+        let number = (folio / SPAN_FOLIOS) * 512 + folio % SPAN_FOLIOS;
+        Place::Pool(Handle::piece(number, page.0 as usize % FOLIO_PAGES))
     });
     for (name, bytes, goal) in [
         ("index of 30 GiB swapped as 2 MiB folios: zero pages", before, "≤ 512 KiB"),
@@ -203,26 +213,26 @@ fn table_times(figures: &mut Vec<Figure>) {
     let count = TIMED_CLUSTERS * CLUSTER_PAGES as u64;
     let word = |page: PageIndex| Word::swapped(Place::Pool(Handle::page(page.0 as u32)), Shadow(0));
     let flat = Flat::new();
-    let flat_ns = median(|| {
+    let by_flat = || {
         each(count, || {
             pages().for_each(|page| flat.set(page, word(page)));
             pages().for_each(|page| assert_ne!(black_box(flat.get(page)), Word::HOLE));
             pages().for_each(|page| flat.set(page, Word::HOLE));
         })
-    });
+    };
     let table = Table::default();
     let set = |page: PageIndex, word: Word| table.lock_or_create(page.cluster()).set(page.offset(), word);
-    let page_ns = median(|| {
+    let by_page = || {
         each(count, || {
             pages().for_each(|page| set(page, word(page)));
             pages().for_each(|page| assert_ne!(black_box(table.peek(page)), Word::HOLE));
             pages().for_each(|page| set(page, Word::HOLE));
         })
-    });
+    };
     let whole = |number: u64, word: Word| {
         table.lock_or_create(ClusterNumber(number)).set_run(0..CLUSTER_PAGES, word);
     };
-    let folio_ns = median(|| {
+    let by_folio = || {
         each(count, || {
             (0..TIMED_CLUSTERS).for_each(|number| whole(number, Word::swapped(Place::ZERO, Shadow(1))));
             (0..TIMED_CLUSTERS).for_each(|number| {
@@ -230,51 +240,51 @@ fn table_times(figures: &mut Vec<Figure>) {
             });
             (0..TIMED_CLUSTERS).for_each(|number| whole(number, Word::HOLE));
         })
-    });
+    };
+    let (flat_ns, page_ns, ratio) = paired(by_flat, by_page);
+    let (_, folio_ns, folio_ratio) = paired(by_flat, by_folio);
     figures.push(Figure {
         name: "insert + look-up + delete, 4 KiB".into(),
         linux: "",
         linux_after: "",
         flat: format!("{flat_ns:.1} ns"),
-        ours: format!("{page_ns:.1} ns, × {:.2}", page_ns / flat_ns),
+        ours: format!("{page_ns:.1} ns, × {ratio:.2}"),
         goal: "≤ × 1.15",
-        value: json!({"flat_ns": flat_ns, "ns": page_ns, "ratio": page_ns / flat_ns}),
+        value: json!({"flat_ns": flat_ns, "ns": page_ns, "ratio": ratio}),
     });
     figures.push(Figure {
         name: "the same, whole 2 MiB folios, a page of them".into(),
         linux: "",
         linux_after: "",
         flat: format!("{flat_ns:.1} ns"),
-        ours: format!("{folio_ns:.3} ns, 1/{:.0}", flat_ns / folio_ns),
+        ours: format!("{folio_ns:.3} ns, 1/{:.0}", 1.0 / folio_ratio),
         goal: "≤ 1/100",
-        value: json!({"flat_ns": flat_ns, "ns": folio_ns, "ratio": folio_ns / flat_ns}),
+        value: json!({"flat_ns": flat_ns, "ns": folio_ns, "ratio": folio_ratio}),
     });
     let rate = |threads: u64| {
-        median(|| {
-            let start = Instant::now();
-            std::thread::scope(|scope| {
-                for thread in 0..threads {
-                    let set = &set;
-                    scope.spawn(move || {
-                        // Neighbours in memory and in number.
-                        let own = || pages().filter(move |page| page.cluster().0 % 2 == thread);
-                        own().for_each(|page| set(page, word(page)));
-                        own().for_each(|page| set(page, Word::HOLE));
-                    });
-                }
-            });
-            threads as f64 * count as f64 / 2.0 / start.elapsed().as_secs_f64()
-        })
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for thread in 0..threads {
+                let set = &set;
+                scope.spawn(move || {
+                    // Neighbours in memory and in number.
+                    let own = || pages().filter(move |page| page.cluster().0 % 2 == thread);
+                    own().for_each(|page| set(page, word(page)));
+                    own().for_each(|page| set(page, Word::HOLE));
+                });
+            }
+        });
+        threads as f64 * count as f64 / 2.0 / start.elapsed().as_secs_f64()
     };
-    let (one, two) = (rate(1), rate(2));
+    let (_, _, two_to_one) = paired(|| rate(1), || rate(2));
     figures.push(Figure {
         name: "the same on 2 threads, neighbouring clusters".into(),
         linux: "",
         linux_after: "",
         flat: String::new(),
-        ours: format!("× {:.2} one thread's rate", two / one),
+        ours: format!("× {two_to_one:.2} one thread's rate"),
         goal: "≥ × 1.8",
-        value: json!({"ratio": two / one}),
+        value: json!({"ratio": two_to_one}),
     });
 }
 
@@ -298,15 +308,15 @@ fn has_page_times(figures: &mut Vec<Figure>) {
             let pages = |draw: &mut Draw| {
                 PageIndex(CLUSTER_PAGES as u64 + draw.below((TIMED_CLUSTERS - 2) * CLUSTER_PAGES as u64))
             };
-            let ours = median(|| {
+            let at_once = || {
                 let mut draw = Draw(7);
                 each(looks, || {
                     for _ in 0..looks {
                         black_box(table.has_page(pages(&mut draw), window, window));
                     }
                 })
-            });
-            let by_page = median(|| {
+            };
+            let by_page = || {
                 let mut draw = Draw(7);
                 each(looks, || {
                     for _ in 0..looks {
@@ -322,15 +332,16 @@ fn has_page_times(figures: &mut Vec<Figure>) {
                         black_box((before, after));
                     }
                 })
-            });
+            };
+            let (ours, by_page, ratio) = paired(at_once, by_page);
             figures.push(Figure {
                 name: format!("has_page, {name}, {window} pages each way"),
                 linux: "",
                 linux_after: "",
                 flat: format!("{by_page:.0} ns by page"),
-                ours: format!("{ours:.0} ns, × {:.1} faster", by_page / ours),
+                ours: format!("{ours:.0} ns, × {ratio:.1} faster"),
                 goal: if whole && window == 32 { "≥ × 20" } else { "never slower" },
-                value: json!({"by_page_ns": by_page, "ns": ours, "ratio": by_page / ours}),
+                value: json!({"by_page_ns": by_page, "ns": ours, "ratio": ratio}),
             });
         }
     }

@@ -9,7 +9,9 @@
 //! ```
 //!
 //! What it guards must be atomics: a reader may look while they change, and throws away what it saw.
-//! Whoever finds it held spins for a moment, then parks: a holder may be within a system call.
+//! Whoever finds it held spins for a moment, then parks: a holder may be within a system call. A release that sees nobody
+//! parked is a plain store: it may overlook who parks at that very instant, so whoever is parked looks again after a
+//! millisecond.
 
 #[cfg(not(loom))]
 use crate::sync::{Condvar, Mutex, atomic, spin_loop};
@@ -17,7 +19,10 @@ use crate::sync::{Condvar, Mutex, atomic, spin_loop};
 use loom::{
     hint::spin_loop,
     sync::{Condvar, Mutex, atomic},
+    thread::yield_now,
 };
+#[cfg(all(feature = "shuttle", not(loom)))]
+use shuttle::thread::yield_now;
 
 use atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
 use std::sync::PoisonError;
@@ -27,6 +32,9 @@ const PARKED: u32 = 2;
 const FLAGS: u32 = HELD | PARKED;
 /// Looks at a held latch before parking.
 const SPINS: usize = if cfg!(loom) { 1 } else { 100 };
+/// After which time one who is parked looks again.
+#[cfg(not(any(loom, feature = "shuttle")))]
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
 /// Places to park: latches share them.
 const LOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
@@ -46,58 +54,78 @@ pub(crate) struct Version(u32);
 
 impl Latch {
     /// Waits until nobody else holds it, and holds it. `number` says where to park: any, but the same for each call.
+    #[inline]
     pub(crate) fn acquire(&self, parking: &Parking, number: u32) {
         let mut spins = 0;
+        let mut word = self.0.load(Relaxed);
         loop {
-            let word = self.0.load(Relaxed);
             if word & HELD == 0 {
-                if self.0.compare_exchange_weak(word, word | HELD, Acquire, Relaxed).is_ok() {
+                match self.0.compare_exchange_weak(word, word | HELD, Acquire, Relaxed) {
                     // What is written from here on is seen after the flag.
-                    fence(Release);
-                    return;
+                    Ok(_) => return fence(Release),
+                    Err(now) => word = now,
                 }
-            } else if spins < SPINS {
+                continue;
+            }
+            if spins < SPINS {
                 spins += 1;
                 spin_loop();
             } else {
                 self.park(parking, number);
             }
+            word = self.0.load(Relaxed);
         }
     }
 
     #[cold]
+    #[cfg(not(any(loom, feature = "shuttle")))]
     fn park(&self, parking: &Parking, number: u32) {
         let (lot, released) = &parking.lots[number as usize % LOTS];
         let guard = lot.lock().unwrap_or_else(PoisonError::into_inner);
-        // Whoever releases it from here on sees the flag, and takes the lot's lock to wake us.
+        // As a rule whoever releases it from here on sees the flag, and takes the lot's lock to wake us.
         if self.0.fetch_or(PARKED, Relaxed) & HELD != 0 {
-            drop(released.wait(guard).unwrap_or_else(PoisonError::into_inner));
+            drop(released.wait_timeout(guard, LOOK_AGAIN).unwrap_or_else(PoisonError::into_inner));
         }
     }
 
+    /// A checker knows no time, and that time passes is all that whoever is parked may rely on.
+    #[cfg(any(loom, feature = "shuttle"))]
+    fn park(&self, _: &Parking, _: u32) {
+        yield_now();
+    }
+
     /// Releases it. The caller must hold it.
+    #[inline]
     pub(crate) fn release(&self, parking: &Parking, number: u32) {
         let word = self.0.load(Relaxed);
         debug_assert!(word & HELD != 0);
-        let before = self.0.swap((word & !FLAGS).wrapping_add(FLAGS + 1), Release);
-        if before & PARKED != 0 {
-            let (lot, released) = &parking.lots[number as usize % LOTS];
-            drop(lot.lock().unwrap_or_else(PoisonError::into_inner));
-            released.notify_all();
+        let released = (word & !FLAGS).wrapping_add(FLAGS + 1);
+        self.0.store(released, Release);
+        if word & PARKED != 0 {
+            wake(parking, number);
         }
     }
 
     /// Begins to read. `None` if somebody holds it.
+    #[inline]
     pub(crate) fn read(&self) -> Option<Version> {
         let word = self.0.load(Acquire);
         (word & HELD == 0).then_some(Version(word & !FLAGS))
     }
 
     /// Whether nobody has held it since `version`: then what was read belongs together.
+    #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         fence(Acquire);
         self.0.load(Relaxed) & !PARKED == version.0
     }
+}
+
+#[cold]
+fn wake(parking: &Parking, number: u32) {
+    let (lot, released) = &parking.lots[number as usize % LOTS];
+    drop(lot.lock().unwrap_or_else(PoisonError::into_inner));
+    released.notify_all();
 }
 
 /// `RUSTFLAGS="--cfg loom" cargo test --release -p pagetide-swap --lib latch`: every order, and every value that the
@@ -110,7 +138,7 @@ mod model {
     use loom::thread;
 
     #[test]
-    fn holders_exclude_each_other_and_are_woken() {
+    fn holders_exclude_each_other() {
         loom::model(|| {
             let shared = Arc::new((Latch::default(), Parking::default(), AtomicU64::new(0)));
             let add = |(latch, parking, word): &(Latch, Parking, AtomicU64)| {

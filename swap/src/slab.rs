@@ -7,6 +7,9 @@ use std::sync::OnceLock;
 const STEP_BITS: u32 = 4;
 const STEPS: usize = 1 << STEP_BITS;
 const SEGMENTS: usize = 20 * STEPS;
+/// Bits of a spot that tell the place in a segment.
+const SPOT_BITS: u32 = 23;
+const _: () = assert!(SEGMENTS < 1 << (u32::BITS - SPOT_BITS));
 
 /// Room for `FIRST` × 2²⁴ values and more; each of the first sixteen segments holds `FIRST`.
 #[derive(Debug)]
@@ -25,6 +28,19 @@ impl<T, const FIRST: usize> Slab<T, FIRST> {
     pub(crate) fn get(&self, id: u32) -> Option<&T> {
         let (segment, at) = Self::segment_of(id);
         Some(&self.segments.get(segment)?.get()?[at])
+    }
+
+    /// A number from which its segment is read off, in place of `id`.
+    pub(crate) fn spot(id: u32) -> u32 {
+        let (segment, at) = Self::segment_of(id);
+        debug_assert!(at < 1 << SPOT_BITS);
+        (segment as u32) << SPOT_BITS | at as u32
+    }
+
+    /// The value at a spot, if its segment was made.
+    #[inline]
+    pub(crate) fn at(&self, spot: u32) -> Option<&T> {
+        self.segments.get((spot >> SPOT_BITS) as usize)?.get()?.get(spot as usize & ((1 << SPOT_BITS) - 1))
     }
 
     /// Makes the segment of that number, if there is none. Returns the bytes that it took.
@@ -61,6 +77,8 @@ mod tests {
         let mut next = (0, 0);
         for id in 0..50_000 {
             assert_eq!(Slab::<u8, 8>::segment_of(id), next);
+            let spot = Slab::<u8, 8>::spot(id);
+            assert_eq!(((spot >> SPOT_BITS) as usize, spot as usize & ((1 << SPOT_BITS) - 1)), next);
             next.1 += 1;
             if next.1 == 8 << (next.0 / STEPS) {
                 next = (next.0 + 1, 0);

@@ -8,6 +8,8 @@
 //!                   └───────────────────────┘      └────────────────────┘        └───────────┘
 //! ```
 //!
+//! A cluster of which half of the units are cut has 512 words in one piece: found sooner, and no larger than the cuts.
+//!
 //! A word stands for a run if the words of its pages follow from it ([`Word::nth`]): all are holes, or in the same
 //! frames, or zero, or on the device one block after the other. It is made finer where a page comes to differ, and
 //! coarser again when all agree.
@@ -73,6 +75,29 @@ pub struct History {
     pub hits: u16,
     /// Pages that the last take-out took.
     pub taken: u16,
+}
+
+/// Whether all words follow from the first.
+fn follow(words: &[AtomicU64], first: Word) -> bool {
+    words.iter().enumerate().all(|(nth, word)| word.load(Relaxed) == first.nth(nth).0)
+}
+
+/// How many words from the first on are at `block` and those after it.
+#[inline]
+fn after(words: &[AtomicU64], block: u64) -> usize {
+    words.iter().zip(block..).take_while(|(word, block)| Word(word.load(Relaxed)).is_at_block(*block)).count()
+}
+
+/// How many words from the last on, downwards, are at the blocks before `block`.
+#[inline]
+fn before(words: &[AtomicU64], block: u64) -> usize {
+    let blocks = (0..block).rev();
+    words
+        .iter()
+        .rev()
+        .zip(blocks)
+        .take_while(|(word, block)| Word(word.load(Relaxed)).is_at_block(*block))
+        .count()
 }
 
 /// How many of a cluster's pages are in which state: a number of ten bits for each [`Count`].
@@ -142,21 +167,49 @@ const _: () = assert!(size_of::<Cluster>() == 24);
 #[repr(align(64))]
 struct Units([AtomicU64; UNITS]);
 
+/// The words of a unit.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Pages([AtomicU64; UNIT_PAGES]);
 
-/// In place of a word: the number of what holds the finer words. No [`State`] has this value.
-const FINER: u64 = 7;
-const FINER_SHIFT: u32 = 8;
+/// The words of a cluster.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Flat([AtomicU64; CLUSTER_PAGES]);
 
-fn to_finer(id: u32) -> u64 {
-    FINER | u64::from(id) << FINER_SHIFT
+/// In place of a word: where the finer words are. No [`State`] has this value.
+const FINER: u64 = 7;
+/// In place of a cluster's word, beside that: all its finer words are there.
+const FLAT: u64 = 1 << 3;
+const FINER_SHIFT: u32 = 8;
+/// Beside where a cluster's units are: how many of them have words for their pages.
+const CUTS_SHIFT: u32 = 40;
+
+fn to_finer(spot: u32) -> u64 {
+    FINER | u64::from(spot) << FINER_SHIFT
 }
 
+#[inline]
 fn finer(raw: u64) -> Option<u32> {
     (raw & 7 == FINER).then_some((raw >> FINER_SHIFT) as u32)
 }
+
+/// How a cluster's words are kept.
+#[derive(Clone, Copy)]
+enum Level<'a> {
+    /// All follow from the first.
+    Whole(Word),
+    /// By units.
+    Units(&'a Units),
+    /// Each alone.
+    Flat(&'a [AtomicU64; CLUSTER_PAGES]),
+}
+
+/// Units that have words for their pages, with which a cluster becomes flat; and with which it is no more.
+const FLAT_UNITS: usize = UNITS / 2;
+const CUT_UNITS: usize = UNITS / 4;
+/// The same, if their pages are entries of the pool, each alone.
+const DENSE_UNITS: usize = 2;
 
 /// Values of a finer level, used again when they were given back. Takes no lock, and no memory but for its own.
 #[derive(Debug)]
@@ -180,6 +233,7 @@ pub struct Table {
     branches: Box<[OnceLock<Branch>]>,
     units: Store<Units, 8>,
     pages: Store<Pages, 32>,
+    flats: Store<Flat, 1>,
     parking: Parking,
     bytes: AtomicUsize,
 }
@@ -187,8 +241,7 @@ pub struct Table {
 /// A cluster's words, as they are read.
 struct View<'a> {
     table: &'a Table,
-    root: u64,
-    units: Option<&'a Units>,
+    level: Level<'a>,
 }
 
 /// Neighbours of a page that lie next to it on the device.
@@ -204,7 +257,7 @@ pub struct Run {
 pub struct ClusterGuard<'a> {
     table: &'a Table,
     cluster: &'a Cluster,
-    units: Option<&'a Units>,
+    level: Level<'a>,
     counts: Counts,
     number: ClusterNumber,
 }
@@ -218,6 +271,18 @@ impl Default for Units {
 impl Default for Pages {
     fn default() -> Self {
         Self([const { AtomicU64::new(0) }; UNIT_PAGES])
+    }
+}
+
+impl Default for Flat {
+    fn default() -> Self {
+        Self([const { AtomicU64::new(0) }; CLUSTER_PAGES])
+    }
+}
+
+impl Block for Flat {
+    fn link(&self) -> &AtomicU64 {
+        &self.0[0]
     }
 }
 
@@ -251,32 +316,33 @@ impl<T: Block, const FIRST: usize> Store<T, FIRST> {
         held
     }
 
-    fn get(&self, id: u32) -> &T {
-        self.values.get(id).expect("an id that was handed out")
+    #[inline]
+    fn get(&self, spot: u32) -> &T {
+        self.values.at(spot).expect("a spot that was handed out")
     }
 
     fn take(&self, bytes: &AtomicUsize) -> u32 {
         let mut free = self.free.load(Acquire);
-        while let Some(id) = (free as u32).checked_sub(1) {
+        while let Some(spot) = (free as u32).checked_sub(1) {
             // Of one that somebody else takes meanwhile this reads a word, and the count has changed.
-            let next = self.get(id).link().load(Relaxed) as u32;
+            let next = self.get(spot).link().load(Relaxed) as u32;
             let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(next);
             match self.free.compare_exchange_weak(free, changed, AcqRel, Acquire) {
-                Ok(_) => return id,
+                Ok(_) => return spot,
                 Err(now) => free = now,
             }
         }
         let id = self.used.fetch_add(1, Relaxed);
         self.reserve(id, bytes);
-        id
+        Slab::<T, FIRST>::spot(id)
     }
 
-    fn give(&self, id: u32) {
-        let link = self.get(id).link();
+    fn give(&self, spot: u32) {
+        let link = self.get(spot).link();
         let mut free = self.free.load(Relaxed);
         loop {
             link.store(u64::from(free as u32), Relaxed);
-            let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(id + 1);
+            let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(spot + 1);
             match self.free.compare_exchange_weak(free, changed, AcqRel, Relaxed) {
                 Ok(_) => return,
                 Err(now) => free = now,
@@ -298,6 +364,7 @@ impl Default for Table {
             branches: (0..BRANCHES).map(|_| OnceLock::new()).collect(),
             units: Store::default(),
             pages: Store::default(),
+            flats: Store::default(),
             parking: Parking::default(),
             bytes: AtomicUsize::new(0),
         }
@@ -310,13 +377,15 @@ impl Table {
         self.bytes.load(Relaxed)
     }
 
-    /// Makes memory for words that become finer: to free memory must not need any. `clusters` may then be cut, and
-    /// `units` of them.
+    /// Makes memory for words that become finer: to free memory must not need any. `clusters` may then be cut, `units` of
+    /// them, and some become flat.
     pub fn reserve(&self, clusters: u32, units: u32) {
+        self.flats.reserve(self.flats.used.load(Relaxed) + units / FLAT_UNITS as u32, &self.bytes);
         self.units.reserve(self.units.used.load(Relaxed) + clusters, &self.bytes);
         self.pages.reserve(self.pages.used.load(Relaxed) + units, &self.bytes);
     }
 
+    #[inline]
     fn cluster(&self, number: ClusterNumber) -> Option<&Cluster> {
         let number = number.0 as usize;
         let branch = self.branches.get(number / BRANCH_CLUSTERS)?.get()?;
@@ -339,13 +408,15 @@ impl Table {
         &leaf[place_in_leaf(number)]
     }
 
+    #[inline]
     fn guard<'a>(&'a self, number: ClusterNumber, cluster: &'a Cluster) -> ClusterGuard<'a> {
         cluster.latch.acquire(&self.parking, number.0 as u32);
-        let units = finer(cluster.root.load(Relaxed)).map(|id| self.units.get(id));
-        ClusterGuard { table: self, cluster, units, counts: cluster.counts.load(Relaxed), number }
+        let level = self.level(cluster).expect("nobody else changes it");
+        ClusterGuard { table: self, cluster, level, counts: cluster.counts.load(Relaxed), number }
     }
 
     /// Locks a cluster, if it or a neighbour was ever touched.
+    #[inline]
     pub fn lock(&self, number: ClusterNumber) -> Option<ClusterGuard<'_>> {
         self.cluster(number).map(|cluster| self.guard(number, cluster))
     }
@@ -354,6 +425,7 @@ impl Table {
     ///
     /// # Panics
     /// If the cluster number is beyond 47 bits of address space.
+    #[inline]
     pub fn lock_or_create(&self, number: ClusterNumber) -> ClusterGuard<'_> {
         let cluster = self.cluster(number).unwrap_or_else(|| self.make_cluster(number));
         self.guard(number, cluster)
@@ -376,6 +448,7 @@ impl Table {
     }
 
     /// Reads a word without a lock.
+    #[inline]
     pub fn peek(&self, page: PageIndex) -> Word {
         self.read(page.cluster(), |view| view.word(page.offset())).unwrap_or(Word::HOLE)
     }
@@ -385,18 +458,27 @@ impl Table {
     /// program and nothing is kept of it, or lost. A page whose contents are not on the device has no neighbours.
     ///
     /// One look-up a cluster, and one step a word inside it (after FreeBSD's review D20281 of `swap_pager_haspage`).
+    #[inline]
     pub fn has_page(&self, page: PageIndex, max_before: usize, max_after: usize) -> Option<Run> {
         let (number, offset) = (page.cluster(), page.offset());
         let (place, mut run) = self.read(number, |view| {
             let Some(place) = view.word(offset)?.place() else { return Some(None) };
-            let mut run = Run { before: 0, after: 0 };
-            if let Place::Device(block) = place {
-                run.after = view.after(offset + 1, block + 1, max_after)?;
-                run.before = view.before(offset, block, max_before)?;
-            }
+            let run = match (place, view.level) {
+                (Place::Device(_), Level::Whole(_)) => {
+                    Run { before: max_before.min(offset), after: max_after.min(CLUSTER_PAGES - 1 - offset) }
+                }
+                (Place::Device(block), _) => Run {
+                    before: view.before(offset, block, max_before)?,
+                    after: view.after(offset + 1, block + 1, max_after)?,
+                },
+                _ => Run::default(),
+            };
             Some(Some((place, run)))
         })??;
         let Place::Device(block) = place else { return Some(run) };
+        if run.before < offset.min(max_before) && run.after < (CLUSTER_PAGES - 1 - offset).min(max_after) {
+            return Some(run);
+        }
         let mut next = number;
         while run.after < max_after && (offset + run.after + 1).is_multiple_of(CLUSTER_PAGES) {
             next = ClusterNumber(next.0 + 1);
@@ -423,11 +505,12 @@ impl Table {
 
     /// Reads a cluster without a lock: what `look` found is of one state of it. `look` says `None` if what it sees cannot
     /// be. `None` if nothing was ever touched there.
+    #[inline]
     fn read<T>(&self, number: ClusterNumber, look: impl Fn(&View<'_>) -> Option<T>) -> Option<T> {
         let cluster = self.cluster(number)?;
         for _ in 0..PEEKS {
             if let Some(version) = cluster.latch.read()
-                && let Some(found) = self.view(cluster).and_then(|view| look(&view))
+                && let Some(found) = self.level(cluster).and_then(|level| look(&View { table: self, level }))
                 && cluster.latch.is_still(version)
             {
                 return Some(found);
@@ -438,13 +521,15 @@ impl Table {
         look(&self.guard(number, cluster).view())
     }
 
-    fn view(&self, cluster: &Cluster) -> Option<View<'_>> {
+    /// `None` if what is read there cannot be: it changes meanwhile.
+    #[inline]
+    fn level(&self, cluster: &Cluster) -> Option<Level<'_>> {
         let root = cluster.root.load(Relaxed);
-        let units = match finer(root) {
-            None => None,
-            Some(id) => Some(self.units.values.get(id)?),
-        };
-        Some(View { table: self, root, units })
+        Some(match finer(root) {
+            None => Level::Whole(Word(root)),
+            Some(spot) if root & FLAT != 0 => Level::Flat(&self.flats.values.at(spot)?.0),
+            Some(spot) => Level::Units(self.units.values.at(spot)?),
+        })
     }
 
     /// The numbers of all clusters in `range` in which not every page is a hole, ascending.
@@ -476,19 +561,27 @@ impl Table {
 impl View<'_> {
     /// The words of a unit: one for all, or each.
     fn unit(&self, at: usize) -> Option<Result<Word, &[AtomicU64; UNIT_PAGES]>> {
-        let Some(units) = self.units else { return Some(Ok(Word(self.root).nth(at * UNIT_PAGES))) };
-        let raw = units.0[at].load(Relaxed);
-        Some(match finer(raw) {
-            None => Ok(Word(raw)),
-            Some(pages) => Err(&self.table.pages.values.get(pages)?.0),
+        Some(match self.level {
+            Level::Whole(word) => Ok(word.nth(at * UNIT_PAGES)),
+            Level::Flat(words) => Err(words[at * UNIT_PAGES..].first_chunk().expect("a unit's words")),
+            Level::Units(units) => {
+                let raw = units.0[at].load(Relaxed);
+                match finer(raw) {
+                    None => Ok(Word(raw)),
+                    Some(pages) => Err(&self.table.pages.values.at(pages)?.0),
+                }
+            }
         })
     }
 
+    #[inline]
     fn word(&self, offset: usize) -> Option<Word> {
-        let nth = offset % UNIT_PAGES;
-        Some(match self.unit(offset / UNIT_PAGES)? {
-            Ok(whole) => whole.nth(nth),
-            Err(pages) => Word(pages[nth].load(Relaxed)),
+        Some(match self.level {
+            Level::Flat(words) => Word(words[offset].load(Relaxed)),
+            _ => match self.unit(offset / UNIT_PAGES)? {
+                Ok(whole) => whole.nth(offset % UNIT_PAGES),
+                Err(pages) => Word(pages[offset % UNIT_PAGES].load(Relaxed)),
+            },
         })
     }
 
@@ -496,9 +589,13 @@ impl View<'_> {
     fn after(&self, offset: usize, block: u64, most: usize) -> Option<usize> {
         let end = (offset + most).min(CLUSTER_PAGES);
         let mut found = offset;
-        if self.units.is_none() && offset < end {
-            let follows = Word(self.root).nth(offset).is_at_block(block);
-            return Some(if follows { end - offset } else { 0 });
+        match self.level {
+            Level::Whole(word) if offset < end => {
+                let follows = word.nth(offset).is_at_block(block);
+                return Some(if follows { end - offset } else { 0 });
+            }
+            Level::Flat(words) => return Some(after(&words[offset..end], block)),
+            _ => {}
         }
         while found < end {
             let (at, nth) = (found / UNIT_PAGES, found % UNIT_PAGES);
@@ -507,13 +604,7 @@ impl View<'_> {
             let count = match self.unit(at)? {
                 Ok(whole) if whole.nth(nth).is_at_block(block) => last - nth,
                 Ok(_) => 0,
-                Err(pages) => pages[nth..last]
-                    .iter()
-                    .zip(block..)
-                    .take_while(|(word, block)| {
-                        Word(word.load(Relaxed)).place() == Some(Place::Device(*block))
-                    })
-                    .count(),
+                Err(pages) => after(&pages[nth..last], block),
             };
             found += count;
             if nth + count < last {
@@ -528,9 +619,13 @@ impl View<'_> {
         let most = most.min(offset).min(usize::try_from(block).unwrap_or(usize::MAX));
         let start = offset - most;
         let mut found = offset;
-        if self.units.is_none() && most > 0 {
-            let follows = Word(self.root).nth(offset - 1).is_at_block(block - 1);
-            return Some(if follows { most } else { 0 });
+        match self.level {
+            Level::Whole(word) if most > 0 => {
+                let follows = word.nth(offset - 1).is_at_block(block - 1);
+                return Some(if follows { most } else { 0 });
+            }
+            Level::Flat(words) => return Some(before(&words[start..offset], block)),
+            _ => {}
         }
         while found > start {
             let (at, nth) = ((found - 1) / UNIT_PAGES, (found - 1) % UNIT_PAGES);
@@ -539,11 +634,7 @@ impl View<'_> {
             let count = match self.unit(at)? {
                 Ok(whole) if whole.nth(nth).is_at_block(block) => nth + 1 - first,
                 Ok(_) => 0,
-                Err(pages) => (first..=nth)
-                    .rev()
-                    .zip((0..=block).rev())
-                    .take_while(|&(nth, block)| Word(pages[nth].load(Relaxed)).is_at_block(block))
-                    .count(),
+                Err(pages) => before(&pages[first..=nth], block + 1),
             };
             found -= count;
             if count < nth + 1 - first {
@@ -596,80 +687,187 @@ impl<'a> ClusterGuard<'a> {
     }
 
     fn view(&self) -> View<'a> {
-        View { table: self.table, root: self.cluster.root.load(Relaxed), units: self.units }
+        View { table: self.table, level: self.level }
     }
 
     /// The word of the page at `offset`.
+    #[inline]
     pub fn get(&self, offset: usize) -> Word {
         self.view().word(offset).expect("nobody else changes it")
     }
 
     /// The word of the page at `offset`, and how many pages from it on, at most `most`, are seen at once to have words
-    /// that follow from it ([`Word::nth`]): to the end of what one word stands for.
+    /// that follow from it ([`Word::nth`]): to the end of its unit, or of the cluster if that is one word.
     pub fn stretch(&self, offset: usize, most: usize) -> (Word, usize) {
-        let view = self.view();
-        let (word, end) = match (self.units, view.unit(offset / UNIT_PAGES).expect("nobody else changes it"))
-        {
-            (None, Ok(_)) => (Word(view.root).nth(offset), CLUSTER_PAGES),
-            (_, Ok(whole)) => (whole.nth(offset % UNIT_PAGES), offset / UNIT_PAGES * UNIT_PAGES + UNIT_PAGES),
-            (_, Err(pages)) => (Word(pages[offset % UNIT_PAGES].load(Relaxed)), offset + 1),
-        };
-        (word, most.min(end - offset))
+        if let Level::Whole(word) = self.level {
+            return (word.nth(offset), most.min(CLUSTER_PAGES - offset));
+        }
+        let nth = offset % UNIT_PAGES;
+        let most = most.min(UNIT_PAGES - nth);
+        match self.view().unit(offset / UNIT_PAGES).expect("nobody else changes it") {
+            Ok(whole) => (whole.nth(nth), most),
+            Err(pages) => {
+                let word = Word(pages[nth].load(Relaxed));
+                let follows = |&by: &usize| Word(pages[nth + by].load(Relaxed)) == word.nth(by);
+                let more = if word.spreads() { (1..most).take_while(follows).count() } else { 0 };
+                (word, 1 + more)
+            }
+        }
     }
 
     /// Changes the word of the page at `offset`.
+    #[inline]
     pub fn set(&mut self, offset: usize, word: Word) {
+        match self.level {
+            Level::Flat(words) => {
+                self.replace(&words[offset], word);
+                self.join_flat(words, word, offset);
+            }
+            _ => self.set_in_unit(offset, word),
+        }
+    }
+
+    /// One page's word, and the counts.
+    #[inline]
+    fn replace(&mut self, at: &AtomicU64, word: Word) {
+        let old = Word(at.load(Relaxed));
+        at.store(word.0, Relaxed);
+        self.counts = self.counts + counts_of(word, 1) - counts_of(old, 1);
+    }
+
+    #[inline(never)]
+    fn set_in_unit(&mut self, offset: usize, word: Word) {
         let (at, nth) = (offset / UNIT_PAGES, offset % UNIT_PAGES);
-        let whole = match self.units {
-            None => Word(self.cluster.root.load(Relaxed)).nth(at * UNIT_PAGES).0,
-            Some(units) => units.0[at].load(Relaxed),
+        let whole = match self.level {
+            Level::Units(units) => units.0[at].load(Relaxed),
+            _ => self.view().word(at * UNIT_PAGES).expect("nobody else changes it").0,
         };
         let pages = match finer(whole) {
-            Some(id) => self.table.pages.get(id),
+            Some(spot) => self.table.pages.get(spot),
             None if Word(whole).nth(nth) == word => return,
-            None => self.cut_unit(at),
+            None => match self.cut_unit(at, word) {
+                Some(pages) => pages,
+                None => return self.set(offset, word),
+            },
         };
-        let old = Word(pages.0[nth].load(Relaxed));
-        pages.0[nth].store(word.0, Relaxed);
-        self.counts = self.counts + counts_of(word, 1) - counts_of(old, 1);
+        self.replace(&pages.0[nth], word);
         // The ends tell at once, as a rule.
         let first = Word(pages.0[0].load(Relaxed));
-        if word == first.nth(nth)
+        if word.spreads()
+            && word == first.nth(nth)
             && Word(pages.0[UNIT_PAGES - 1].load(Relaxed)) == first.nth(UNIT_PAGES - 1)
-            && first.spreads()
-            && pages.0.iter().enumerate().all(|(nth, page)| Word(page.load(Relaxed)) == first.nth(nth))
+            && follow(&pages.0, first)
         {
             self.set_unit(at, first);
             self.join(at);
         }
     }
 
-    /// The pages of a unit that has been one word, with words of their own.
+    /// The pages of a unit that has been one word, with words of their own. `None` if the cluster is flat now.
     #[inline(never)]
-    fn cut_unit(&mut self, at: usize) -> &'a Pages {
+    fn cut_unit(&mut self, at: usize, word: Word) -> Option<&'a Pages> {
         let table = self.table;
-        let unit = &self.cut().0[at];
-        let id = table.pages.take(&table.bytes);
-        let pages = table.pages.get(id);
-        let whole = Word(unit.load(Relaxed));
+        let units = self.cut();
+        let root = self.cluster.root.load(Relaxed);
+        let cuts = (root >> CUTS_SHIFT) as usize;
+        // Pages that come one by one and fill what was cut for them: others will follow.
+        let dense = || !word.spreads() && cuts >= DENSE_UNITS && self.touched() >= cuts * UNIT_PAGES;
+        if cuts >= FLAT_UNITS || dense() {
+            self.flatten(units);
+            return None;
+        }
+        self.cluster.root.store(root + (1 << CUTS_SHIFT), Relaxed);
+        let spot = table.pages.take(&table.bytes);
+        let pages = table.pages.get(spot);
+        let whole = Word(units.0[at].load(Relaxed));
         pages.0.iter().enumerate().for_each(|(nth, page)| page.store(whole.nth(nth).0, Relaxed));
-        unit.store(to_finer(id), Relaxed);
-        pages
+        units.0[at].store(to_finer(spot), Relaxed);
+        Some(pages)
+    }
+
+    /// A word for each page, in one piece.
+    fn flatten(&mut self, units: &'a Units) {
+        let table = self.table;
+        let spot = table.flats.take(&table.bytes);
+        let words = &table.flats.get(spot).0;
+        for (unit, to) in units.0.iter().zip(words.as_chunks::<UNIT_PAGES>().0) {
+            let raw = unit.load(Relaxed);
+            if let Some(pages) = finer(raw) {
+                to.iter()
+                    .zip(&table.pages.get(pages).0)
+                    .for_each(|(to, word)| to.store(word.load(Relaxed), Relaxed));
+                table.pages.give(pages);
+            } else {
+                to.iter().enumerate().for_each(|(nth, to)| to.store(Word(raw).nth(nth).0, Relaxed));
+            }
+        }
+        let before = self.cluster.root.load(Relaxed);
+        self.cluster.root.store(to_finer(spot) | FLAT, Relaxed);
+        self.level = Level::Flat(words);
+        table.units.give(finer(before).expect("it had units"));
+    }
+
+    /// A word for each unit in place of one for each page, if most are of that kind.
+    fn unflatten(&mut self, words: &'a [AtomicU64; CLUSTER_PAGES]) {
+        let (units, _) = words.as_chunks::<UNIT_PAGES>();
+        let first = |unit: &[AtomicU64; UNIT_PAGES]| Word(unit[0].load(Relaxed));
+        let is_cut = |unit: &&[AtomicU64; UNIT_PAGES]| !first(unit).spreads() || !follow(*unit, first(unit));
+        if units.iter().filter(is_cut).take(CUT_UNITS + 1).count() > CUT_UNITS {
+            return;
+        }
+        let table = self.table;
+        let spot = table.units.take(&table.bytes);
+        let coarse = table.units.get(spot);
+        let mut cuts = 0;
+        for (unit, to) in units.iter().zip(&coarse.0) {
+            let raw = if is_cut(&unit) {
+                cuts += 1;
+                let spot = table.pages.take(&table.bytes);
+                for (word, to) in unit.iter().zip(&table.pages.get(spot).0) {
+                    to.store(word.load(Relaxed), Relaxed);
+                }
+                to_finer(spot)
+            } else {
+                first(unit).0
+            };
+            to.store(raw, Relaxed);
+        }
+        let before = self.cluster.root.load(Relaxed);
+        self.cluster.root.store(to_finer(spot) | cuts << CUTS_SHIFT, Relaxed);
+        self.level = Level::Units(coarse);
+        table.flats.give(finer(before).expect("it was flat"));
     }
 
     /// Changes the words of the pages in `range`: to those that follow from `word` for its first page.
     pub fn set_run(&mut self, range: Range<usize>, word: Word) {
         if range == (0..CLUSTER_PAGES) && word.spreads() {
-            if self.units.is_some() {
-                (0..UNITS).for_each(|at| self.set_unit(at, Word::HOLE));
-            }
             self.set_root(word);
+            return;
+        }
+        if let Level::Flat(words) = self.level {
+            for (nth, at) in words[range.clone()].iter().enumerate() {
+                self.replace(at, word.nth(nth));
+            }
+            if !range.is_empty() {
+                self.join_flat(words, word, range.start);
+            }
+            // Whoever goes through a cluster unit by unit has come to its end.
+            if range.len() >= UNIT_PAGES
+                && range.end == CLUSTER_PAGES
+                && let Level::Flat(words) = self.level
+            {
+                self.unflatten(words);
+            }
             return;
         }
         let mut offset = range.start;
         while offset < range.end {
             let word = word.nth(offset - range.start);
-            if offset.is_multiple_of(UNIT_PAGES) && offset + UNIT_PAGES <= range.end && word.spreads() {
+            if offset.is_multiple_of(UNIT_PAGES)
+                && offset + UNIT_PAGES <= range.end
+                && word.spreads()
+                && !matches!(self.level, Level::Flat(_))
+            {
                 let at = offset / UNIT_PAGES;
                 self.counts = self.counts + counts_of(word, UNIT_PAGES) - self.unit_counts(at);
                 self.cut();
@@ -691,27 +889,31 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// The units, with words of their own.
+    /// The units of a cluster that is not flat, with words of their own.
     fn cut(&mut self) -> &'a Units {
-        if self.units.is_none() {
-            let id = self.table.units.take(&self.table.bytes);
-            let units = self.table.units.get(id);
-            let whole = Word(self.cluster.root.load(Relaxed));
-            for (at, unit) in units.0.iter().enumerate() {
-                unit.store(whole.nth(at * UNIT_PAGES).0, Relaxed);
-            }
-            self.cluster.root.store(to_finer(id), Relaxed);
-            self.units = Some(units);
+        let whole = match self.level {
+            Level::Units(units) => return units,
+            Level::Whole(word) => word,
+            Level::Flat(_) => unreachable!("its pages have words of their own"),
+        };
+        let spot = self.table.units.take(&self.table.bytes);
+        let units = self.table.units.get(spot);
+        for (at, unit) in units.0.iter().enumerate() {
+            unit.store(whole.nth(at * UNIT_PAGES).0, Relaxed);
         }
-        self.units.expect("made just now")
+        self.cluster.root.store(to_finer(spot), Relaxed);
+        self.level = Level::Units(units);
+        units
     }
 
     /// One word for a unit. The counts are the caller's.
     fn set_unit(&mut self, at: usize, word: Word) {
-        let unit = &self.units.expect("cut by the caller").0[at];
-        let before = finer(unit.load(Relaxed));
-        unit.store(word.0, Relaxed);
+        let Level::Units(units) = self.level else { unreachable!("cut by the caller") };
+        let before = finer(units.0[at].load(Relaxed));
+        units.0[at].store(word.0, Relaxed);
         if let Some(pages) = before {
+            let root = self.cluster.root.load(Relaxed);
+            self.cluster.root.store(root - (1 << CUTS_SHIFT), Relaxed);
             self.table.pages.give(pages);
         }
     }
@@ -720,16 +922,22 @@ impl<'a> ClusterGuard<'a> {
     fn set_root(&mut self, word: Word) {
         let before = finer(self.cluster.root.load(Relaxed));
         self.cluster.root.store(word.0, Relaxed);
-        if let Some(units) = before {
-            self.table.units.give(units);
+        let table = self.table;
+        match (std::mem::replace(&mut self.level, Level::Whole(word)), before) {
+            (Level::Units(units), Some(spot)) => {
+                let cut = units.0.iter().filter_map(|unit| finer(unit.load(Relaxed)));
+                cut.for_each(|spot| table.pages.give(spot));
+                table.units.give(spot);
+            }
+            (Level::Flat(_), Some(spot)) => table.flats.give(spot),
+            _ => {}
         }
-        self.units = None;
         self.counts = counts_of(word, CLUSTER_PAGES);
     }
 
     /// Makes one word of all units, if they agree. Unit `at` has just changed.
     fn join(&mut self, at: usize) {
-        let Some(units) = self.units else { return };
+        let Level::Units(units) = self.level else { return };
         let word = |at: usize| units.0[at].load(Relaxed);
         let first = Word(word(0));
         let follows = |at: usize| finer(word(at)).is_none() && Word(word(at)) == first.nth(at * UNIT_PAGES);
@@ -738,8 +946,25 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
+    /// Makes one word of all pages, if they agree. That at `offset` has just changed to `word`.
+    #[inline]
+    fn join_flat(&mut self, words: &'a [AtomicU64; CLUSTER_PAGES], word: Word, offset: usize) {
+        // As a rule the counts tell at once.
+        if self.counts == counts_of(word, CLUSTER_PAGES) && word.spreads() {
+            let first = Word(words[0].load(Relaxed));
+            if word == first.nth(offset) && follow(words, first) {
+                self.set_root(first);
+            }
+        }
+    }
+
     fn counted(&self, count: Count) -> usize {
         (self.counts / count.one()) as usize & ((1 << COUNT_BITS) - 1)
+    }
+
+    /// Pages that are no holes.
+    fn touched(&self) -> usize {
+        self.present() + self.cached() + self.swapped() + self.poisoned()
     }
 
     /// Pages in the program.
@@ -789,6 +1014,7 @@ impl<'a> ClusterGuard<'a> {
 }
 
 impl Drop for ClusterGuard<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.cluster.counts.store(self.counts, Relaxed);
         self.cluster.latch.release(&self.table.parking, self.number.0 as u32);
@@ -831,7 +1057,7 @@ mod tests {
         table.lock_or_create(ClusterNumber(256)).set(7, Word::HOLE);
         table.lock_or_create(ClusterNumber(9)).set(7, Word::HOLE);
         assert_eq!(found(), [4, 255, 131_071, 131_072, 50_000_000]);
-        assert_eq!((table.units.held(), table.pages.held()), (6, 6));
+        assert_eq!((table.units.held(), table.pages.held(), table.flats.held()), (6, 6, 0));
     }
 
     /// What a run of pages may be set to: of each state, flags and places that follow from the first page's, or not.
@@ -902,7 +1128,7 @@ mod tests {
             for number in 0..3 {
                 table.lock_or_create(ClusterNumber(number)).set_run(0..CLUSTER_PAGES, Word::HOLE);
             }
-            prop_assert_eq!((table.units.held(), table.pages.held()), (0, 0));
+            prop_assert_eq!((table.units.held(), table.pages.held(), table.flats.held()), (0, 0, 0));
         }
     }
 
@@ -917,12 +1143,16 @@ mod tests {
                 let offset = nth * step % CLUSTER_PAGES;
                 cluster.set(offset, words(offset));
             }
-            assert_eq!((table.units.held(), table.pages.held()), (0, 0), "step {step}");
+            assert_eq!(
+                (table.units.held(), table.pages.held(), table.flats.held()),
+                (0, 0, 0),
+                "step {step}"
+            );
             cluster.set(100, Word::present(None));
-            assert_eq!((table.units.held(), table.pages.held()), (1, 1));
+            assert_eq!((table.units.held(), table.pages.held(), table.flats.held()), (1, 1, 0));
             assert_eq!((cluster.present(), cluster.swapped()), (1, 511));
             cluster.set_run(0..CLUSTER_PAGES, Word::HOLE);
-            assert_eq!((table.units.held(), table.pages.held()), (0, 0));
+            assert_eq!((table.units.held(), table.pages.held(), table.flats.held()), (0, 0, 0));
         }
     }
 
