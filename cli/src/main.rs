@@ -16,6 +16,7 @@ mod stall;
 mod stat;
 mod statfile;
 mod swapfile;
+mod swapoff;
 mod tree;
 mod voice;
 
@@ -35,6 +36,8 @@ struct Cli {
 enum Verb {
     Run(launch::RunArgs),
     Stat(stat::StatArgs),
+    Swapoff(swapoff::SwapoffArgs),
+    Swapon(swapoff::SwaponArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -50,6 +53,8 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Verb::Run(args) => launch::run(args),
         Verb::Stat(args) => stat::stat(args),
+        Verb::Swapoff(args) => swapoff::swapoff(args),
+        Verb::Swapon(args) => swapoff::swapon(args),
         Verb::Doctor(args) => doctor::doctor(args),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {

@@ -38,19 +38,7 @@ pub struct StatArgs {
 
 /// Shows a run. Returns the exit status.
 pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
-    let pid = match args.pid {
-        Some(pid) => pid,
-        None => the_only_launcher()?,
-    };
-    let path =
-        group_page(pid).ok_or_else(|| Failure::new(WHICH, format!("{pid} launched no run, or not yours")))?;
-    let group = match Group::open(&path) {
-        Ok(group) => group,
-        Err(OpenError::System(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Failure::new(WHICH, format!("the run of {pid} has just ended")));
-        }
-        Err(error) => return Err(Failure::new(WHICH, error.to_string())),
-    };
+    let (pid, group) = open_run(args.pid)?;
     let born = procfs::start_time(pid);
     loop {
         let report = report(pid, &group, born);
@@ -66,6 +54,28 @@ pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
             return Ok(0);
         }
     }
+}
+
+/// The run of a launcher, or the only one that goes on, with its launcher.
+pub fn open_run(pid: Option<u32>) -> Result<(u32, Group), Failure> {
+    let pid = match pid {
+        Some(pid) => pid,
+        None => the_only_launcher()?,
+    };
+    let path =
+        group_page(pid).ok_or_else(|| Failure::new(WHICH, format!("{pid} launched no run, or not yours")))?;
+    match Group::open(&path) {
+        Ok(group) => Ok((pid, group)),
+        Err(OpenError::System(error)) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(Failure::new(WHICH, format!("the run of {pid} has just ended")))
+        }
+        Err(error) => Err(Failure::new(WHICH, error.to_string())),
+    }
+}
+
+/// What a launcher runs, for messages.
+pub fn program(launcher: u32) -> String {
+    command(launcher).join(" ")
 }
 
 fn the_only_launcher() -> Result<u32, Failure> {

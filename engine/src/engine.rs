@@ -7,6 +7,10 @@
 //! Lock order: regions → cluster → slot → staging lists, requests, waiting faults (leaves). The cluster
 //! lock is held across a take-out (about 10 µs), never across a codec or I/O.
 
+mod swapoff;
+
+pub use swapoff::Swapoff;
+
 use crate::budget::Budget;
 use crate::latency::Latency;
 use crate::memory::{MapError, Mapped, Memory, PageSet, Slot, TakeOutWay};
@@ -63,6 +67,12 @@ pub struct Workspace {
     scratch: Scratch,
     pages: Buffer,
     entries: Vec<(PageIndex, Handle)>,
+}
+
+impl Pending {
+    fn is_write(&self) -> bool {
+        matches!(self, Self::Store { .. } | Self::Writeback { .. })
+    }
 }
 
 impl Default for Workspace {
@@ -137,14 +147,25 @@ struct Lists {
 }
 
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "kept in a table that is reused: a read allocates nothing here"
-)]
 enum Pending {
-    Read { transfer: Transfer, write: bool, since: u64 },
-    Store { slot: u16, pages: Vec<PageIndex>, block: u64 },
-    Writeback { entries: Vec<(PageIndex, Handle, PageHash)>, block: u64 },
+    Read {
+        transfer: Transfer,
+        write: bool,
+        since: u64,
+    },
+    /// From the device to the pool.
+    Move {
+        transfer: Transfer,
+    },
+    Store {
+        slot: u16,
+        pages: Vec<PageIndex>,
+        block: u64,
+    },
+    Writeback {
+        entries: Vec<(PageIndex, Handle, PageHash)>,
+        block: u64,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -207,6 +228,9 @@ pub struct Engine<M: Memory> {
     runs_wanted: AtomicUsize,
     /// Set when a write failed: no more are tried, what is stored stays readable.
     device_failed: AtomicBool,
+    /// Whether the device is, or goes, out of use.
+    device_off: AtomicBool,
+    leaving: Mutex<swapoff::Leaving>,
     /// What was charged for the pool at last look.
     pool_charged: AtomicI64,
     /// Faults parked for room or for the device.
@@ -309,6 +333,8 @@ impl<M: Memory> Engine<M> {
             frames: AtomicI64::new(0),
             runs_wanted: AtomicUsize::new(0),
             device_failed: AtomicBool::new(false),
+            device_off: AtomicBool::new(false),
+            leaving: Mutex::default(),
             pool_charged,
             stalled: AtomicI64::new(0),
             read_ns: AtomicU64::new(0),
@@ -700,7 +726,9 @@ impl<M: Memory> Engine<M> {
                 let keep = self.copies_kept.load(Relaxed) || transfer.first.0.is_multiple_of(COPY_SAMPLE);
                 keep && !self.is_nearly_full(zswap.pool_pages())
             }
-            Source::Device { .. } => self.swap.blocks().used() * 2 < self.swap.blocks().total(),
+            Source::Device { .. } => {
+                self.can_write() && self.swap.blocks().used() * 2 < self.swap.blocks().total()
+            }
             _ => false,
         }
     }
@@ -867,7 +895,7 @@ impl<M: Memory> Engine<M> {
     fn begin(&self, pending: Pending) -> u64 {
         let mut requests = lock(&self.requests);
         requests.count += 1;
-        requests.writes += usize::from(!matches!(pending, Pending::Read { .. }));
+        requests.writes += usize::from(pending.is_write());
         let at = match requests.free.pop() {
             Some(at) => at,
             None => {
@@ -884,7 +912,7 @@ impl<M: Memory> Engine<M> {
         let pending = requests.slots[token as usize].take().expect("a request ends once");
         requests.free.push(token as usize);
         requests.count -= 1;
-        requests.writes -= usize::from(!matches!(pending, Pending::Read { .. }));
+        requests.writes -= usize::from(pending.is_write());
         pending
     }
 
@@ -894,11 +922,12 @@ impl<M: Memory> Engine<M> {
             let Completion { token, mut buffer, result } = completion;
             // The request counts as under way until all it led to is done: a fork waits for that.
             let pending = lock(&self.requests).slots[token as usize].take().expect("a request ends once");
-            let is_write = !matches!(pending, Pending::Read { .. });
+            let is_write = pending.is_write();
             match pending {
                 Pending::Read { transfer, write, since } => {
                     self.read_ended(transfer, write, since, &mut buffer, result);
                 }
+                Pending::Move { transfer } => self.move_ended(&transfer, &mut buffer, &result, work),
                 Pending::Store { slot, pages, block } => self.store_ended(slot, &pages, block, result),
                 Pending::Writeback { entries, block } => self.writeback_ended(&entries, block, result),
             }
@@ -1215,7 +1244,7 @@ impl<M: Memory> Engine<M> {
 
     /// Whether pages can go to the device.
     pub fn can_write(&self) -> bool {
-        self.device.is_some() && !self.device_failed.load(Relaxed)
+        self.device.is_some() && !self.device_failed.load(Relaxed) && !self.is_swapped_off()
     }
 
     /// Stores every page that is still on probation in a slot. Returns the pages that became free or are
@@ -1451,7 +1480,7 @@ impl<M: Memory> Engine<M> {
         let mut sent = 0;
         while !batch.pages.is_empty() {
             let busy = self.is_writing();
-            let room = !busy && !self.device_failed.load(Relaxed);
+            let room = !busy && self.can_write();
             let run = if room { self.swap.blocks().allocate(batch.pages.len()) } else { None };
             let Some(run) = run else {
                 // A device that is busy has room later.
@@ -1557,7 +1586,7 @@ impl<M: Memory> Engine<M> {
 
     fn write_back(&self, entries: &[(PageIndex, Handle)]) -> usize {
         let Some(device) = &self.device else { return 0 };
-        if self.device_failed.load(Relaxed) || self.is_writing() {
+        if !self.can_write() || self.is_writing() {
             return 0;
         }
         let Some(run) = self.swap.blocks().allocate(entries.len()) else { return 0 };

@@ -33,7 +33,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 7;
+const VERSION: u64 = 8;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -76,6 +76,8 @@ enum Header {
     OwnPages,
     /// Pages of the launcher itself.
     LauncherPages,
+    /// Whether the swap file is to be used no more.
+    SwappedOff,
     Last,
 }
 
@@ -138,6 +140,8 @@ pub enum Field {
     Namespace,
     /// The pid by which the launcher knows it; 0 before it has looked.
     KnownAs,
+    /// How far its engine is with swapoff: see [`OffState`].
+    Swapoff,
     /// One more than the last field.
     Last,
 }
@@ -171,6 +175,32 @@ pub struct Setup {
     pub encrypt: u64,
     /// What is to go wrong, for tests: see [`crate::injection::Injection`].
     pub injection: u64,
+}
+
+/// How far a process is with giving up the swap file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum OffState {
+    /// It has not begun.
+    Used = 0,
+    /// It brings back what it has there.
+    Leaving = 1,
+    /// It has nothing there, and writes nothing any more.
+    Off = 2,
+    /// What is left finds no room.
+    NoRoom = 3,
+}
+
+impl OffState {
+    /// The state of this number; [`OffState::Used`] for others.
+    pub const fn from_bits(bits: u64) -> Self {
+        match bits {
+            1 => Self::Leaving,
+            2 => Self::Off,
+            3 => Self::NoRoom,
+            _ => Self::Used,
+        }
+    }
 }
 
 /// A handle on the group page.
@@ -290,6 +320,17 @@ impl Group {
     /// What the run was told at its start.
     pub fn setup(&self) -> Setup {
         self.setup
+    }
+
+    /// Whether the swap file is to be used no more.
+    pub fn is_swapped_off(&self) -> bool {
+        self.header[Header::SwappedOff as usize].load(Relaxed) != 0
+    }
+
+    /// Sets whether the swap file is used: each process sees it within some hundredths of a second.
+    pub fn set_swapped_off(&self, off: bool) {
+        self.header[Header::SwappedOff as usize].store(off.into(), Relaxed);
+        self.live().for_each(|slot| slot.ring());
     }
 
     /// The path under which processes of this run open the swap file.

@@ -10,8 +10,8 @@
 //! They are guests in the program: all signals blocked, a descriptor table of their own, and no memory
 //! from the program's `malloc`.
 
-use crate::engine::{Engine, Limits, Parts, Progress, Workspace};
-use crate::group::{Field, Group, Slot};
+use crate::engine::{Engine, Limits, Parts, Progress, Swapoff, Workspace};
+use crate::group::{Field, Group, OffState, Slot};
 use crate::injection::{Fault, Injection};
 use crate::kernel::{PoolMemory, ProgramMemory};
 use crate::memory::Memory;
@@ -761,6 +761,13 @@ impl Runtime {
             return;
         }
         if *idle >= HOPELESS_ROUNDS && self.engine.waiting() > 0 {
+            if self.slot.get(Field::Swapoff) == OffState::Leaving as u64 {
+                // What came back leaves no room.
+                self.engine.swapon();
+                self.slot.set(Field::Swapoff, OffState::NoRoom as u64);
+                *idle = 0;
+                return;
+            }
             self.give_up();
         }
     }
@@ -774,6 +781,7 @@ impl Runtime {
         let file = match self.engine.device() {
             None => "none".to_owned(),
             Some(_) if self.engine.has_failed_writes() => "failing".to_owned(),
+            Some(_) if self.engine.is_swapped_off() => "out of use".to_owned(),
             Some(_) => format!("{} of {} MiB taken", mib(taken), mib(counts.len() as i64)),
         };
         task::say(&format!(
@@ -818,6 +826,7 @@ impl Runtime {
             self.engine.swap().observe();
             self.settle_sharing();
             self.return_surplus();
+            self.follow_swapoff();
             self.publish();
             self.pause.end_work();
             if self.asked() > 0 || self.engine.is_short() {
@@ -846,6 +855,24 @@ impl Runtime {
                 self.pause.end_work();
             }
         }
+    }
+
+    /// Gives the swap file up, or uses it, as the run is told.
+    fn follow_swapoff(&self) {
+        let state = OffState::from_bits(self.slot.get(Field::Swapoff));
+        let next = match (self.group.is_swapped_off(), state) {
+            (false, OffState::Used) | (true, OffState::Off | OffState::NoRoom) => return,
+            (false, _) => {
+                self.engine.swapon();
+                OffState::Used
+            }
+            (true, OffState::Used | OffState::Leaving) => match self.engine.swapoff() {
+                Swapoff::Goes => OffState::Leaving,
+                Swapoff::Done => OffState::Off,
+                Swapoff::NoRoom => OffState::NoRoom,
+            },
+        };
+        self.slot.set(Field::Swapoff, next as u64);
     }
 
     /// Looks at what the process uses beside managed memory, and charges the difference.
@@ -915,7 +942,7 @@ impl Runtime {
     /// The pool's share of this process's memory: what it may be at most, or less where a page in the
     /// program is worth more.
     fn pool_share(&self, ceiling: f64) -> f64 {
-        if self.engine.device().is_none() {
+        if !self.engine.can_write() {
             return ceiling;
         }
         lock(&self.balance).share(self.totals(), self.sizes(), ceiling)

@@ -50,7 +50,9 @@ pub use place::{Handle, Place};
 pub use policy::Reclaim;
 pub use stats::{Counter, Counters};
 pub use streams::{Readahead, Window};
-pub use swap::{Discarded, Of, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer, WINDOW_MAX};
+pub use swap::{
+    DeviceRun, Discarded, Of, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer, WINDOW_MAX,
+};
 pub use word::{State, Word};
 pub use zswap::folios::FOLIO_PAGES;
 pub use zswap::pool::{SpanMemory, SpanSource};

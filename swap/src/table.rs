@@ -47,6 +47,8 @@ const BRANCH_LEAVES: usize = 1 << 9;
 const BRANCH_CLUSTERS: usize = LEAF_CLUSTERS * BRANCH_LEAVES;
 /// Branches: 47 bits of addresses.
 const BRANCHES: usize = 1 << 9;
+/// Clusters that a table can have.
+pub const CLUSTERS_MAX: u64 = (BRANCHES * BRANCH_CLUSTERS) as u64;
 /// Looks at a cluster that is held, before a reader waits for it.
 const PEEKS: usize = 64;
 

@@ -1,0 +1,158 @@
+//! Swapoff: what lies on the device comes back, in the device's order, while the program runs.
+//!
+//! Runs are found by the table, not by the program's memory. A page goes to the pool, as if it had just left the
+//! program; into the program itself where the pool refuses it. Nothing is written to the device any more. If all does
+//! not fit, the device is used as before.
+
+use super::{AHEAD_MAX, Engine, Pending, Source, Stored, WINDOW_MAX, Workspace, lock};
+use crate::memory::Memory;
+use pagetide_device::{Buffer, Direction, Request};
+use pagetide_swap::{DeviceRun, PAGE_SIZE, PageIndex, Swapin, Transfer};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Runs that are looked up at a time.
+const RUNS: usize = 4096;
+/// Calls after which nothing that fits is left.
+const IDLE_MAX: u32 = 50;
+
+/// What is on its way.
+#[derive(Debug, Default)]
+pub(super) struct Leaving {
+    runs: VecDeque<DeviceRun>,
+    /// The block from which runs are looked for next.
+    cursor: u64,
+    /// How often all of the device was gone through.
+    pass: u32,
+    /// Blocks held at the last call, and calls since there were fewer.
+    held: u64,
+    idle: u32,
+}
+
+/// How far it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Swapoff {
+    /// Nothing is on the device.
+    Done,
+    /// More is to come.
+    Goes,
+    /// What is left finds no room. The device is in use again.
+    NoRoom,
+}
+
+impl<M: Memory> Engine<M> {
+    /// Takes the device out of use, step by step: to be called until it says that this is done. One thread at a time.
+    pub fn swapoff(&self) -> Swapoff {
+        self.device_off.store(true, Relaxed);
+        let mut leaving = lock(&self.leaving);
+        let leaving = &mut *leaving;
+        let held = self.swap.blocks().used();
+        if held == 0 && self.requests() == 0 {
+            return Swapoff::Done;
+        }
+        leaving.idle = if held == leaving.held { leaving.idle + 1 } else { 0 };
+        leaving.held = held;
+        if leaving.idle > IDLE_MAX {
+            *leaving = Leaving::default();
+            self.device_off.store(false, Relaxed);
+            return Swapoff::NoRoom;
+        }
+        while self.requests() < AHEAD_MAX && self.budget.free() > self.low.load(Relaxed) {
+            if let Some(run) = leaving.runs.pop_front() {
+                self.fetch(run, leaving.pass);
+                continue;
+            }
+            leaving.runs = self.swap.device_runs(leaving.cursor, RUNS).into();
+            if let Some(last) = leaving.runs.back() {
+                leaving.cursor = last.block + last.length as u64;
+            } else {
+                (leaving.cursor, leaving.pass) = (0, leaving.pass + 1);
+                break;
+            }
+        }
+        Swapoff::Goes
+    }
+
+    /// The device is used again.
+    pub fn swapon(&self) {
+        *lock(&self.leaving) = Leaving::default();
+        self.device_off.store(false, Relaxed);
+    }
+
+    /// Whether nothing is to be written to the device.
+    pub fn is_swapped_off(&self) -> bool {
+        self.device_off.load(Relaxed)
+    }
+
+    /// Starts to read a run: at first to put it into the pool, then what is left for the program, in the end each page
+    /// alone.
+    fn fetch(&self, run: DeviceRun, pass: u32) {
+        let most = if pass < 2 { WINDOW_MAX } else { 1 };
+        let mut pages = run.pages();
+        while pages.start < pages.end {
+            let Some(mut transfer) = self.claim_run(&pages, most) else {
+                pages.start = pages.start.plus(1);
+                continue;
+            };
+            pages.start = transfer.pages().end;
+            let Source::Device { block } = transfer.source else {
+                self.release(&transfer);
+                continue;
+            };
+            transfer.ahead = true;
+            if !self.budget.try_take(transfer.length) {
+                self.release(&transfer);
+            } else if pass == 0 {
+                let buffer = Buffer::new(transfer.length);
+                let token = self.begin(Pending::Move { transfer });
+                let request = Request { token, direction: Direction::Read, block, buffer };
+                if self.device.as_ref().is_none_or(|device| device.submit(request).is_err()) {
+                    self.end(token);
+                    self.budget.give(transfer.length as i64);
+                    self.release(&transfer);
+                }
+            } else {
+                self.read(transfer, block, false, 0);
+            }
+        }
+    }
+
+    fn claim_run(&self, pages: &Range<PageIndex>, most: usize) -> Option<Transfer> {
+        // As a fault does: a mapping that is about to move has no region.
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let (around, _) = regions.around(pages.start)?;
+        let end = around.end.min(pages.end).min(pages.start.plus(most as u64));
+        match self.swap.swapin_run(pages.start..end) {
+            Swapin::Inserted(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    /// A run was read that is to go to the pool.
+    pub(super) fn move_ended(
+        &self,
+        transfer: &Transfer,
+        bytes: &mut [u8],
+        result: &std::io::Result<()>,
+        work: &mut Workspace,
+    ) {
+        let mut places = [None; WINDOW_MAX];
+        if result.is_ok() {
+            for (nth, page) in bytes.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
+                // What cannot be read is looked at again when it is brought into the program.
+                if self.swap.open(transfer, nth, page).is_ok()
+                    && let Stored::New(place) = self.swap.store(page, None, &mut work.scratch)
+                {
+                    places[nth] = Some(place);
+                }
+            }
+        }
+        let wanted = self.swap.finish_move(transfer, &places[..transfer.length]);
+        // Paid for while it was in a buffer.
+        self.budget.give(transfer.length as i64);
+        self.settle_pool();
+        self.wake_wanted(transfer, wanted);
+    }
+}
