@@ -794,6 +794,16 @@ fn a_python_job_gives_what_it_gives_natively() {
 }
 
 #[test]
+fn the_swap_file_goes_out_of_use_and_into_use_while_a_program_runs() {
+    let _turn = turn();
+    let program = house().join("tests/programs/leaving.py");
+    for mask in ["", "ring", "move"] {
+        let command = [&*python(), program.to_str().unwrap(), PAGETIDE];
+        start(pagetide("96M", mask, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
 fn a_program_that_is_killed_gives_137_and_its_statistics() {
     let _turn = turn();
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", std::process::id()));
