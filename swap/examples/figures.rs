@@ -10,9 +10,11 @@ use pagetide_swap::place::Place;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
+use pagetide_swap::zswap::Scratch;
+use pagetide_swap::zswap::pool::HEADER_BYTES;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Handle, PageIndex, SpanMemory, SpanSource,
-    Swap, Swapin, Window, Word,
+    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Handle, PAGE_SIZE, PageIndex, SpanMemory,
+    SpanSource, Stored, Swap, Swapin, Window, Word,
 };
 use serde_json::{Value, json};
 use std::hint::black_box;
@@ -209,6 +211,76 @@ fn index_bytes(figures: &mut Vec<Figure>) {
     }
 }
 
+/// Everything that a swapped page takes beside its compressed bytes and what its size class rounds up: the table, the
+/// header with its hash, what leads to it; on the device hash, count and mark.
+fn metadata(figures: &mut Vec<Figure>) {
+    const PAGES: usize = (256 << 20) / PAGE_SIZE;
+    let fill = |page: &mut [u8], seed: u64| {
+        let mut draw = Draw(seed);
+        page.fill(0);
+        page[..1300].iter_mut().for_each(|byte| *byte = draw.below(256) as u8);
+    };
+    let mut scratch = Scratch::default();
+    let mut pages = vec![0; FOLIO_PAGES * PAGE_SIZE];
+    let per_page = |bytes: usize| bytes as f64 / PAGES as f64;
+    let mut shown = Vec::new();
+    for in_order in [false, true] {
+        let swap = swap(0);
+        swap.set_pool_pages_max(usize::MAX / 8);
+        for number in (0..PAGES / CLUSTER_PAGES).map(|number| ClusterNumber(number as u64)) {
+            let mut cluster = swap.table().lock_or_create(number);
+            let out = swap.taken_out(&mut cluster, 0, 0..CLUSTER_PAGES, |_| true, |_| false);
+            swap.begin_store(&mut cluster, 0, 0..CLUSTER_PAGES, |_, _| ());
+            drop(cluster);
+            for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
+                for (nth, page) in pages.chunks_exact_mut(PAGE_SIZE).enumerate() {
+                    fill(page, number.page(first + nth).0);
+                }
+                let page = |nth: usize| &pages[nth * PAGE_SIZE..][..PAGE_SIZE];
+                if in_order {
+                    let stored = swap.store_folio(page, &[None; FOLIO_PAGES], &mut scratch);
+                    let place = Stored::run(&stored).expect("they compress");
+                    assert!(swap.finish_store_run(number.page(first), FOLIO_PAGES, place, out.shadow));
+                    continue;
+                }
+                for nth in 0..FOLIO_PAGES {
+                    let Stored::New(place) = swap.store(page(nth), None, &mut scratch) else {
+                        unreachable!("it compresses")
+                    };
+                    swap.finish_store(number.page(first + nth), place, out.shadow);
+                }
+            }
+        }
+        shown.push(per_page(swap.metadata_bytes()) + HEADER_BYTES as f64);
+    }
+    // On the device: any two pages apart.
+    let swap = swap(2 * PAGES);
+    for page in (0..PAGES as u64).map(PageIndex) {
+        let mut cluster = swap.table().lock_or_create(page.cluster());
+        cluster.set(page.offset(), Word::swapped(Place::Device(page.0 * 2), Shadow(page.0 as u16)));
+    }
+    (0..PAGES as u64).for_each(|block| swap.blocks().set_hash(block, [1, 2, 3]));
+    shown.push(per_page(swap.metadata_bytes()) + 1.0 + 1.0 / 8.0);
+    for ((name, goal), bytes) in [
+        ("metadata a swapped page: each alone in the pool", "≤ 24 B"),
+        ("the same, evicted in order", "≤ 16 B"),
+        ("the same, each alone on the device", "≤ 24 B"),
+    ]
+    .into_iter()
+    .zip(shown)
+    {
+        figures.push(Figure {
+            name: name.into(),
+            linux: "",
+            linux_after: "",
+            flat: "8 + 56 B and more".into(),
+            ours: format!("{bytes:.1} B"),
+            goal,
+            value: json!({"bytes": bytes}),
+        });
+    }
+}
+
 fn table_times(figures: &mut Vec<Figure>) {
     let count = TIMED_CLUSTERS * CLUSTER_PAGES as u64;
     let word = |page: PageIndex| Word::swapped(Place::Pool(Handle::page(page.0 as u32)), Shadow(0));
@@ -351,6 +423,7 @@ fn main() {
     let as_json = std::env::args().any(|argument| argument == "--json");
     let mut figures = Vec::new();
     index_bytes(&mut figures);
+    metadata(&mut figures);
     table_times(&mut figures);
     has_page_times(&mut figures);
     if as_json {

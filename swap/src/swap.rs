@@ -344,9 +344,9 @@ impl<S: SpanSource> Swap<S> {
     pub fn pool_pages_max(&self) -> usize {
         self.pool_pages_max.load(Relaxed)
     }
-    /// Bytes of the table and the hashes.
+    /// Bytes of the table, the hashes and what leads to the pool's entries.
     pub fn metadata_bytes(&self) -> usize {
-        self.table.bytes() + self.blocks.bytes()
+        self.table.bytes() + self.blocks.bytes() + self.zswap.bytes()
     }
 
     /// The same subsystem in a forked child, which inherited all of it copy-on-write: what it holds on

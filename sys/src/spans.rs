@@ -6,7 +6,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Sources of spans, one for each size.
 #[derive(Clone, Debug)]
-pub struct Spans(Arc<[Area]>);
+pub struct Spans(Arc<Areas>);
+
+/// Behind one pointer: there are many spans.
+#[derive(Debug)]
+struct Areas(Box<[Area]>);
 
 #[derive(Debug)]
 struct Area {
@@ -25,8 +29,8 @@ struct Free {
 /// One span, given back when dropped.
 #[derive(Debug)]
 pub struct Span {
-    areas: Arc<[Area]>,
-    area: usize,
+    areas: Arc<Areas>,
+    area: u32,
     id: u32,
 }
 
@@ -39,13 +43,14 @@ impl Spans {
             let free = Free { ids: Vec::with_capacity(count), used: 0, count: count as u32 };
             Ok(Area { memory, span, free: Mutex::new(free) })
         };
-        Ok(Self(sizes.iter().map(area).collect::<Result<Vec<_>, rustix::io::Errno>>()?.into()))
+        let areas = sizes.iter().map(area).collect::<Result<_, rustix::io::Errno>>()?;
+        Ok(Self(Arc::new(Areas(areas))))
     }
 
     /// Takes a span of `bytes`, which is one of the sizes. Its contents are zeroes or those of an earlier one.
     pub fn take(&self, bytes: usize) -> Option<Span> {
-        let area = self.0.iter().position(|area| area.span == bytes)?;
-        let mut free = self.0[area].free.lock().unwrap_or_else(PoisonError::into_inner);
+        let area = self.0.0.iter().position(|area| area.span == bytes)?;
+        let mut free = self.0.0[area].free.lock().unwrap_or_else(PoisonError::into_inner);
         let id = match free.ids.pop() {
             Some(id) => id,
             None if free.used < free.count => {
@@ -55,13 +60,13 @@ impl Spans {
             None => return None,
         };
         drop(free);
-        Some(Span { areas: Arc::clone(&self.0), area, id })
+        Some(Span { areas: Arc::clone(&self.0), area: area as u32, id })
     }
 }
 
 impl Span {
     fn area(&self) -> &Area {
-        &self.areas[self.area]
+        &self.areas.0[self.area as usize]
     }
 
     /// Where it begins in the reservation.

@@ -10,7 +10,7 @@
 //!         └────────┴──────────────┴─────────┴┄┄┄┄┄┄┄┄            └──────────┴────────┴──────────┴─┄─┴──────────┘
 //! ```
 
-use super::pool::{SpanMemory, SpanSource};
+use super::pool::{CODEC_SHIFT, SpanMemory, SpanSource};
 use crate::config::{Compressor, FOLIO_SPAN_BYTES};
 use crate::entry::PAGE_SIZE;
 use crate::hash::{HASH_BYTES, PageHash};
@@ -34,9 +34,7 @@ const FOLIO_MAX: usize = HEAD + FOLIO_PAGES * PAGE_SIZE;
 /// A span with at least this much that is dead, and a part of it, is closed up.
 const DEAD_MIN: usize = 2 * PAGE_SIZE;
 const DEAD_PART: usize = 8;
-/// Above the length of a payload: its codec.
-const CODEC_SHIFT: u32 = 13;
-const _: () = assert!(PAGE_SIZE < 1 << CODEC_SHIFT && FOLIO_MAX <= FOLIO_SPAN_BYTES);
+const _: () = assert!(FOLIO_MAX <= FOLIO_SPAN_BYTES);
 
 /// One page of a folio.
 #[derive(Clone, Copy, Debug)]

@@ -135,6 +135,11 @@ impl<S: SpanSource> Zswap<S> {
         self.pages.pages() + self.folios.pages()
     }
 
+    /// Bytes of what leads to the entries.
+    pub fn bytes(&self) -> usize {
+        self.pages.bytes() + self.folios.bytes()
+    }
+
     /// Pages that the pool holds and shares by fork.
     pub fn frozen_pages(&self) -> usize {
         self.pages.frozen_pages() + self.folios.frozen_pages()

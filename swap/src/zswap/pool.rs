@@ -5,10 +5,10 @@
 //! back at once: the pool shrinks with its content.
 //!
 //! ```text
-//! number    31          10 9        0        slot   0      12   14  15
-//!          ┌──────────────┬──────────┐             ┌───────┬────┬───┬─────────┐
-//!          │ span         │ slot     │             │ hash  │ len│cod│ payload │
-//!          └──────────────┴──────────┘             └───────┴────┴───┴─────────┘
+//! number    31          10 9        0        slot   0      12               14
+//!          ┌──────────────┬──────────┐             ┌───────┬────────────────┬─────────┐
+//!          │ span         │ slot     │             │ hash  │ codec · length │ payload │
+//!          └──────────────┴──────────┘             └───────┴────────────────┴─────────┘
 //! ```
 
 use crate::config::{Compressor, SPAN_BYTES, SPAN_PAGES};
@@ -46,7 +46,10 @@ pub struct Header {
 }
 
 /// Bytes of an encoded [`Header`].
-pub const HEADER_BYTES: usize = HASH_BYTES + 3;
+pub const HEADER_BYTES: usize = HASH_BYTES + 2;
+/// Above the length of a payload: its codec.
+pub(super) const CODEC_SHIFT: u32 = 13;
+const _: () = assert!(crate::entry::PAGE_SIZE < 1 << CODEC_SHIFT);
 /// Slots of the smallest class: 512.
 const SLOT_BITS: u32 = 9;
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
@@ -60,15 +63,16 @@ const FIRST_SEGMENT: usize = 32;
 impl Header {
     fn write(&self, to: &mut [u8]) {
         to[..HASH_BYTES].copy_from_slice(&to_bytes(self.hash));
-        to[HASH_BYTES..][..2].copy_from_slice(&self.length.to_ne_bytes());
-        to[HASH_BYTES + 2] = self.codec as u8;
+        let word = self.length | (self.codec as u16) << CODEC_SHIFT;
+        to[HASH_BYTES..][..2].copy_from_slice(&word.to_ne_bytes());
     }
 
     fn read(from: &[u8]) -> Option<Self> {
+        let word = u16::from_ne_bytes([from[HASH_BYTES], from[HASH_BYTES + 1]]);
         Some(Self {
             hash: from_bytes(from),
-            length: u16::from_ne_bytes([from[HASH_BYTES], from[HASH_BYTES + 1]]),
-            codec: Compressor::from_bits(from[HASH_BYTES + 2])?,
+            length: word & ((1 << CODEC_SHIFT) - 1),
+            codec: Compressor::from_bits((word >> CODEC_SHIFT) as u8)?,
         })
     }
 }
@@ -104,7 +108,49 @@ struct Span<M> {
     used: Used,
 }
 
-type Used = [u64; SLOTS_MAX / 64];
+/// Which slots are used: those of most classes fit into one word.
+struct Used {
+    first: u64,
+    more: Option<Box<[u64; SLOTS_MAX / 64 - 1]>>,
+}
+
+impl Used {
+    /// None of so many. Those beyond are used for ever.
+    fn none_of(slots: usize) -> Self {
+        let word = |at: usize| match slots.saturating_sub(at * 64) {
+            0 => u64::MAX,
+            n @ 1..64 => u64::MAX << n,
+            _ => 0,
+        };
+        Self { first: word(0), more: (slots > 64).then(|| Box::new(std::array::from_fn(|at| word(at + 1)))) }
+    }
+
+    fn word(&mut self, slot: usize) -> Option<&mut u64> {
+        match slot / 64 {
+            0 => Some(&mut self.first),
+            at => self.more.as_mut()?.get_mut(at - 1),
+        }
+    }
+
+    fn contains(&self, slot: usize) -> bool {
+        let word = match slot / 64 {
+            0 => self.first,
+            at => self.more.as_ref().map_or(0, |more| more[at - 1]),
+        };
+        word >> (slot % 64) & 1 == 1
+    }
+
+    fn set(&mut self, slot: usize, on: bool) {
+        let word = self.word(slot).expect("a slot of the class");
+        *word = *word & !(1 << (slot % 64)) | u64::from(on) << (slot % 64);
+    }
+
+    fn first_clear(&self) -> Option<usize> {
+        let words = std::iter::once(self.first).chain(self.more.iter().flat_map(|more| **more));
+        let (at, word) = words.enumerate().find(|&(_, word)| word != u64::MAX)?;
+        Some(at * 64 + word.trailing_ones() as usize)
+    }
+}
 
 /// Which spans have room, and what there is in all.
 struct Lists<S> {
@@ -128,6 +174,9 @@ pub struct Pool<S: SpanSource> {
     /// Pages held, and those of them that are shared by fork: read at every fault, without the lock.
     pages: AtomicUsize,
     frozen: AtomicUsize,
+    /// Bytes of what leads to the entries.
+    span_bytes: AtomicUsize,
+    list_bytes: AtomicUsize,
 }
 
 impl<S: SpanSource> std::fmt::Debug for Pool<S> {
@@ -142,7 +191,7 @@ fn split(handle: u32) -> (u32, usize) {
 
 impl<M: SpanMemory> Span<M> {
     fn holds(&self, slot: usize) -> bool {
-        self.used[slot / 64] >> (slot % 64) & 1 == 1
+        self.used.contains(slot)
     }
 
     fn entry(&self, slot: usize, size: usize) -> Option<(Header, &[u8])> {
@@ -173,6 +222,8 @@ impl<S: SpanSource> Pool<S> {
             lists: Mutex::new(lists),
             pages: AtomicUsize::new(0),
             frozen: AtomicUsize::new(0),
+            span_bytes: AtomicUsize::new(0),
+            list_bytes: AtomicUsize::new(0),
         }
     }
 
@@ -202,9 +253,9 @@ impl<S: SpanSource> Pool<S> {
         let Class { size, slots } = self.classes[class];
         let mut guard = self.span(id).expect("a partial span exists");
         let span = guard.as_mut().expect("a partial span exists");
-        let slot = first_clear(&span.used).expect("a partial span has room");
+        let slot = span.used.first_clear().expect("a partial span has room");
         debug_assert!(slot < slots);
-        span.used[slot / 64] |= 1 << (slot % 64);
+        span.used.set(slot, true);
         span.used_count += 1;
         if usize::from(span.used_count) == slots {
             lists.unlink_partial(id, class);
@@ -250,7 +301,7 @@ impl<S: SpanSource> Pool<S> {
         let payload = span.entry(slot, self.classes[class].size).map_or(0, |(_, payload)| payload.len());
         lists.payload_bytes -= payload as u64;
         lists.entries -= 1;
-        span.used[slot / 64] &= !(1 << (slot % 64));
+        span.used.set(slot, false);
         span.used_count -= 1;
         if span.used_count > 0 {
             if lists.partial_at[id as usize].is_none() && !span.frozen {
@@ -289,11 +340,13 @@ impl<S: SpanSource> Pool<S> {
         let memory = lists.source.take(SPAN_BYTES)?;
         assert_eq!(memory.len(), SPAN_BYTES);
         if lists.free_ids.pop().is_none() {
-            self.spans.make(id, Mutex::default);
+            let made = self.spans.make(id, Mutex::default);
             lists.partial_at.push(None);
             lists.reserve();
+            self.span_bytes.fetch_add(made, Relaxed);
+            self.list_bytes.store(lists.bytes(), Relaxed);
         }
-        let used = used_beyond(self.classes[class].slots);
+        let used = Used::none_of(self.classes[class].slots);
         *self.span(id).expect("made above") =
             Some(Span { memory, class: class as u8, used_count: 0, frozen: false, used });
         lists.link_partial(id, class);
@@ -304,6 +357,11 @@ impl<S: SpanSource> Pool<S> {
     /// Pages of memory held.
     pub fn pages(&self) -> usize {
         self.pages.load(Relaxed)
+    }
+
+    /// Bytes of what leads to the entries.
+    pub fn bytes(&self) -> usize {
+        self.span_bytes.load(Relaxed) + self.list_bytes.load(Relaxed)
     }
 
     /// Pages of memory that are shared by fork.
@@ -367,6 +425,11 @@ impl<S> Lists<S> {
         }
     }
 
+    fn bytes(&self) -> usize {
+        let partial: usize = self.partial.iter().map(Vec::capacity).sum();
+        (partial + self.free_ids.capacity()) * 4 + self.partial_at.capacity() * size_of::<Option<u32>>()
+    }
+
     fn link_partial(&mut self, id: u32, class: usize) {
         self.partial_at[id as usize] = Some(self.partial[class].len() as u32);
         self.partial[class].push(id);
@@ -380,20 +443,6 @@ impl<S> Lists<S> {
             self.partial_at[moved as usize] = Some(at as u32);
         }
     }
-}
-
-fn first_clear(bits: &[u64]) -> Option<usize> {
-    let word = bits.iter().position(|&word| word != u64::MAX)?;
-    Some(word * 64 + bits[word].trailing_ones() as usize)
-}
-
-/// Slots beyond the class's number are marked used for ever.
-fn used_beyond(slots: usize) -> Used {
-    std::array::from_fn(|word| match slots.saturating_sub(word * 64) {
-        0 => u64::MAX,
-        n @ 1..64 => u64::MAX << n,
-        _ => 0,
-    })
 }
 
 #[cfg(test)]
