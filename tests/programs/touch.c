@@ -1,9 +1,10 @@
 /* touch: what does it cost to reach a page? Fills a buffer larger than the cap and reads one word of each page.
  *
- *   touch --mib 1024 --fill zero|heap:FILE|random|text --order seq|random --threads T --passes P [--ops N]
+ *   touch --mib 1024 --fill zero|heap:FILE|random|text --order seq|random|zipf --threads T --passes P [--ops N]
  *
  * In order: each thread reads its share of the buffer, page by page; a pass is the whole buffer. At random: each
- * thread reads --ops single pages anywhere in the buffer; a pass is threads × ops pages. Prints one line of JSON; a
+ * thread reads --ops single pages anywhere in the buffer, all alike or some far more often (Zipf's law with exponent
+ * 1.2, the ranks scattered over the buffer); a pass is threads × ops pages. Prints one line of JSON; a
  * pass's time is wall time from the start signal to the last thread's end, divided by all pages that were read.
  * The word that is read is checked each time: zero, or the page's number (mixed).
  *
@@ -31,11 +32,12 @@ static struct {
     uint64_t mib, threads, passes, ops, seed;
     enum fill fill;
     const char *fill_name, *heap_file;
-    bool random;
+    bool random, zipf;
 } options = {.mib = 1024, .threads = 1, .passes = 3, .ops = 100000, .seed = 1, .fill = ZERO, .fill_name = "zero"};
 
 static char *buffer;
 static uint64_t page_count;
+static double page_count_root;
 static pthread_barrier_t start_signal, end_signal;
 static struct span { uint64_t start_ns, end_ns; } *spans; /* of each thread, in the present pass */
 
@@ -48,6 +50,20 @@ static uint64_t mix(uint64_t x) {
 static uint64_t next(uint64_t *state) {
     *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
     return *state;
+}
+
+/* A page whose rank has a probability of about rank to the power of -1.2: the inverse of the distribution, which for
+ * this exponent takes a fifth root and a fifth power. */
+static double fifth_root(double of) {
+    double x = 100;
+    for (int n = 0; n < 60; n++) x -= (x - of / (x * x * x * x)) / 5;
+    return x;
+}
+
+static uint64_t zipf(uint64_t *state) {
+    double u = (double)(next(state) >> 11) * 0x1p-53, t = 1 - u * (1 - 1 / page_count_root);
+    uint64_t rank = (uint64_t)(1 / (t * t * t * t * t)) - 1;
+    return (rank < page_count ? rank : page_count - 1) * 2654435761u % page_count;
 }
 
 static uint64_t now_ns(void) {
@@ -121,7 +137,7 @@ static void *work(void *argument) {
         pthread_barrier_wait(&start_signal);
         spans[index].start_ns = now_ns();
         if (options.random)
-            for (uint64_t op = 0; op < options.ops; op++) check_page(next(&state) % page_count);
+            for (uint64_t op = 0; op < options.ops; op++) check_page(options.zipf ? zipf(&state) : next(&state) % page_count);
         else
             for (uint64_t page = from; page < to; page++) check_page(page);
         spans[index].end_ns = now_ns();
@@ -155,7 +171,7 @@ static double cpu_seconds(void) {
 
 static void usage(int status) {
     fprintf(status ? stderr : stdout,
-            "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random] [--threads T]\n"
+            "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf] [--threads T]\n"
             "             [--passes P] [--ops N_PER_THREAD] [--seed X]\n"
             "Prints as JSON what it costs to fill a buffer and to reach its pages.\n");
     exit(status);
@@ -190,6 +206,7 @@ static void parse(int argc, char **argv) {
         else if (!strcmp(name, "--fill")) parse_fill(value);
         else if (!strcmp(name, "--order") && !strcmp(value, "seq")) options.random = false;
         else if (!strcmp(name, "--order") && !strcmp(value, "random")) options.random = true;
+        else if (!strcmp(name, "--order") && !strcmp(value, "zipf")) options.random = options.zipf = true;
         else usage(2);
     }
     if (!options.mib || !options.threads || options.passes > PASSES_MAX) usage(2);
@@ -198,6 +215,7 @@ static void parse(int argc, char **argv) {
 int main(int argc, char **argv) {
     parse(argc, argv);
     page_count = options.mib * (1024 * 1024 / PAGE_BYTES);
+    page_count_root = fifth_root((double)page_count);
     buffer = mmap(NULL, page_count * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED) fail("mmap");
     uint64_t fill_start = now_ns();
@@ -226,7 +244,7 @@ int main(int argc, char **argv) {
     printf("{\"mib\": %" PRIu64 ", \"fill\": \"%s\", \"order\": \"%s\", \"threads\": %" PRIu64
            ", \"pages_per_pass\": %" PRIu64 ", \"major_faults\": %" PRIu64
            ", \"passes_cpu_seconds\": %.3f, \"fill_ns_per_page\": %.1f, \"pass_ns_per_page\": [",
-           options.mib, options.fill_name, options.random ? "random" : "seq", options.threads, pages_a_pass, faults,
+           options.mib, options.fill_name, options.zipf ? "zipf" : options.random ? "random" : "seq", options.threads, pages_a_pass, faults,
            cpu, fill_ns);
     for (uint64_t pass = 0; pass < options.passes; pass++) printf("%s%.1f", pass ? ", " : "", pass_ns[pass]);
     printf("]}\n");

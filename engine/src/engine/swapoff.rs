@@ -15,8 +15,9 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Runs that are looked up at a time.
 const RUNS: usize = 4096;
-/// Calls after which nothing that fits is left.
-const IDLE_MAX: u32 = 50;
+/// Calls in which nothing was under way and nothing came back, after which what is left finds no room: some seconds, in
+/// which reclaim has looked for memory in vain.
+const IDLE_MAX: u32 = 300;
 
 /// What is on its way.
 #[derive(Debug, Default)]
@@ -52,7 +53,11 @@ impl<M: Memory> Engine<M> {
         if held == 0 && self.requests() == 0 {
             return Swapoff::Done;
         }
-        leaving.idle = if held == leaving.held { leaving.idle + 1 } else { 0 };
+        if held < leaving.held {
+            leaving.idle = 0;
+        } else if self.requests() == 0 {
+            leaving.idle += 1;
+        }
         leaving.held = held;
         if leaving.idle > IDLE_MAX {
             *leaving = Leaving::default();
