@@ -39,7 +39,7 @@ pub fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
         if !group.is_swapped_off() {
             return Err(Failure::new(NO_ROOM, "the swap file was put into use again".to_owned()));
         }
-        if let Some(slot) = group.live().find(|&slot| state(slot) == OffState::NoRoom) {
+        if let Some(slot) = group.live().find(|&slot| group.off_state(slot) == OffState::NoRoom) {
             let left = show_bytes(slot.get(Field::Disk) * PAGE);
             group.set_swapped_off(false);
             let process = slot.get(Field::Pid);
@@ -51,7 +51,7 @@ pub fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
                 ),
             ));
         }
-        if group.live().all(is_off) {
+        if group.live().all(|slot| is_off(&group, slot)) {
             println!("{} came back; the swap file is out of use", show_bytes(before * PAGE));
             return Ok(0);
         }
@@ -74,11 +74,7 @@ fn with_file(pid: Option<u32>) -> Result<(u32, Group), Failure> {
     Ok((pid, group))
 }
 
-fn state(slot: Slot) -> OffState {
-    OffState::from_bits(slot.get(Field::Swapoff))
-}
-
 /// A process without an engine has nothing there, and its engine will look before it writes much.
-fn is_off(slot: Slot) -> bool {
-    slot.get(Field::Armed) == 0 || (state(slot) == OffState::Off && slot.get(Field::Disk) == 0)
+fn is_off(group: &Group, slot: Slot) -> bool {
+    slot.get(Field::Armed) == 0 || (group.off_state(slot) == OffState::Off && slot.get(Field::Disk) == 0)
 }

@@ -90,3 +90,43 @@ fn dependencies_are_found_in_every_kind_of_table() {
                     [features]\nx = []\n[target.'cfg(unix)'.dependencies]\ne = \"1\"\n[dependencies.f]\npath = \"..\"\n";
     assert_eq!(dependencies(manifest), ["a", "b", "d", "e", "f"].map(String::from).into());
 }
+
+/// Where a text occurs in the sources of a room, tests left out: file names, each as often as it is there.
+fn occurrences(room: &str, text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut directories = vec![house().join(room).join("src")];
+    while let Some(directory) = directories.pop() {
+        for path in fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                directories.push(path);
+                continue;
+            }
+            let source = read(&path);
+            let source = source.split("#[cfg(test)]").next().unwrap();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            found.extend(source.matches(text).map(|_| name.to_owned()));
+        }
+    }
+    found.sort();
+    found
+}
+
+/// Whoever wants the bytes of a swapped page has a transfer, and only swapin makes those.
+#[test]
+fn nothing_reads_a_place_but_for_a_transfer_of_swapin() {
+    // The words of a transfer are private to the file that makes it: by one verb, and cut in two by another.
+    assert_eq!(
+        occurrences("swap", "Transfer {"),
+        ["swap.rs"; 3],
+        "its definition, methods, and one place that makes one"
+    );
+    let swap = read(&house().join("swap/src/swap.rs"));
+    for reader in ["pub fn load(&self, transfer: &Transfer,", "pub fn open(&self, transfer: &Transfer,"] {
+        assert!(swap.contains(reader), "{reader}");
+    }
+    // The pool's entries are read for a transfer, and for writeback; blocks for a fault, ahead of one, and by swapoff.
+    assert_eq!(occurrences("swap", "zswap.load("), ["swap.rs"; 2]);
+    assert_eq!(occurrences("engine", ".load(&transfer"), ["engine.rs"; 2]);
+    assert_eq!(occurrences("engine", "direction: Direction::Read"), ["engine.rs", "swapoff.rs"]);
+    assert_eq!(occurrences("engine", "zswap().load("), [""; 0]);
+}

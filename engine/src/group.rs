@@ -76,8 +76,8 @@ enum Header {
     OwnPages,
     /// Pages of the launcher itself.
     LauncherPages,
-    /// Whether the swap file is to be used no more.
-    SwappedOff,
+    /// How often the swap file went out of use and into use: odd if it is to be used no more.
+    Swapoffs,
     Last,
 }
 
@@ -140,7 +140,7 @@ pub enum Field {
     Namespace,
     /// The pid by which the launcher knows it; 0 before it has looked.
     KnownAs,
-    /// How far its engine is with swapoff: see [`OffState`].
+    /// How far its engine is with swapoff, and with which: see [`OffState`].
     Swapoff,
     /// One more than the last field.
     Last,
@@ -192,9 +192,10 @@ pub enum OffState {
 }
 
 impl OffState {
-    /// The state of this number; [`OffState::Used`] for others.
-    pub const fn from_bits(bits: u64) -> Self {
-        match bits {
+    const BITS: u32 = 2;
+
+    const fn from_bits(bits: u64) -> Self {
+        match bits & ((1 << Self::BITS) - 1) {
             1 => Self::Leaving,
             2 => Self::Off,
             3 => Self::NoRoom,
@@ -324,13 +325,35 @@ impl Group {
 
     /// Whether the swap file is to be used no more.
     pub fn is_swapped_off(&self) -> bool {
-        self.header[Header::SwappedOff as usize].load(Relaxed) != 0
+        self.swapoffs() % 2 == 1
+    }
+
+    fn swapoffs(&self) -> u64 {
+        self.header[Header::Swapoffs as usize].load(Acquire)
     }
 
     /// Sets whether the swap file is used: each process sees it within some hundredths of a second.
     pub fn set_swapped_off(&self, off: bool) {
-        self.header[Header::SwappedOff as usize].store(off.into(), Relaxed);
+        let next = |count: u64| (count % 2 != u64::from(off)).then_some(count + 1);
+        let _ = self.header[Header::Swapoffs as usize].fetch_update(AcqRel, Acquire, next);
         self.live().for_each(|slot| slot.ring());
+    }
+
+    /// How far a process is with what the run was told last.
+    pub fn off_state(&self, slot: Slot) -> OffState {
+        let word = slot.get(Field::Swapoff);
+        if word >> OffState::BITS == self.swapoffs() { OffState::from_bits(word) } else { OffState::Used }
+    }
+
+    /// Has `step` take a process on, if there is more to do, by what it was told last: from a state to the next.
+    pub fn follow_swapoff(&self, slot: Slot, step: impl FnOnce(bool, OffState) -> OffState) {
+        let swapoffs = self.swapoffs();
+        let word = slot.get(Field::Swapoff);
+        let known = word >> OffState::BITS == swapoffs;
+        let state = if known { OffState::from_bits(word) } else { OffState::Used };
+        if !known || state == OffState::Leaving || (state == OffState::Used && swapoffs % 2 == 1) {
+            slot.set(Field::Swapoff, swapoffs << OffState::BITS | step(swapoffs % 2 == 1, state) as u64);
+        }
     }
 
     /// The path under which processes of this run open the swap file.

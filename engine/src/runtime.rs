@@ -42,6 +42,9 @@ use std::time::{Duration, Instant};
 type ProgramEngine = Engine<ProgramMemory>;
 
 const TICK: Duration = Duration::from_millis(10);
+/// Clusters and units for whose finer words there is memory beforehand: making room must not need any.
+const RESERVED_CLUSTERS: u32 = 2;
+const RESERVED_UNITS: u32 = 32;
 /// Rounds of reclaim without any progress, of 20 ms each, after which the run is out of memory.
 const HOPELESS_ROUNDS: usize = 40;
 /// Between looks at what of this process's memory others share; a look takes no more than one part in
@@ -761,10 +764,9 @@ impl Runtime {
             return;
         }
         if *idle >= HOPELESS_ROUNDS && self.engine.waiting() > 0 {
-            if self.slot.get(Field::Swapoff) == OffState::Leaving as u64 {
+            if self.group.off_state(self.slot) == OffState::Leaving {
                 // What came back leaves no room.
-                self.engine.swapon();
-                self.slot.set(Field::Swapoff, OffState::NoRoom as u64);
+                self.engine.give_up_swapoff();
                 *idle = 0;
                 return;
             }
@@ -824,6 +826,7 @@ impl Runtime {
             self.sample();
             self.set_pool_max();
             self.engine.swap().observe();
+            self.engine.swap().table().reserve(RESERVED_CLUSTERS, RESERVED_UNITS);
             self.settle_sharing();
             self.return_surplus();
             self.follow_swapoff();
@@ -859,9 +862,7 @@ impl Runtime {
 
     /// Gives the swap file up, or uses it, as the run is told.
     fn follow_swapoff(&self) {
-        let state = OffState::from_bits(self.slot.get(Field::Swapoff));
-        let next = match (self.group.is_swapped_off(), state) {
-            (false, OffState::Used) | (true, OffState::Off | OffState::NoRoom) => return,
+        self.group.follow_swapoff(self.slot, |off, state| match (off, state) {
             (false, _) => {
                 self.engine.swapon();
                 OffState::Used
@@ -871,8 +872,8 @@ impl Runtime {
                 Swapoff::Done => OffState::Off,
                 Swapoff::NoRoom => OffState::NoRoom,
             },
-        };
-        self.slot.set(Field::Swapoff, next as u64);
+            (true, state) => state,
+        });
     }
 
     /// Looks at what the process uses beside managed memory, and charges the difference.

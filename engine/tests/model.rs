@@ -836,6 +836,32 @@ fn a_scan_is_read_ahead_of_up_and_down() {
     }
 }
 
+#[test]
+fn eight_faults_at_one_entry_are_answered_by_one_read() {
+    let device = Arc::new(Deferred::new(4096));
+    let mut world = plain(Some(Shared::new(&device)), 0, 900);
+    world.deferred = Some(device.clone());
+    write_in_order(&mut world);
+    let number = BASE + 300;
+    let mut readers: Vec<_> = (0..8).map(|_| world.access(page(number), Action::Read)).collect();
+    let mut ended = [false; 8];
+    let mut step = |world: &mut World| {
+        for (reader, ended) in readers.iter_mut().zip(&mut ended) {
+            *ended = *ended || world.step(reader);
+        }
+        ended.iter().filter(|&&ended| ended).count()
+    };
+    // All fault, and all faults are told.
+    (0..3).for_each(|_| assert_eq!(step(&mut world), 0));
+    assert_eq!(device.held(), 1);
+    assert!(device.release(0));
+    world.complete();
+    // The end of the read wakes all of them: nobody looks again.
+    assert_eq!(step(&mut world), 8);
+    assert_eq!((world.counter(Counter::pgmajfault), world.counter(Counter::pswpin)), (1, 1));
+    world.check_end();
+}
+
 /// Calls swapoff until it has an end. What it reads comes at once.
 fn swapoff(world: &mut World) -> Swapoff {
     for _ in 0..10_000 {

@@ -30,6 +30,8 @@ pub(super) struct Leaving {
     /// Blocks held at the last call, and calls since there were fewer.
     held: u64,
     idle: u32,
+    /// Reclaim says that there is no room.
+    hopeless: bool,
 }
 
 /// How far it is.
@@ -46,9 +48,9 @@ pub enum Swapoff {
 impl<M: Memory> Engine<M> {
     /// Takes the device out of use, step by step: to be called until it says that this is done. One thread at a time.
     pub fn swapoff(&self) -> Swapoff {
-        self.device_off.store(true, Relaxed);
         let mut leaving = lock(&self.leaving);
         let leaving = &mut *leaving;
+        self.device_off.store(true, Relaxed);
         let held = self.swap.blocks().used();
         if held == 0 && self.requests() == 0 {
             return Swapoff::Done;
@@ -59,12 +61,13 @@ impl<M: Memory> Engine<M> {
             leaving.idle += 1;
         }
         leaving.held = held;
-        if leaving.idle > IDLE_MAX {
+        if leaving.idle > IDLE_MAX || leaving.hopeless {
             *leaving = Leaving::default();
             self.device_off.store(false, Relaxed);
             return Swapoff::NoRoom;
         }
-        while self.requests() < AHEAD_MAX && self.budget.free() > self.low.load(Relaxed) {
+        // With less than that reclaim makes room, and borrows.
+        while self.requests() < AHEAD_MAX && self.budget.free() >= self.low.load(Relaxed) {
             if let Some(run) = leaving.runs.pop_front() {
                 self.fetch(run, leaving.pass);
                 continue;
@@ -78,6 +81,12 @@ impl<M: Memory> Engine<M> {
             }
         }
         Swapoff::Goes
+    }
+
+    /// Nothing more can come back: the program needs all the memory that there is. The device is used again.
+    pub fn give_up_swapoff(&self) {
+        lock(&self.leaving).hopeless = true;
+        self.device_off.store(false, Relaxed);
     }
 
     /// The device is used again.
