@@ -217,10 +217,18 @@ const DENSE_UNITS: usize = 2;
 #[derive(Debug)]
 struct Store<T, const FIRST: usize> {
     values: Slab<T, FIRST>,
-    /// The last that was given back, plus one, below a count of changes. Each holds the next in its first word.
-    free: AtomicU64,
+    free: [Free; LISTS],
     used: AtomicU32,
 }
+
+/// Lists of what was given back: by cluster, so that threads which work on neighbours do not hand each other memory that
+/// is in the other's cache.
+const LISTS: usize = 4;
+
+/// The last that was given back, plus one, below a count of changes. Each holds the next in its first word.
+#[derive(Debug, Default)]
+#[repr(align(64))]
+struct Free(AtomicU64);
 
 trait Block: Default {
     fn link(&self) -> &AtomicU64;
@@ -302,7 +310,7 @@ impl Block for Pages {
 
 impl<T, const FIRST: usize> Default for Store<T, FIRST> {
     fn default() -> Self {
-        Self { values: Slab::default(), free: AtomicU64::new(0), used: AtomicU32::new(0) }
+        Self { values: Slab::default(), free: Default::default(), used: AtomicU32::new(0) }
     }
 }
 
@@ -310,10 +318,12 @@ impl<T: Block, const FIRST: usize> Store<T, FIRST> {
     #[cfg(test)]
     fn held(&self) -> u32 {
         let mut held = self.used.load(Relaxed);
-        let mut next = self.free.load(Relaxed) as u32;
-        while let Some(id) = next.checked_sub(1) {
-            held -= 1;
-            next = self.get(id).link().load(Relaxed) as u32;
+        for free in &self.free {
+            let mut next = free.0.load(Relaxed) as u32;
+            while let Some(spot) = next.checked_sub(1) {
+                held -= 1;
+                next = self.get(spot).link().load(Relaxed) as u32;
+            }
         }
         held
     }
@@ -323,29 +333,39 @@ impl<T: Block, const FIRST: usize> Store<T, FIRST> {
         self.values.at(spot).expect("a spot that was handed out")
     }
 
-    fn take(&self, bytes: &AtomicUsize) -> u32 {
-        let mut free = self.free.load(Acquire);
-        while let Some(spot) = (free as u32).checked_sub(1) {
-            // Of one that somebody else takes meanwhile this reads a word, and the count has changed.
-            let next = self.get(spot).link().load(Relaxed) as u32;
-            let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(next);
-            match self.free.compare_exchange_weak(free, changed, AcqRel, Acquire) {
-                Ok(_) => return spot,
-                Err(now) => free = now,
-            }
+    /// A value for a cluster: one that was given back for the same, or for others.
+    fn take(&self, number: ClusterNumber, bytes: &AtomicUsize) -> u32 {
+        if let Some(spot) = (0..LISTS).find_map(|by| self.pop(&self.free[(number.0 as usize + by) % LISTS].0))
+        {
+            return spot;
         }
         let id = self.used.fetch_add(1, Relaxed);
         self.reserve(id, bytes);
         Slab::<T, FIRST>::spot(id)
     }
 
-    fn give(&self, spot: u32) {
+    fn pop(&self, list: &AtomicU64) -> Option<u32> {
+        let mut free = list.load(Acquire);
+        loop {
+            let spot = (free as u32).checked_sub(1)?;
+            // Of one that somebody else takes meanwhile this reads a word, and the count has changed.
+            let next = self.get(spot).link().load(Relaxed) as u32;
+            let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(next);
+            match list.compare_exchange_weak(free, changed, AcqRel, Acquire) {
+                Ok(_) => return Some(spot),
+                Err(now) => free = now,
+            }
+        }
+    }
+
+    fn give(&self, number: ClusterNumber, spot: u32) {
         let link = self.get(spot).link();
-        let mut free = self.free.load(Relaxed);
+        let list = &self.free[number.0 as usize % LISTS].0;
+        let mut free = list.load(Relaxed);
         loop {
             link.store(u64::from(free as u32), Relaxed);
             let changed = (free >> 32).wrapping_add(1) << 32 | u64::from(spot + 1);
-            match self.free.compare_exchange_weak(free, changed, AcqRel, Relaxed) {
+            match list.compare_exchange_weak(free, changed, AcqRel, Relaxed) {
                 Ok(_) => return,
                 Err(now) => free = now,
             }
@@ -779,7 +799,7 @@ impl<'a> ClusterGuard<'a> {
             return None;
         }
         self.cluster.root.store(root + (1 << CUTS_SHIFT), Relaxed);
-        let spot = table.pages.take(&table.bytes);
+        let spot = table.pages.take(self.number, &table.bytes);
         let pages = table.pages.get(spot);
         let whole = Word(units.0[at].load(Relaxed));
         pages.0.iter().enumerate().for_each(|(nth, page)| page.store(whole.nth(nth).0, Relaxed));
@@ -790,7 +810,7 @@ impl<'a> ClusterGuard<'a> {
     /// A word for each page, in one piece.
     fn flatten(&mut self, units: &'a Units) {
         let table = self.table;
-        let spot = table.flats.take(&table.bytes);
+        let spot = table.flats.take(self.number, &table.bytes);
         let words = &table.flats.get(spot).0;
         for (unit, to) in units.0.iter().zip(words.as_chunks::<UNIT_PAGES>().0) {
             let raw = unit.load(Relaxed);
@@ -798,7 +818,7 @@ impl<'a> ClusterGuard<'a> {
                 to.iter()
                     .zip(&table.pages.get(pages).0)
                     .for_each(|(to, word)| to.store(word.load(Relaxed), Relaxed));
-                table.pages.give(pages);
+                table.pages.give(self.number, pages);
             } else {
                 to.iter().enumerate().for_each(|(nth, to)| to.store(Word(raw).nth(nth).0, Relaxed));
             }
@@ -806,7 +826,7 @@ impl<'a> ClusterGuard<'a> {
         let before = self.cluster.root.load(Relaxed);
         self.cluster.root.store(to_finer(spot) | FLAT, Relaxed);
         self.level = Level::Flat(words);
-        table.units.give(finer(before).expect("it had units"));
+        table.units.give(self.number, finer(before).expect("it had units"));
     }
 
     /// A word for each unit in place of one for each page, if most are of that kind.
@@ -818,13 +838,13 @@ impl<'a> ClusterGuard<'a> {
             return;
         }
         let table = self.table;
-        let spot = table.units.take(&table.bytes);
+        let spot = table.units.take(self.number, &table.bytes);
         let coarse = table.units.get(spot);
         let mut cuts = 0;
         for (unit, to) in units.iter().zip(&coarse.0) {
             let raw = if is_cut(&unit) {
                 cuts += 1;
-                let spot = table.pages.take(&table.bytes);
+                let spot = table.pages.take(self.number, &table.bytes);
                 for (word, to) in unit.iter().zip(&table.pages.get(spot).0) {
                     to.store(word.load(Relaxed), Relaxed);
                 }
@@ -837,7 +857,7 @@ impl<'a> ClusterGuard<'a> {
         let before = self.cluster.root.load(Relaxed);
         self.cluster.root.store(to_finer(spot) | cuts << CUTS_SHIFT, Relaxed);
         self.level = Level::Units(coarse);
-        table.flats.give(finer(before).expect("it was flat"));
+        table.flats.give(self.number, finer(before).expect("it was flat"));
     }
 
     /// Changes the words of the pages in `range`: to those that follow from `word` for its first page.
@@ -898,7 +918,7 @@ impl<'a> ClusterGuard<'a> {
             Level::Whole(word) => word,
             Level::Flat(_) => unreachable!("its pages have words of their own"),
         };
-        let spot = self.table.units.take(&self.table.bytes);
+        let spot = self.table.units.take(self.number, &self.table.bytes);
         let units = self.table.units.get(spot);
         for (at, unit) in units.0.iter().enumerate() {
             unit.store(whole.nth(at * UNIT_PAGES).0, Relaxed);
@@ -916,7 +936,7 @@ impl<'a> ClusterGuard<'a> {
         if let Some(pages) = before {
             let root = self.cluster.root.load(Relaxed);
             self.cluster.root.store(root - (1 << CUTS_SHIFT), Relaxed);
-            self.table.pages.give(pages);
+            self.table.pages.give(self.number, pages);
         }
     }
 
@@ -928,10 +948,10 @@ impl<'a> ClusterGuard<'a> {
         match (std::mem::replace(&mut self.level, Level::Whole(word)), before) {
             (Level::Units(units), Some(spot)) => {
                 let cut = units.0.iter().filter_map(|unit| finer(unit.load(Relaxed)));
-                cut.for_each(|spot| table.pages.give(spot));
-                table.units.give(spot);
+                cut.for_each(|spot| table.pages.give(self.number, spot));
+                table.units.give(self.number, spot);
             }
-            (Level::Flat(_), Some(spot)) => table.flats.give(spot),
+            (Level::Flat(_), Some(spot)) => table.flats.give(self.number, spot),
             _ => {}
         }
         self.counts = counts_of(word, CLUSTER_PAGES);

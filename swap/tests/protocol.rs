@@ -298,6 +298,49 @@ impl World {
         }
     }
 
+    /// Empties the device: into the pool, and what that refuses into the program.
+    fn swap_off(&self) {
+        for into_pool in [true, false] {
+            for run in self.swap.device_runs(0, BLOCKS) {
+                let mut pages = run.pages();
+                while pages.start < pages.end {
+                    let Swapin::Inserted(transfer) = self.swap.swapin_run(pages.clone()) else {
+                        pages.start = pages.start.plus(1);
+                        continue;
+                    };
+                    pages.start = transfer.pages().end;
+                    match transfer.source {
+                        Source::Device { block } if into_pool => self.move_to_pool(&transfer, block),
+                        Source::Device { .. } => self.bring(&transfer, false),
+                        _ => drop(self.swap.finish_swapin(&transfer, 0, true)),
+                    }
+                }
+            }
+        }
+    }
+
+    fn move_to_pool(&self, transfer: &Transfer, block: u64) {
+        let first = transfer.first.offset();
+        let offsets = first..first + transfer.length;
+        for offset in offsets.clone() {
+            let mut outside = self.outside();
+            assert!(!std::mem::replace(&mut outside.reading[offset], true), "two reads of page {offset}");
+        }
+        thread::yield_now();
+        let mut scratch = Scratch::default();
+        let mut places = Vec::new();
+        for nth in 0..transfer.length {
+            let mut bytes = self.outside().device[&(block + nth as u64)].clone();
+            self.swap.open(transfer, nth, &mut bytes).expect("it was written");
+            places.push(match self.swap.store(&bytes, None, &mut scratch) {
+                Stored::New(place) => Some(place),
+                _ => None,
+            });
+        }
+        offsets.for_each(|offset| self.outside().reading[offset] = false);
+        self.swap.finish_move(transfer, &places);
+    }
+
     /// Reads all pages: nothing is lost, nothing is under way, nothing is held for nobody.
     fn settle(&self, value: impl Fn(usize) -> u64, touched: usize) {
         for offset in 0..touched {
@@ -430,6 +473,32 @@ fn a_reader_and_writeback() {
                     }),
                 ],
             );
+            world.settle(kind, 4);
+        });
+    }
+}
+
+#[test]
+fn a_reader_and_the_removal_of_the_device() {
+    for kind in KINDS {
+        in_any_order(move || {
+            let world = World::new();
+            world.touch(0..4, kind);
+            world.evict();
+            world.write_back();
+            together(
+                &world,
+                vec![
+                    Box::new(World::swap_off),
+                    Box::new(move |world| {
+                        assert_eq!(world.read(0, Window::NONE, false), kind(0));
+                        assert_eq!(world.read(2, Window::ahead(2), true), kind(2));
+                    }),
+                    Box::new(|world| world.discard(1..2)),
+                ],
+            );
+            world.swap_off();
+            assert_eq!(world.swap.blocks().used(), 0);
             world.settle(kind, 4);
         });
     }
