@@ -87,7 +87,7 @@ fn the_only_launcher() -> Result<u32, Failure> {
         _ => {
             let mut message = "several runs go on; which one?".to_owned();
             for pid in found {
-                let _ = write!(message, "\n  pagetide stat {pid}    {}", command(pid).join(" "));
+                let _ = write!(message, "\n  pagetide stat {pid}    {}", program(pid));
             }
             Err(Failure::new(WHICH, message))
         }

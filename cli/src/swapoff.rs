@@ -7,8 +7,8 @@ use pagetide::group::{Field, Group, OffState, Slot};
 use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// There is no room for what is in the swap file.
-const NO_ROOM: u8 = 1;
+/// There is no swap file, or it is in use as before.
+const NOT_DONE: u8 = 1;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Take the swap file of a run out of use
@@ -33,18 +33,18 @@ pub fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
     group.set_swapped_off(true);
     loop {
         if pagetide_sys::procfs::start_time(pid) != born {
-            return Err(Failure::new(NO_ROOM, format!("the run of {pid} has ended")));
+            return Err(Failure::new(NOT_DONE, format!("the run of {pid} has ended")));
         }
         // Somebody else may have put it into use again.
         if !group.is_swapped_off() {
-            return Err(Failure::new(NO_ROOM, "the swap file was put into use again".to_owned()));
+            return Err(Failure::new(NOT_DONE, "the swap file was put into use again".to_owned()));
         }
         if let Some(slot) = group.live().find(|&slot| group.off_state(slot) == OffState::NoRoom) {
             let left = show_bytes(slot.get(Field::Disk) * PAGE);
             group.set_swapped_off(false);
             let process = slot.get(Field::Pid);
             return Err(Failure::new(
-                NO_ROOM,
+                NOT_DONE,
                 format!(
                     "process {process} has no room for {left} that it has in the swap file, which stays in use (end \
                      something, or start the run with more --memory)"
@@ -69,7 +69,7 @@ pub fn swapon(args: &SwaponArgs) -> Result<u8, Failure> {
 fn with_file(pid: Option<u32>) -> Result<(u32, Group), Failure> {
     let (pid, group) = open_run(pid)?;
     if group.setup().blocks == 0 {
-        return Err(Failure::new(NO_ROOM, format!("{} has no swap file", program(pid))));
+        return Err(Failure::new(NOT_DONE, format!("{} has no swap file", program(pid))));
     }
     Ok((pid, group))
 }

@@ -873,22 +873,31 @@ impl<M: Memory> Engine<M> {
     /// Starts to read a transfer that was paid for. False if the device has too much to do: then it has been let go, and
     /// the fault waits.
     fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) -> bool {
-        let device = self.device.as_ref().expect("a page on the device has a device");
-        let token = self.begin(Pending::Read { transfer, write, since });
         let asked = i64::from(!transfer.ahead);
         self.stalled.fetch_add(asked, Relaxed);
+        if self.submit_read(Pending::Read { transfer, write, since }, &transfer, block) {
+            return true;
+        }
+        self.stalled.fetch_sub(asked, Relaxed);
+        // The queue is full of requests: each that ends lets a waiting fault try again.
+        if !transfer.ahead {
+            self.park(transfer.demanded(), write, since);
+        }
+        false
+    }
+
+    /// Hands a read to the device. If that has too much to do the transfer has been let go, and what was paid for it
+    /// given back.
+    fn submit_read(&self, pending: Pending, transfer: &Transfer, block: u64) -> bool {
+        let device = self.device.as_ref().expect("a page on the device has a device");
+        let token = self.begin(pending);
         let buffer = Buffer::new(transfer.length);
         if device.submit(Request { token, direction: Direction::Read, block, buffer }).is_ok() {
             return true;
         }
-        // The queue is full of requests: each that ends lets a waiting fault try again.
         self.end(token);
-        self.stalled.fetch_sub(asked, Relaxed);
-        self.release(&transfer);
+        self.release(transfer);
         self.budget.give(transfer.length as i64);
-        if !transfer.ahead {
-            self.park(transfer.demanded(), write, since);
-        }
         false
     }
 

@@ -788,6 +788,15 @@ fn written_in_order(device: Option<Box<dyn Device>>) -> World {
     world
 }
 
+/// The same, on a device that ends a request when it is told to.
+fn written_behind_a_slow_device() -> (World, Arc<Deferred>) {
+    let device = Arc::new(Deferred::new(4096));
+    let mut world = plain(Some(Shared::new(&device)), 0, 900);
+    world.deferred = Some(device.clone());
+    write_in_order(&mut world);
+    (world, device)
+}
+
 fn write_in_order(world: &mut World) {
     (BASE..BASE + 512).for_each(|number| world.put(number, noise(number)));
     world.push_out();
@@ -796,10 +805,7 @@ fn write_in_order(world: &mut World) {
 
 #[test]
 fn a_scan_that_is_faster_than_the_device_always_leaves_it_something_to_do() {
-    let device = Arc::new(Deferred::new(4096));
-    let mut world = plain(Some(Shared::new(&device)), 0, 900);
-    world.deferred = Some(device.clone());
-    write_in_order(&mut world);
+    let (mut world, device) = written_behind_a_slow_device();
     for number in BASE..BASE + 512 {
         let mut access = world.access(page(number), Action::Read);
         while !world.step(&mut access) {
@@ -838,10 +844,7 @@ fn a_scan_is_read_ahead_of_up_and_down() {
 
 #[test]
 fn eight_faults_at_one_entry_are_answered_by_one_read() {
-    let device = Arc::new(Deferred::new(4096));
-    let mut world = plain(Some(Shared::new(&device)), 0, 900);
-    world.deferred = Some(device.clone());
-    write_in_order(&mut world);
+    let (mut world, device) = written_behind_a_slow_device();
     let number = BASE + 300;
     let mut readers: Vec<_> = (0..8).map(|_| world.access(page(number), Action::Read)).collect();
     let mut ended = [false; 8];

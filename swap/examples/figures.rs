@@ -11,14 +11,13 @@ use pagetide_swap::swap::Keys;
 use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
-use pagetide_swap::zswap::pool::HEADER_BYTES;
+use pagetide_swap::zswap::pool::{HEADER_BYTES, Heap};
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Handle, PAGE_SIZE, PageIndex, SpanMemory,
-    SpanSource, Stored, Swap, Swapin, Window, Word,
+    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Handle, PAGE_SIZE, PageIndex, Stored, Swap,
+    Swapin, Window, Word,
 };
 use serde_json::{Value, json};
 use std::hint::black_box;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
@@ -78,36 +77,6 @@ impl Flat {
 
     fn get(&self, page: PageIndex) -> Word {
         self.cluster(page.cluster().0).lock().expect("nobody panics").1[page.offset()]
-    }
-}
-
-/// Memory for the pool from the heap.
-#[derive(Clone)]
-struct Heap;
-
-struct HeapSpan(Vec<u8>);
-
-impl SpanSource for Heap {
-    type Span = HeapSpan;
-    fn take(&self, bytes: usize) -> Option<HeapSpan> {
-        Some(HeapSpan(vec![0; bytes]))
-    }
-}
-
-impl SpanMemory for HeapSpan {
-    fn trim(&mut self, _: usize) {}
-}
-
-impl Deref for HeapSpan {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl DerefMut for HeapSpan {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
     }
 }
 

@@ -11,14 +11,14 @@ use pagetide_swap::swap::Keys;
 use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
+use pagetide_swap::zswap::pool::Heap;
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place, Source,
-    SpanMemory, SpanSource, StoreOutcome, Stored, Swap, Swapin, Transfer, Window, Word,
+    StoreOutcome, Stored, Swap, Swapin, Transfer, Window, Word,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 use std::collections::HashMap;
-use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -27,37 +27,6 @@ const CLUSTER: ClusterNumber = ClusterNumber(3);
 const PAGES: usize = 20;
 const BLOCKS: usize = 64;
 const SCHEDULES: usize = 500;
-
-#[derive(Clone)]
-struct Heap;
-
-struct HeapSpan(Vec<u8>);
-
-impl SpanSource for Heap {
-    type Span = HeapSpan;
-    fn take(&self, bytes: usize) -> Option<HeapSpan> {
-        Some(HeapSpan(vec![0; bytes]))
-    }
-}
-
-impl SpanMemory for HeapSpan {
-    fn trim(&mut self, used: usize) {
-        self.0[used.next_multiple_of(PAGE_SIZE)..].fill(0xEE);
-    }
-}
-
-impl Deref for HeapSpan {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl DerefMut for HeapSpan {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.0
-    }
-}
 
 /// What lies outside of the swap subsystem. Nobody holds its locks across a step of another thread.
 #[derive(Default)]
@@ -91,10 +60,7 @@ fn page_of(value: u64) -> Vec<u8> {
 
 fn value_of(page: &[u8]) -> u64 {
     let first = u64::from_ne_bytes(page[..8].try_into().unwrap());
-    let value = (0..100)
-        .find(|&value| page == page_of(value))
-        .unwrap_or_else(|| panic!("no page of ours: {first:#x}"));
-    value
+    (0..100).find(|&value| page == page_of(value)).unwrap_or_else(|| panic!("no page of ours: {first:#x}"))
 }
 
 fn page(offset: usize) -> PageIndex {
@@ -373,8 +339,10 @@ fn in_any_order(test: impl Fn() + Send + Sync + 'static) {
     Runner::new(PctScheduler::new(3, SCHEDULES), config).run(move || test());
 }
 
-fn together(world: &Arc<World>, jobs: Vec<Box<dyn FnOnce(&World) + Send>>) {
-    let start = |job: Box<dyn FnOnce(&World) + Send>| {
+type Job = Box<dyn FnOnce(&World) + Send>;
+
+fn together(world: &Arc<World>, jobs: Vec<Job>) {
+    let start = |job: Job| {
         let world = world.clone();
         thread::spawn(move || job(&world))
     };
@@ -393,7 +361,7 @@ fn two_readers_of_one_entry_get_it_by_one_read() {
             world.touch(0..2, kind);
             world.evict();
             let reads = world.outside().reads;
-            let reader = |keep| -> Box<dyn FnOnce(&World) + Send> {
+            let reader = |keep| -> Job {
                 Box::new(move |world| assert_eq!(world.read(0, Window::NONE, keep), kind(0)))
             };
             together(&world, vec![reader(true), reader(false), reader(true)]);

@@ -6,7 +6,6 @@
 
 use super::{AHEAD_MAX, Engine, Pending, Source, Stored, WINDOW_MAX, Workspace, lock};
 use crate::memory::Memory;
-use pagetide_device::{Buffer, Direction, Request};
 use pagetide_swap::{DeviceRun, PAGE_SIZE, PageIndex, Swapin, Transfer};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -119,14 +118,7 @@ impl<M: Memory> Engine<M> {
             if !self.budget.try_take(transfer.length) {
                 self.release(&transfer);
             } else if pass == 0 {
-                let buffer = Buffer::new(transfer.length);
-                let token = self.begin(Pending::Move { transfer });
-                let request = Request { token, direction: Direction::Read, block, buffer };
-                if self.device.as_ref().is_none_or(|device| device.submit(request).is_err()) {
-                    self.end(token);
-                    self.budget.give(transfer.length as i64);
-                    self.release(&transfer);
-                }
+                self.submit_read(Pending::Move { transfer }, &transfer, block);
             } else {
                 self.read(transfer, block, false, 0);
             }

@@ -34,6 +34,26 @@ pub trait SpanMemory: DerefMut<Target = [u8]> + Send {
     fn trim(&mut self, used: usize);
 }
 
+/// Memory from the heap, as much as is asked for: for tests and measurements.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heap;
+
+/// What a span holds that nobody has written, or that was given back.
+const UNWRITTEN: u8 = 0xEE;
+
+impl SpanSource for Heap {
+    type Span = Vec<u8>;
+    fn take(&self, bytes: usize) -> Option<Vec<u8>> {
+        Some(vec![UNWRITTEN; bytes])
+    }
+}
+
+impl SpanMemory for Vec<u8> {
+    fn trim(&mut self, used: usize) {
+        self[used.next_multiple_of(crate::entry::PAGE_SIZE)..].fill(UNWRITTEN);
+    }
+}
+
 /// What stands before every payload.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
