@@ -188,8 +188,9 @@ impl World {
                     && self.swap.finish_store_run(CLUSTER.page(folio), FOLIO_PAGES, place, out.shadow)
                 {
                     let mut outside = self.outside();
-                    (folio..folio + FOLIO_PAGES)
-                        .for_each(|offset| drop(outside.frames.remove(&(slot, offset))));
+                    for offset in folio..folio + FOLIO_PAGES {
+                        outside.frames.remove(&(slot, offset));
+                    }
                     continue;
                 }
                 for (nth, stored) in stored.into_iter().enumerate() {
