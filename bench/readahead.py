@@ -7,6 +7,9 @@ windows   The same with windows of 8, 32, 64 and 512 pages (--page-cluster 3, 5,
 waste     Single pages of the same data at random: pages that were read and not asked for; against the kernel's swap file.
 s1        Compressible data at random, uniform and by Zipf's law, in the pool alone: without readahead against the
           aligned clusters of eight pages that a kernel reads which does not look at the kind of device.
+together  Eight threads that read the same pages at random, each page all at once, from the disk and from the pool: one of
+          them reads, the others wait for it. What one read in a thousand exceeds, against one thread alone: who waits
+          for another's read is woken by it, and does not sleep for a tick and look again. And the kernel's swap file.
 again     Compressible data in order: the pass that writes it, the first that reads it and the second.
 
 Arms take turns for --pairs rounds. Each of our runs is in a memory cgroup of the cap and the slack of docs/testing.md,
@@ -32,6 +35,8 @@ from lib import MIB
 READ_BYTES = 2 * MIB
 CLUSTERS = (3, 5, 6, 9)
 KERNEL_CLUSTERS = (3, 5)
+# The shortest that a thread sleeps which polls: a tick of the kernel's at its fastest.
+TICK_US = 1000
 
 
 # --- The disk, and the kernel's swap file ---------------------------------------------------------------------------
@@ -222,6 +227,33 @@ def case_s1(options):
     return rows
 
 
+def case_together(options):
+    rows = []
+
+    def reads(fill, threads):
+        ops = ("--order", "together", "--threads", threads, "--ops", 20_000, "--passes", 1)
+        return touch(options, "--fill", fill, *ops)
+
+    heap = f"heap:{lib.heap_file()}"
+    disk = lambda threads: our_run(options, reads("random", threads), *on_disk(options))[0]  # noqa: E731
+    pool = lambda threads: our_run(options, reads(heap, threads), "--no-disk", memory=options.pool_memory)[0]  # noqa: E731
+    kernel = lambda: kernel_run(options, 3, reads("random", 8))[0]  # noqa: E731
+    for name, arms in (
+        ("disk", {"one": lambda: disk(1), "eight": lambda: disk(8), "kernel, eight": kernel}),
+        ("pool", {"one": lambda: pool(1), "eight": lambda: pool(8)}),
+    ):
+        values = rounds(options, f"together, {name}", {arm: lambda run=run: late(run()) for arm, run in arms.items()})
+        ratios = ratio(values, "eight", "one")
+        more = statistics.median(eight - one for eight, one in zip(values["eight"], values["one"]))
+        rows.append(row(f"a page for eight, {name}: p99.9", "µs", values, ratios, "eight − one < 1000", more < TICK_US))
+    return rows
+
+
+def late(run):
+    """The time that one read in a thousand exceeds."""
+    return json.loads(run.stdout)["latency_ns"]["p99.9"] / 1e3
+
+
 def case_again(options):
     rows = []
     for fill in ("text", f"heap:{lib.heap_file()}"):
@@ -239,7 +271,7 @@ def case_again(options):
     return rows
 
 
-CASES = {"disk": case_disk, "windows": case_windows, "waste": case_waste, "s1": case_s1, "again": case_again}
+CASES = {"disk": case_disk, "windows": case_windows, "waste": case_waste, "s1": case_s1, "together": case_together, "again": case_again}
 
 
 def parse():

@@ -1,6 +1,6 @@
 /* touch: what does it cost to reach a page? Fills a buffer larger than the cap and reads one word of each page.
  *
- *   touch --mib 1024 --fill zero|heap:FILE|random|text --order seq|random|zipf --threads T --passes P [--ops N]
+ *   touch --mib 1024 --fill zero|heap:FILE|random|text --order seq|random|zipf|together --threads T --passes P [--ops N]
  *
  * In order: each thread reads its share of the buffer, page by page; a pass is the whole buffer. At random: each
  * thread reads --ops single pages anywhere in the buffer, all alike or some far more often (Zipf's law with exponent
@@ -26,19 +26,21 @@
 #include <unistd.h>
 
 enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8, PASSES_MAX = 64 };
+enum { LATENCY_SUB_BITS = 4, LATENCY_CELLS = 64 << LATENCY_SUB_BITS };
 enum fill { ZERO, HEAP, INCOMPRESSIBLE, TEXT };
 
 static struct {
     uint64_t mib, threads, passes, ops, seed;
     enum fill fill;
     const char *fill_name, *heap_file;
-    bool random, zipf;
+    bool random, zipf, together;
 } options = {.mib = 1024, .threads = 1, .passes = 3, .ops = 100000, .seed = 1, .fill = ZERO, .fill_name = "zero"};
 
 static char *buffer;
 static uint64_t page_count;
 static double page_count_root;
-static pthread_barrier_t start_signal, end_signal;
+static pthread_barrier_t start_signal, end_signal, meeting;
+static _Atomic uint64_t latencies[LATENCY_CELLS]; /* reads by their time: sixteen steps for each power of two */
 static struct span { uint64_t start_ns, end_ns; } *spans; /* of each thread, in the present pass */
 
 static uint64_t mix(uint64_t x) {
@@ -130,13 +132,42 @@ static void check_page(uint64_t page) {
     _exit(1);
 }
 
+static void count_latency(uint64_t ns) {
+    unsigned log = ns >> LATENCY_SUB_BITS ? 63 - (unsigned)__builtin_clzll(ns) - LATENCY_SUB_BITS : 0;
+    latencies[((uint64_t)log << LATENCY_SUB_BITS) + (ns >> log)]++;
+}
+
+/* The time that so many of ten thousand reads did not exceed. */
+static uint64_t latency_ns(uint64_t part) {
+    uint64_t all = 0, seen = 0;
+    for (int i = 0; i < LATENCY_CELLS; i++) all += latencies[i];
+    for (int i = 0; i < LATENCY_CELLS; i++)
+        if ((seen += latencies[i]) * 10000 >= all * part) {
+            unsigned log = i < 2 << LATENCY_SUB_BITS ? 0 : (unsigned)(i >> LATENCY_SUB_BITS) - 1;
+            return ((uint64_t)i - ((uint64_t)log << LATENCY_SUB_BITS)) << log;
+        }
+    return 0;
+}
+
+static void read_together(uint64_t *state) {
+    for (uint64_t op = 0; op < options.ops; op++) {
+        uint64_t page = next(state) % page_count;
+        pthread_barrier_wait(&meeting);
+        uint64_t start = now_ns();
+        check_page(page);
+        count_latency(now_ns() - start);
+    }
+}
+
 static void *work(void *argument) {
-    uint64_t index = (uintptr_t)argument, state = mix(options.seed + 99 * (index + 1)) | 1;
+    uint64_t index = (uintptr_t)argument, own = options.together ? 0 : 99 * (index + 1);
+    uint64_t state = mix(options.seed + own) | 1;
     uint64_t from = page_count * index / options.threads, to = page_count * (index + 1) / options.threads;
     for (uint64_t pass = 0; pass < options.passes; pass++) {
         pthread_barrier_wait(&start_signal);
         spans[index].start_ns = now_ns();
-        if (options.random)
+        if (options.together) read_together(&state);
+        else if (options.random)
             for (uint64_t op = 0; op < options.ops; op++) check_page(options.zipf ? zipf(&state) : next(&state) % page_count);
         else
             for (uint64_t page = from; page < to; page++) check_page(page);
@@ -171,8 +202,8 @@ static double cpu_seconds(void) {
 
 static void usage(int status) {
     fprintf(status ? stderr : stdout,
-            "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf] [--threads T]\n"
-            "             [--passes P] [--ops N_PER_THREAD] [--seed X]\n"
+            "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf|together]\n"
+            "             [--threads T] [--passes P] [--ops N_PER_THREAD] [--seed X]\n"
             "Prints as JSON what it costs to fill a buffer and to reach its pages.\n");
     exit(status);
 }
@@ -207,9 +238,14 @@ static void parse(int argc, char **argv) {
         else if (!strcmp(name, "--order") && !strcmp(value, "seq")) options.random = false;
         else if (!strcmp(name, "--order") && !strcmp(value, "random")) options.random = true;
         else if (!strcmp(name, "--order") && !strcmp(value, "zipf")) options.random = options.zipf = true;
+        else if (!strcmp(name, "--order") && !strcmp(value, "together")) options.random = options.together = true;
         else usage(2);
     }
     if (!options.mib || !options.threads || options.passes > PASSES_MAX) usage(2);
+}
+
+static const char *order_name(void) {
+    return options.together ? "together" : options.zipf ? "zipf" : options.random ? "random" : "seq";
 }
 
 int main(int argc, char **argv) {
@@ -223,6 +259,7 @@ int main(int argc, char **argv) {
     double fill_ns = (double)(now_ns() - fill_start) / (double)page_count;
 
     pthread_barrier_init(&start_signal, NULL, (unsigned)options.threads + 1);
+    pthread_barrier_init(&meeting, NULL, (unsigned)options.threads);
     pthread_barrier_init(&end_signal, NULL, (unsigned)options.threads + 1);
     pthread_t *threads = calloc(options.threads, sizeof *threads);
     spans = calloc(options.threads, sizeof *spans);
@@ -244,9 +281,13 @@ int main(int argc, char **argv) {
     printf("{\"mib\": %" PRIu64 ", \"fill\": \"%s\", \"order\": \"%s\", \"threads\": %" PRIu64
            ", \"pages_per_pass\": %" PRIu64 ", \"major_faults\": %" PRIu64
            ", \"passes_cpu_seconds\": %.3f, \"fill_ns_per_page\": %.1f, \"pass_ns_per_page\": [",
-           options.mib, options.fill_name, options.zipf ? "zipf" : options.random ? "random" : "seq", options.threads, pages_a_pass, faults,
+           options.mib, options.fill_name, order_name(), options.threads, pages_a_pass, faults,
            cpu, fill_ns);
     for (uint64_t pass = 0; pass < options.passes; pass++) printf("%s%.1f", pass ? ", " : "", pass_ns[pass]);
-    printf("]}\n");
+    printf("]");
+    if (options.together)
+        printf(", \"latency_ns\": {\"p50\": %" PRIu64 ", \"p99\": %" PRIu64 ", \"p99.9\": %" PRIu64 ", \"max\": %" PRIu64 "}",
+               latency_ns(5000), latency_ns(9900), latency_ns(9990), latency_ns(10000));
+    printf("}\n");
     return 0;
 }
