@@ -6,25 +6,30 @@ use crate::limits::Limits;
 use crate::os::{self, Received, Signals};
 use crate::report::{Report, latencies};
 use crate::sampler::{INTERVAL, Sampler};
+use crate::set::{POOL_PERCENT, parse_shrinker};
 use crate::size::{Size, parse_size, parse_time, show_bytes};
 use crate::statfile::{Stage, StatFile};
 use crate::swapfile::SwapFile;
 use crate::tree;
 use crate::voice::Voice;
-use pagetide::group::{ENVIRONMENT, Group, Setup};
+use pagetide::group::{ENVIRONMENT, Group, Knobs, Setup};
 use pagetide::injection::{self, Injection};
 use pagetide::ways::Ways;
 use pagetide_swap::config::PAGE_CLUSTER_MAX;
-use pagetide_swap::{Compressor, Readahead, Reclaim};
+use pagetide_swap::trace;
+use pagetide_swap::zswap::shrinker::Shrinker;
+use pagetide_swap::{Allocator, Compression, Readahead, Reclaim, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
 use rustix::io::Errno;
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
 use std::ffi::OsString;
+use std::fs::File;
+use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -62,11 +67,26 @@ pub struct RunArgs {
     #[arg(long, conflicts_with = "no_disk")]
     no_encrypt: bool,
     /// The share of the cap that compressed pages may take
-    #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u64).range(1..=90))]
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u64).range(POOL_PERCENT))]
     max_pool_percent: u64,
-    /// How pages are compressed
-    #[arg(long, value_name = "NAME", default_value = "lz4")]
-    compressor: Codec,
+    /// How pages are compressed: lz4, zstd, zstd:LEVEL (-7 to 19) or none
+    #[arg(long, value_name = "NAME", default_value_t)]
+    compressor: Compression,
+    /// Pages that compress to more than N percent do not go to the pool
+    #[arg(long, value_name = "N", default_value_t = Switches::default().max_compression_ratio, value_parser = clap::value_parser!(u8).range(1..=100))]
+    max_compression_ratio: u8,
+    /// A pool that was full takes pages again below N percent of its limit
+    #[arg(long, value_name = "N", default_value_t = Switches::default().accept_threshold_percent, value_parser = clap::value_parser!(u8).range(1..=100))]
+    accept_threshold_percent: u8,
+    /// What of the pool is written back under pressure: second-chance, decay or none
+    #[arg(long, value_name = "SCHEME", default_value = "second-chance", value_parser = parse_shrinker)]
+    shrinker: Shrinker,
+    /// The allocator of the pool
+    #[arg(long, value_name = "NAME", default_value = "zsmalloc")]
+    zpool: Zpool,
+    /// Store no pages in the compressed pool
+    #[arg(long, conflicts_with = "no_disk")]
+    no_pool: bool,
     /// What decides which memory leaves
     #[arg(long, value_name = "POLICY", default_value = "second-chance")]
     reclaim: Policy,
@@ -79,6 +99,9 @@ pub struct RunArgs {
     /// Write statistics to FILE as JSON, every second and at the end
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
+    /// Write down what happens to FILE, for `pagetide replay`
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// End the run when it did little but wait for its pages for TIME
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     max_stall: Option<Duration>,
@@ -94,9 +117,9 @@ pub struct RunArgs {
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Codec {
-    Lz4,
-    None,
+enum Zpool {
+    Zsmalloc,
+    Zbud,
 }
 
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
@@ -116,6 +139,17 @@ impl RunArgs {
     /// CMD and its arguments.
     pub fn command(&self) -> Vec<String> {
         self.command.iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    fn knobs(&self) -> Knobs {
+        let switches = Switches {
+            enabled: !self.no_pool,
+            compression: self.compressor,
+            max_compression_ratio: self.max_compression_ratio,
+            accept_threshold_percent: self.accept_threshold_percent,
+            shrinker: self.shrinker,
+        };
+        Knobs { switches, max_pool_percent: self.max_pool_percent }
     }
 
     fn voice(&self) -> Voice {
@@ -140,12 +174,13 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let voice = args.voice();
     let memory = memory(args, voice)?;
     let swap = swap_file(args, memory, voice)?;
+    let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
     let setup = Setup {
         cap_pages: memory / PAGE,
-        pool_percent: args.max_pool_percent,
-        compressor: match args.compressor {
-            Codec::Lz4 => Compressor::Lz4,
-            Codec::None => Compressor::None,
+        knobs: args.knobs(),
+        zpool: match args.zpool {
+            Zpool::Zsmalloc => Allocator::Zsmalloc,
+            Zpool::Zbud => Allocator::Zbud,
         } as u64,
         reclaim: match args.reclaim {
             Policy::SecondChance => Reclaim::SecondChance,
@@ -161,6 +196,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         launcher: Identity::own(),
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
         swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
+        trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
         ways: ways.bits(),
         encrypt: (!args.no_encrypt).into(),
         injection: injection.bits(),
@@ -183,6 +219,18 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         .env(ENVIRONMENT, format!("/proc/{}/fd/{}", std::process::id(), group_fd.as_raw_fd()))
         .env("LD_PRELOAD", command::ld_preload(std::env::var_os("LD_PRELOAD").as_deref(), &library));
     Launcher::start(args, command, group, group_fd, swap)?.stay()
+}
+
+/// Creates a trace: what processes see is added to it.
+fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String> {
+    let about = serde_json::json!({ "cap_bytes": memory, "command": args.command() });
+    let create = || {
+        let mut file = File::create(path)?;
+        file.write_all(trace::HEADER)?;
+        writeln!(file, "{about}")?;
+        Ok(file)
+    };
+    create().map_err(|error: std::io::Error| format!("--trace: {}: {error}", path.display()))
 }
 
 fn masked_ways() -> Result<Ways, String> {

@@ -11,6 +11,7 @@ mod limits;
 mod os;
 mod report;
 mod sampler;
+mod set;
 mod size;
 mod stall;
 mod stat;
@@ -36,6 +37,7 @@ struct Cli {
 enum Verb {
     Run(launch::RunArgs),
     Stat(stat::StatArgs),
+    Set(set::SetArgs),
     Swapoff(swapoff::SwapoffArgs),
     Swapon(swapoff::SwaponArgs),
     Doctor(doctor::DoctorArgs),
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Verb::Run(args) => launch::run(args),
         Verb::Stat(args) => stat::stat(args),
+        Verb::Set(args) => set::set(args),
         Verb::Swapoff(args) => swapoff::swapoff(args),
         Verb::Swapon(args) => swapoff::swapon(args),
         Verb::Doctor(args) => doctor::doctor(args),

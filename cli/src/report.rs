@@ -111,6 +111,12 @@ pub struct Gathered {
     pub pages: Pages,
     /// Pages stored in the pool, and the bytes of their payload.
     pub stored: (u64, u64),
+    /// Those of them that are stored as they are.
+    pub stored_raw: u64,
+    /// Pages that are a repeated word.
+    pub same_filled: u64,
+    /// Pages of the pool that would be free if its entries lay together.
+    pub loose: u64,
     /// Faults that wait.
     pub stalled: u64,
     /// Processes that live.
@@ -126,6 +132,9 @@ impl Gathered {
             counters: [0; Counters::CELLS],
             pages: Pages::default(),
             stored: (0, 0),
+            stored_raw: 0,
+            same_filled: 0,
+            loose: 0,
             stalled: 0,
             processes: 0,
             armed: 0,
@@ -138,6 +147,9 @@ impl Gathered {
             this.pages.add(Pages::of(slot));
             this.stored.0 += slot.get(Field::StoredPages);
             this.stored.1 += slot.get(Field::StoredBytes);
+            this.stored_raw += slot.get(Field::StoredRaw);
+            this.same_filled += slot.get(Field::SameFilled);
+            this.loose += slot.get(Field::Loose);
             this.stalled += slot.get(Field::Stalled);
             this.processes += 1;
             this.armed += usize::from(slot.get(Field::Armed) != 0);
@@ -155,6 +167,30 @@ impl Gathered {
     pub fn with_strangers(mut self, pages: u64) -> Self {
         self.pages.add(Pages::of_strangers(pages));
         self
+    }
+
+    /// The pool, under the names of `/sys/kernel/debug/zswap`; and the bytes of payload and of what lies loose.
+    fn zswap(&self) -> Value {
+        let mut zswap = json!({
+            "pool_total_size": self.pages.pool * PAGE,
+            "stored_pages": self.stored.0,
+            "stored_incompressible_pages": self.stored_raw,
+            "same_filled_pages": self.same_filled,
+            "written_back_pages": self.counter(Counter::zswpwb),
+            "stored_bytes": self.stored.1,
+            "loose_bytes": self.loose * PAGE,
+        });
+        for counter in [
+            Counter::pool_limit_hit,
+            Counter::reject_reclaim_fail,
+            Counter::reject_alloc_fail,
+            Counter::reject_compress_fail,
+            Counter::reject_compress_poor,
+            Counter::decompress_fail,
+        ] {
+            zswap[counter.name()] = self.counter(counter).into();
+        }
+        zswap
     }
 
     /// A counter.
@@ -223,6 +259,7 @@ impl Report {
             "cpu_s": self.cpu.map(|(user, system)| json!({ "user": user, "system": system })),
             "cap_bytes": self.cap_pages * PAGE,
             "counters": counters,
+            "zswap": self.now.zswap(),
             "nr_swapped": self.now.pages.swapped,
             "nr_swapcached": self.now.pages.cached,
             "bytes": { "now": self.now.pages.json(), "peak": self.peak.map(Pages::json) },
@@ -293,14 +330,14 @@ impl Report {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetide::group::Setup;
+    use pagetide::group::{Knobs, Setup};
     use pagetide_sys::procfs::Identity;
 
     fn group() -> (std::os::fd::OwnedFd, Group) {
         let setup = Setup {
             cap_pages: 64_000,
-            pool_percent: 50,
-            compressor: 1,
+            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
+            zpool: 0,
             reclaim: 0,
             readahead: 0,
             page_cluster: 9,
@@ -308,6 +345,7 @@ mod tests {
             launcher: Identity::own(),
             swap_fd: 0,
             swap_identity: (0, 0),
+            trace_fd: None,
             ways: 0,
             encrypt: 1,
             injection: 0,
@@ -356,6 +394,7 @@ mod tests {
             slot.latency().record(Duration::from_micros(11 * share));
             slot.set(Field::StoredPages, 340);
             slot.set(Field::StoredBytes, 100 * PAGE);
+            slot.set(Field::SameFilled, 7);
         }
         group.release([one]);
         let peak = Pages { needed: 179_712, working: 63_744, swapped: 115_456, ..Pages::default() };
@@ -375,6 +414,11 @@ mod tests {
         let json = report.json();
         assert_eq!(json["counters"]["zswpout"], 126_000);
         assert_eq!(json["disk_bytes_written"], 22_500 * PAGE);
+        assert_eq!(json["zswap"]["written_back_pages"], 1500);
+        assert_eq!(
+            (&json["zswap"]["stored_pages"], &json["zswap"]["same_filled_pages"]),
+            (&340.into(), &7.into())
+        );
         assert_eq!(json["bytes"]["peak"]["swapped"], 115_456 * PAGE);
         assert_eq!((&json["running"], &json["processes"]), (&true.into(), &1.into()));
     }

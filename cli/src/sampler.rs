@@ -342,7 +342,7 @@ impl Strangers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetide::group::Setup;
+    use pagetide::group::{Knobs, Setup};
     use std::process::{Child, Command};
 
     fn identity(pid: u32) -> Identity {
@@ -352,8 +352,8 @@ mod tests {
     fn group(cap_pages: u64) -> (OwnedFd, Group) {
         let setup = Setup {
             cap_pages,
-            pool_percent: 50,
-            compressor: 1,
+            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
+            zpool: 0,
             reclaim: 0,
             readahead: 0,
             page_cluster: 9,
@@ -361,6 +361,7 @@ mod tests {
             launcher: Identity::own(),
             swap_fd: 0,
             swap_identity: (0, 0),
+            trace_fd: None,
             ways: 0,
             encrypt: 1,
             injection: 0,

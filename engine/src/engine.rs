@@ -14,17 +14,18 @@ pub use swapoff::Swapoff;
 use crate::budget::Budget;
 use crate::latency::Latency;
 use crate::memory::{MapError, Mapped, Memory, PageSet, Slot, TakeOutWay};
+use crate::recorder::Recorder;
 use crate::regions::{Access, Attributes, Regions};
 use crate::ways::Ways;
 use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
 use pagetide_swap::streams::{Look, Streams};
+use pagetide_swap::trace::{Event, Found};
 use pagetide_swap::workingset::Shadow;
-use pagetide_swap::zswap::Scratch;
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, Handle, LoadError, Of, PAGE_SIZE, PageIndex, Place,
-    Source, State, StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX, Window,
+    Scratch, Source, State, StoreError, StoreOutcome, Stored, Swap, Swapin, Transfer, WINDOW_MAX, Window,
 };
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -44,6 +45,12 @@ const WRITES: std::ops::RangeInclusive<i64> = 4..=8;
 /// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
 /// stores.
 const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
+/// Entries of the pool that the shrinker's hand passes in one step of that at most.
+const TRIM_SCAN: usize = 16 * TRIM_ENTRIES;
+/// Entries that are on their way to the device count as pages that will be free: so many as one, more or less.
+const ENTRIES_A_PAGE: usize = 4;
+/// Clusters whose entries in the pool one step of reclaim moves together at most.
+const COMPACT_CLUSTERS: usize = 32;
 /// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
 const AHEAD_MAX: usize = 16;
 /// Pages to and from the device between two looks with which buffers keep their memory.
@@ -137,6 +144,8 @@ struct Staged<S> {
     late: AtomicBool,
     /// What its pages leave behind.
     shadow: AtomicU16,
+    /// Pages that were found not to compress: they are not tried again.
+    poor: Mutex<PageSet>,
 }
 
 #[derive(Debug, Default)]
@@ -223,6 +232,7 @@ pub struct Engine<M: Memory> {
     latency: Latency,
     clock: Clock,
     ways: Ways,
+    recorder: Option<Recorder>,
     frames: AtomicI64,
     /// Runs that came in since the last donor was made.
     runs_wanted: AtomicUsize,
@@ -239,6 +249,8 @@ pub struct Engine<M: Memory> {
     read_ns: AtomicU64,
     /// What it costs to store a page anew, of late, in nanoseconds.
     store_ns: AtomicU64,
+    /// How hard the pool is pressed to give memory, as bits of a float.
+    pool_pressure: AtomicU64,
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
     /// Whether a donor was asked for since the last look.
@@ -293,12 +305,14 @@ pub struct Parts<M: Memory> {
     pub clock: Clock,
     /// Masked ways.
     pub ways: Ways,
+    /// Where what happens is written down, if it is.
+    pub recorder: Option<Recorder>,
 }
 
 impl<M: Memory> Engine<M> {
     /// An engine with nothing to spend: give it a budget.
     pub fn new(parts: Parts<M>) -> Self {
-        let Parts { swap, memory, slots, device, regions, limits, latency, clock, ways } = parts;
+        let Parts { swap, memory, slots, device, regions, limits, latency, clock, ways, recorder } = parts;
         let empty = (0..slots.len() as u16).rev().collect();
         let pool_charged =
             AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
@@ -321,6 +335,7 @@ impl<M: Memory> Engine<M> {
                     queued: AtomicBool::new(false),
                     late: AtomicBool::new(false),
                     shadow: AtomicU16::new(0),
+                    poor: Mutex::default(),
                 })
                 .collect(),
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
@@ -330,6 +345,7 @@ impl<M: Memory> Engine<M> {
             latency,
             clock,
             ways,
+            recorder,
             frames: AtomicI64::new(0),
             runs_wanted: AtomicUsize::new(0),
             device_failed: AtomicBool::new(false),
@@ -339,6 +355,7 @@ impl<M: Memory> Engine<M> {
             stalled: AtomicI64::new(0),
             read_ns: AtomicU64::new(0),
             store_ns: AtomicU64::new(STORE_NS_FIRST),
+            pool_pressure: AtomicU64::new(0),
             copies_kept: AtomicBool::new(true),
             donors_used: AtomicBool::new(false),
             protected: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -457,6 +474,30 @@ impl<M: Memory> Engine<M> {
         (self.clock)()
     }
 
+    /// What happens is written down here, if it is.
+    pub fn recorder(&self) -> Option<&Recorder> {
+        self.recorder.as_ref()
+    }
+
+    fn note(&self, event: impl FnOnce() -> Event) {
+        if let Some(recorder) = &self.recorder {
+            recorder.note(event());
+        }
+    }
+
+    /// Notes what a page takes that was stored.
+    fn note_stored(&self, page: PageIndex, stored: Stored) {
+        let length = |handle| self.swap.zswap().length(handle).unwrap_or(PAGE_SIZE);
+        let bytes = match stored {
+            Stored::New(Place::Same(_)) => 0,
+            Stored::New(Place::Pool(handle)) => length(handle),
+            Stored::Refused(StoreError::Incompressible, _) => PAGE_SIZE,
+            // It is known, or not known.
+            Stored::New(Place::Device(_)) | Stored::Clean(_) | Stored::Refused(..) => return,
+        };
+        self.note(|| Event::Stored { page, bytes: bytes as u32 });
+    }
+
     fn c(&self, counter: Counter, count: usize) {
         self.swap.counters().add(counter, count as u64);
     }
@@ -500,20 +541,22 @@ impl<M: Memory> Engine<M> {
             Swapin::Pending => {
                 if !held && let Some(ahead) = self.streams.caught_up(page) {
                     let window = Window::ahead((ahead.end.0 - page.0) as usize);
-                    let end = self.read_on(ahead.start, page.plus(self.swap.reach_ahead(window) as u64));
+                    let stop = page.plus(self.swap.reach_ahead(window) as u64);
+                    let end = self.read_on(ahead.start, stop, work);
                     self.streams.went_on(page, end);
                 }
             }
             Swapin::Poisoned => self.poison(page, None),
             Swapin::Inserted(transfer) => {
                 let (source, mut pages) = (transfer.source, transfer.pages());
+                self.note(|| Event::Access { page, write, from: found_in(source) });
                 self.bring_in(transfer, write, since, attributes.access == Access::Write, work);
                 if held {
                     return;
                 }
                 if matches!(source, Source::Device { .. } | Source::Zero) {
                     let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
-                    pages.end = self.read_on(pages.end, stop);
+                    pages.end = self.read_on(pages.end, stop, work);
                 }
                 self.c(Counter::swap_ra_hit, look.passed);
                 let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
@@ -526,7 +569,7 @@ impl<M: Memory> Engine<M> {
     /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits. What
     /// lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that was not
     /// asked for.
-    fn read_on(&self, mut next: PageIndex, stop: PageIndex) -> PageIndex {
+    fn read_on(&self, mut next: PageIndex, stop: PageIndex, work: &mut Workspace) -> PageIndex {
         while next < stop && self.may_read_ahead() {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
             let Some((around, attributes)) = regions.around(next) else { break };
@@ -538,7 +581,7 @@ impl<M: Memory> Engine<M> {
             let end = transfer.pages().end;
             match transfer.source {
                 Source::Zero => {
-                    if attributes.access != Access::Write || !self.bring_by_move(&transfer) {
+                    if attributes.access != Access::Write || !self.bring_by_move(&transfer, work) {
                         if !self.budget.try_take(transfer.length) {
                             self.release(&transfer);
                             break;
@@ -619,7 +662,7 @@ impl<M: Memory> Engine<M> {
         if transfer.length >= MOVE_RUN_MIN && writable && !matches!(transfer.source, Source::Device { .. }) {
             self.runs_wanted.fetch_add(1, Relaxed);
             self.donors_used.store(true, Relaxed);
-            if self.bring_by_move(&transfer) {
+            if self.bring_by_move(&transfer, work) {
                 self.latency.record(Duration::from_nanos(self.now().saturating_sub(since)));
                 return;
             }
@@ -639,14 +682,15 @@ impl<M: Memory> Engine<M> {
             Source::Hole | Source::Zero => self.bring_zeroes(&transfer),
             Source::Memory => {
                 work.make_room(transfer.length);
-                let (mut loaded, mut error) = self.load(&transfer, &mut work.pages);
+                let Workspace { pages, scratch, .. } = work;
+                let (mut loaded, mut error) = self.load(&transfer, pages, scratch);
                 if loaded <= transfer.demand && transfer.length > 1 {
                     // One of the neighbours is damaged: that is for whoever wants it.
                     self.budget.give(transfer.length as i64 - 1);
                     self.narrow(&mut transfer);
-                    (loaded, error) = self.load(&transfer, &mut work.pages);
+                    (loaded, error) = self.load(&transfer, pages, scratch);
                 }
-                self.map_loaded(&transfer, loaded, error, &work.pages);
+                self.map_loaded(&transfer, loaded, error, pages);
             }
             Source::Device { block } => {
                 self.read(transfer, block, write, since);
@@ -694,9 +738,14 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    fn load(&self, transfer: &Transfer, into: &mut [u8]) -> (usize, Option<LoadError>) {
+    fn load(
+        &self,
+        transfer: &Transfer,
+        into: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> (usize, Option<LoadError>) {
         for (nth, page) in into.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
-            if let Err(error) = self.swap.load(transfer, nth, page) {
+            if let Err(error) = self.swap.load(transfer, nth, page, scratch) {
                 return (nth, Some(error));
             }
         }
@@ -720,11 +769,10 @@ impl<M: Memory> Engine<M> {
     fn keeps_copies(&self, transfer: &Transfer) -> bool {
         match transfer.source {
             Source::Memory => {
-                let zswap = self.swap.zswap();
                 // As long as the pool has room: copies are the first to go when it has not.
                 // Some are kept in any case, to see what becomes of them.
                 let keep = self.copies_kept.load(Relaxed) || transfer.first.0.is_multiple_of(COPY_SAMPLE);
-                keep && !self.is_nearly_full(zswap.pool_pages())
+                keep && !self.swap.zswap().is_nearly_full()
             }
             Source::Device { .. } => {
                 self.can_write() && self.swap.blocks().used() * 2 < self.swap.blocks().total()
@@ -833,7 +881,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.
-    fn bring_by_move(&self, transfer: &Transfer) -> bool {
+    fn bring_by_move(&self, transfer: &Transfer, work: &mut Workspace) -> bool {
         if !self.memory.can_move() {
             return false;
         }
@@ -846,7 +894,7 @@ impl<M: Memory> Engine<M> {
         let done = match slot.frames_mut(frame, transfer.length) {
             None => None,
             Some(bytes) => match transfer.source {
-                Source::Memory => Some(self.load(transfer, bytes)),
+                Source::Memory => Some(self.load(transfer, bytes, &mut work.scratch)),
                 _ => {
                     bytes.fill(0);
                     Some((transfer.length, None))
@@ -1110,6 +1158,7 @@ impl<M: Memory> Engine<M> {
             |offset| !still.contains(offset),
         );
         self.taking.store(0, SeqCst);
+        self.note(|| Event::TakenOut { page: first, pages: out.taken as u64 });
         if out.taken == 0 && cluster.present() > 0 {
             self.c(Counter::pgsteal_fail, 1);
         }
@@ -1124,6 +1173,7 @@ impl<M: Memory> Engine<M> {
         // Before the cluster is unlocked: a fault may bring the first page back at once.
         staged.cluster.store(number.0, Relaxed);
         staged.shadow.store(out.shadow.0, Relaxed);
+        *lock(&staged.poor) = PageSet::default();
         staged.refs.store(out.taken + 1, SeqCst);
         staged.queued.store(true, SeqCst);
         drop(cluster);
@@ -1208,6 +1258,9 @@ impl<M: Memory> Engine<M> {
     pub fn reclaim(&self, work: &mut Workspace) -> Progress {
         let mut freed = self.trim_pool(work);
         let taken = if self.is_probation_full() { Some(0) } else { self.take_out() };
+        if let Some(taken) = taken.filter(|&taken| taken > 0) {
+            freed += self.press_pool(taken, work);
+        }
         let waits = self.waiting() > 0;
         let ripe = self.is_probation_full();
         let oldest = {
@@ -1318,11 +1371,19 @@ impl<M: Memory> Engine<M> {
             }
         }
         let started = self.now();
-        let whole = (count == FOLIO_PAGES).then(|| {
+        let poor = *lock(&staged.poor);
+        let is_poor = |offset| poor.contains(offset);
+        let whole = (count == FOLIO_PAGES && !begun.iter().any(|&(offset, _)| is_poor(offset))).then(|| {
             let slot = lock(&staged.slot);
             let frame = |nth| slot.frame(first.offset() + nth).expect("a cached page has its frame");
             self.swap.store_folio(frame, &begun.map(|(_, kept)| kept), &mut work.scratch)
         });
+        if self.recorder.is_some() {
+            let outcomes = whole.iter().flatten();
+            outcomes.zip(&begun).for_each(|(&stored, &(offset, _))| {
+                self.note_stored(first.cluster().page(offset), stored);
+            });
+        }
         if let Some(place) = whole.as_ref().and_then(|outcomes| Stored::run(outcomes))
             && self.end_store_run(first, slot_id, place)
         {
@@ -1338,12 +1399,17 @@ impl<M: Memory> Engine<M> {
                 let bytes = slot.frame(offset).expect("a cached page has its frame");
                 let outcome = match &whole {
                     Some(outcomes) => outcomes[nth],
-                    None => self.swap.store(bytes, kept, &mut work.scratch),
+                    None => {
+                        let stored = self.swap.store(bytes, kept, is_poor(offset), &mut work.scratch);
+                        self.note_stored(page, stored);
+                        stored
+                    }
                 };
-                if let Stored::Refused(_, hash) = outcome
-                    && self.device.is_some()
-                {
-                    batch.push(page, hash, bytes);
+                if let Stored::Refused(why, hash) = outcome {
+                    self.note_refusal(staged, offset, why);
+                    if self.device.is_some() {
+                        batch.push(page, hash, bytes);
+                    }
                 }
                 outcome
             };
@@ -1368,6 +1434,15 @@ impl<M: Memory> Engine<M> {
             self.note_store_time(started, new);
         }
         stored
+    }
+
+    /// Notes why the pool would not have a page.
+    fn note_refusal(&self, staged: &Staged<M::Slot>, offset: usize, why: StoreError) {
+        match why {
+            StoreError::Incompressible => lock(&staged.poor).insert(offset),
+            StoreError::PoolLimit if !self.can_write() => self.c(Counter::reject_reclaim_fail, 1),
+            _ => {}
+        }
     }
 
     /// Notes what storing a page takes: `pages` took the time since `started`.
@@ -1557,14 +1632,12 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Whether the pool is so near its limit that it should give something up.
-    fn is_nearly_full(&self, pool_pages: usize) -> bool {
-        pool_pages * 16 >= self.swap.pool_pages_max() * 15
-    }
-
     /// Makes room in a pool that nears its limit. Returns the pages that were freed at once, or will be soon.
     fn trim_pool(&self, work: &mut Workspace) -> usize {
-        let is_full = || self.is_nearly_full(self.swap.zswap().pool_pages());
+        if self.swap.compact(COMPACT_CLUSTERS) > 0 {
+            self.settle_pool();
+        }
+        let is_full = || self.swap.zswap().is_nearly_full();
         if is_full() { self.shrink_pool(work, Of::All, is_full) } else { 0 }
     }
 
@@ -1574,26 +1647,54 @@ impl<M: Memory> Engine<M> {
         let zswap = self.swap.zswap();
         let pages = || zswap.pool_pages() - if of == Of::Own { zswap.frozen_pages() } else { 0 };
         let before = pages();
-        let mut entries = std::mem::take(&mut work.entries);
         let mut sent = 0;
         if self.swap.drop_copies(TRIM_ENTRIES) == 0 {
+            // Where nothing else can leave, all entries are looked at.
+            let scan = if of == Of::Own { usize::MAX } else { TRIM_SCAN };
             while sent < TRIM_ENTRIES && more() {
-                entries.clear();
-                self.swap.coldest(4 * WRITE_BATCH_PAGES, of, &mut entries);
-                let step: usize = entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk)).sum();
+                let step = self.write_back_scanned(scan, of, work);
                 if step == 0 {
                     break;
                 }
                 sent += step;
             }
         }
-        work.entries = entries;
         self.settle_pool();
-        // An entry is a third of a page, more or less: what is on its way counts as that.
-        before.saturating_sub(pages()) + sent / 4
+        before.saturating_sub(pages()) + sent / ENTRIES_A_PAGE
     }
 
-    fn write_back(&self, entries: &[(PageIndex, Handle)]) -> usize {
+    /// Passes the shrinker's hand over so many entries of the pool, and writes back what it finds, up to a few batches.
+    /// Returns how many are on their way.
+    fn write_back_scanned(&self, scan: usize, of: Of, work: &mut Workspace) -> usize {
+        if !self.can_write() || self.is_writing() {
+            return 0;
+        }
+        let mut entries = std::mem::take(&mut work.entries);
+        entries.clear();
+        self.swap.scan(scan, 4 * WRITE_BATCH_PAGES, of, &mut entries);
+        let sent =
+            entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk, &mut work.scratch)).sum();
+        work.entries = entries;
+        sent
+    }
+
+    /// `taken` pages have left the program: the pool gives its part, if the shrinker has it so. Returns about how many
+    /// pages become free.
+    fn press_pool(&self, taken: usize, work: &mut Workspace) -> usize {
+        let weight = f64::from_bits(self.pool_pressure.load(Relaxed));
+        if weight <= 0.0 || !self.can_write() || self.is_writing() {
+            return 0;
+        }
+        let scan = self.swap.pressure(taken, weight);
+        if scan == 0 { 0 } else { self.write_back_scanned(scan, Of::Own, work) / ENTRIES_A_PAGE }
+    }
+
+    /// Sets how hard the pool is pressed to give memory, against the program: 0 not at all.
+    pub fn set_pool_pressure(&self, weight: f64) {
+        self.pool_pressure.store(weight.to_bits(), Relaxed);
+    }
+
+    fn write_back(&self, entries: &[(PageIndex, Handle)], scratch: &mut Scratch) -> usize {
         let Some(device) = &self.device else { return 0 };
         if !self.can_write() || self.is_writing() {
             return 0;
@@ -1606,7 +1707,7 @@ impl<M: Memory> Engine<M> {
                 break;
             }
             let bytes = &mut buffer[begun.len() * BLOCK..][..BLOCK];
-            if let Some(hash) = self.swap.begin_writeback(owner, handle, bytes) {
+            if let Some(hash) = self.swap.begin_writeback(owner, handle, bytes, scratch) {
                 self.swap.seal(run.start + begun.len() as u64, hash, bytes);
                 begun.push((owner, handle, hash));
             }
@@ -1679,6 +1780,7 @@ impl<M: Memory> Engine<M> {
     /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order,
     /// when no fault can come between: the place for the system call that drops the program's pages.
     pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
+        self.note(|| Event::Discard { page: range.start, pages: range.end.0.saturating_sub(range.start.0) });
         let mut done = range.start;
         for number in
             self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
@@ -1754,6 +1856,16 @@ impl<M: Memory> Engine<M> {
         }
         self.budget.take(count as i64);
         count
+    }
+}
+
+fn found_in(source: Source) -> Found {
+    match source {
+        Source::Hole => Found::Hole,
+        Source::Frames { .. } => Found::Probation,
+        Source::Zero => Found::Same,
+        Source::Memory => Found::Pool,
+        Source::Device { .. } => Found::Device,
     }
 }
 

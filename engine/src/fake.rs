@@ -621,9 +621,9 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
         Blocks::new(counts, words(count.div_ceil(64))),
         Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: Some(Cipher::new([5, 6])) },
         config,
-        pool_pages_max,
         Counters::new(words(Counter::ALL.len())),
     );
+    swap.zswap().set_pages_max(pool_pages_max);
     Engine::new(Parts {
         swap,
         slots: memory.slots(slots),
@@ -634,6 +634,7 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
         latency: Latency::new(words(latency::WORDS)),
         clock,
         ways,
+        recorder: None,
     })
 }
 

@@ -17,7 +17,7 @@
 //! may then be negative until somebody gives back.
 
 use crate::latency::{self, Latency};
-use pagetide_swap::{Counter, Counters};
+use pagetide_swap::{Counter, Counters, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 8;
+const VERSION: u64 = 9;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -54,7 +54,8 @@ enum Header {
     Version,
     CapPages,
     PoolPercent,
-    Compressor,
+    Switches,
+    Zpool,
     Reclaim,
     Readahead,
     PageCluster,
@@ -65,6 +66,8 @@ enum Header {
     SwapFd,
     SwapDevice,
     SwapInode,
+    /// One more than the trace's descriptor in the launcher; 0 if there is none.
+    TraceFd,
     Ways,
     Encrypt,
     Injection,
@@ -119,6 +122,12 @@ pub enum Field {
     StoredPages,
     /// Bytes of their payload.
     StoredBytes,
+    /// Of those pages, the ones that are stored as they are.
+    StoredRaw,
+    /// Pages out of the program that are one repeated word.
+    SameFilled,
+    /// Pages of the pool that would be free if its entries lay together.
+    Loose,
     /// What the launcher last saw in `/proc`: anonymous, shared and page-table pages.
     Observed,
     /// Faults that wait for room or for the device just now.
@@ -151,10 +160,10 @@ pub enum Field {
 pub struct Setup {
     /// The cap, in pages.
     pub cap_pages: u64,
-    /// The pool's share of the cap, in percent.
-    pub pool_percent: u64,
-    /// The codec, as in [`pagetide_swap::Compressor`].
-    pub compressor: u64,
+    /// What may change while the run goes on, at its start.
+    pub knobs: Knobs,
+    /// The pool's allocator, as in [`pagetide_swap::Allocator`].
+    pub zpool: u64,
     /// What decides which clusters leave, as in [`pagetide_swap::Reclaim`].
     pub reclaim: u64,
     /// Which neighbours of a page come in with it, as in [`pagetide_swap::Readahead`].
@@ -169,12 +178,23 @@ pub struct Setup {
     pub swap_fd: u64,
     /// The device and the number of the swap file there.
     pub swap_identity: (u64, u64),
+    /// The trace's descriptor in the launcher, if what happens is to be written down.
+    pub trace_fd: Option<u64>,
     /// Ways that are masked, for tests: see [`crate::ways::Ways`].
     pub ways: u64,
     /// Whether the swap file is encrypted: 1 if so.
     pub encrypt: u64,
     /// What is to go wrong, for tests: see [`crate::injection::Injection`].
     pub injection: u64,
+}
+
+/// What may change while a run goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Knobs {
+    /// Switches of the pool.
+    pub switches: Switches,
+    /// The most of the cap that the pool may take, in percent.
+    pub max_pool_percent: u64,
 }
 
 /// How far a process is with giving up the swap file.
@@ -262,8 +282,9 @@ impl Group {
         let set = |word: Header, value: u64| header[word as usize].store(value, Relaxed);
         set(Header::Version, VERSION);
         set(Header::CapPages, setup.cap_pages);
-        set(Header::PoolPercent, setup.pool_percent);
-        set(Header::Compressor, setup.compressor);
+        set(Header::PoolPercent, setup.knobs.max_pool_percent);
+        set(Header::Switches, setup.knobs.switches.to_bits());
+        set(Header::Zpool, setup.zpool);
         set(Header::Reclaim, setup.reclaim);
         set(Header::Readahead, setup.readahead);
         set(Header::PageCluster, setup.page_cluster);
@@ -274,6 +295,7 @@ impl Group {
         set(Header::SwapFd, setup.swap_fd);
         set(Header::SwapDevice, setup.swap_identity.0);
         set(Header::SwapInode, setup.swap_identity.1);
+        set(Header::TraceFd, setup.trace_fd.map_or(0, |fd| fd + 1));
         set(Header::Ways, setup.ways);
         set(Header::Encrypt, setup.encrypt);
         set(Header::Injection, setup.injection);
@@ -295,8 +317,11 @@ impl Group {
         }
         let setup = Setup {
             cap_pages: get(Header::CapPages),
-            pool_percent: get(Header::PoolPercent),
-            compressor: get(Header::Compressor),
+            knobs: Knobs {
+                switches: Switches::from_bits(get(Header::Switches)),
+                max_pool_percent: get(Header::PoolPercent),
+            },
+            zpool: get(Header::Zpool),
             reclaim: get(Header::Reclaim),
             readahead: get(Header::Readahead),
             page_cluster: get(Header::PageCluster),
@@ -308,6 +333,7 @@ impl Group {
             },
             swap_fd: get(Header::SwapFd),
             swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
+            trace_fd: get(Header::TraceFd).checked_sub(1),
             ways: get(Header::Ways),
             encrypt: get(Header::Encrypt),
             injection: get(Header::Injection),
@@ -321,6 +347,32 @@ impl Group {
     /// What the run was told at its start.
     pub fn setup(&self) -> Setup {
         self.setup
+    }
+
+    /// What may change while the run goes on, as it is now.
+    pub fn knobs(&self) -> Knobs {
+        let get = |word: Header| self.header[word as usize].load(Acquire);
+        Knobs {
+            switches: Switches::from_bits(get(Header::Switches)),
+            max_pool_percent: get(Header::PoolPercent),
+        }
+    }
+
+    /// Changes that: each process sees it within some hundredths of a second.
+    pub fn change_knobs(&self, mut change: impl FnMut(&mut Knobs)) {
+        let Knobs { max_pool_percent, .. } = self.knobs();
+        let mut percent = max_pool_percent;
+        let switch = |bits: u64| {
+            let mut knobs = Knobs { switches: Switches::from_bits(bits), max_pool_percent };
+            change(&mut knobs);
+            percent = knobs.max_pool_percent;
+            Some(knobs.switches.to_bits())
+        };
+        _ = self.header[Header::Switches as usize].fetch_update(AcqRel, Acquire, switch);
+        if percent != max_pool_percent {
+            self.header[Header::PoolPercent as usize].store(percent, Release);
+        }
+        self.live().for_each(|slot| slot.ring());
     }
 
     /// Whether the swap file is to be used no more.
@@ -359,6 +411,11 @@ impl Group {
     /// The path under which processes of this run open the swap file.
     pub fn swap_path(&self) -> PathBuf {
         format!("/proc/{}/fd/{}", self.setup.launcher.pid, self.setup.swap_fd).into()
+    }
+
+    /// Where the trace is found, if there is one.
+    pub fn trace_path(&self) -> Option<PathBuf> {
+        Some(format!("/proc/{}/fd/{}", self.setup.launcher.pid, self.setup.trace_fd?).into())
     }
 
     fn slot_words(&self, index: usize) -> &'static [AtomicU64] {
@@ -675,8 +732,8 @@ mod tests {
     fn setup(blocks: u64) -> Setup {
         Setup {
             cap_pages: 1000,
-            pool_percent: 50,
-            compressor: 1,
+            knobs: Knobs { switches: Switches::default(), max_pool_percent: 50 },
+            zpool: 0,
             reclaim: 0,
             readahead: 0,
             page_cluster: 9,
@@ -684,6 +741,7 @@ mod tests {
             launcher: Identity::own(),
             swap_fd: 2,
             swap_identity: (3, 4),
+            trace_fd: Some(0),
             ways: 0,
             encrypt: 1,
             injection: 0,
@@ -695,6 +753,13 @@ mod tests {
         let (fd, group) = Group::create(setup(10_000)).unwrap();
         let other = Group::open(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))).unwrap();
         assert_eq!(other.setup(), group.setup());
+        other.change_knobs(|knobs| {
+            knobs.switches.enabled = false;
+            knobs.max_pool_percent = 30;
+        });
+        let knobs =
+            Knobs { switches: Switches { enabled: false, ..Switches::default() }, max_pool_percent: 30 };
+        assert_eq!(group.knobs(), knobs);
         assert!(other.take(900, 50) && !other.take(60, 50));
         assert_eq!(group.free(), 100);
         assert_eq!(group.take_up_to(200), 100);

@@ -15,6 +15,7 @@ pub mod memory;
 pub mod pause;
 pub mod process;
 mod readers;
+pub mod recorder;
 pub mod regions;
 pub mod runtime;
 pub mod ways;

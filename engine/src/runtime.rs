@@ -11,12 +11,13 @@
 //! from the program's `malloc`.
 
 use crate::engine::{Engine, Limits, Parts, Progress, Swapoff, Workspace};
-use crate::group::{Field, Group, OffState, Slot};
+use crate::group::{Field, Group, Knobs, OffState, Slot};
 use crate::injection::{Fault, Injection};
 use crate::kernel::{PoolMemory, ProgramMemory};
 use crate::memory::Memory;
 use crate::pause::Pause;
 use crate::readers::{Place, Reader, Readers};
+use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
 use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
@@ -27,7 +28,7 @@ use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{
-    CLUSTER_PAGES, Compressor, Config, Counter, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap,
+    Allocator, CLUSTER_PAGES, Config, Counter, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap,
 };
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::procfs;
@@ -117,6 +118,8 @@ pub struct Runtime {
     /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when it
     /// started, and in one of its own pid namespace.
     swap_paths: Vec<PathBuf>,
+    /// Where what happens is written down, if it is.
+    trace: Mutex<Option<Writer>>,
 }
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -363,7 +366,8 @@ impl Runtime {
             }
             Heritage::None => {
                 let config = Config {
-                    compressor: if setup.compressor == 0 { Compressor::None } else { Compressor::Lz4 },
+                    zpool: Allocator::from_bits(setup.zpool),
+                    switches: group.knobs().switches,
                     reclaim: Reclaim::from_bits(setup.reclaim),
                     readahead: Readahead::from_bits(setup.readahead),
                     page_cluster: setup.page_cluster as u32,
@@ -373,7 +377,7 @@ impl Runtime {
                 let most = pagetide_sys::mapping::room() / 4;
                 let spans = Spans::new(
                     (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
-                    &[SPAN_BYTES, FOLIO_SPAN_BYTES],
+                    &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
                 )
                 .map_err(|error| StartError::Resources(error.into()))?;
                 let [a, b, ..] = pagetide_sys::random::words();
@@ -382,9 +386,10 @@ impl Runtime {
                     cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
                 };
                 let memory = PoolMemory { spans, injection: Arc::new(Injection::from_bits(setup.injection)) };
-                (Swap::new(memory, blocks, keys, config, 0, slot.counters()), None)
+                (Swap::new(memory, blocks, keys, config, slot.counters()), None)
             }
         };
+        let trace = open_trace(&group, slot);
         let slots = Kernel::slots((limits.probation + 24) as u16)
             .map_err(|error| StartError::Resources(error.into()))?;
         let engine = Engine::new(Parts {
@@ -397,6 +402,7 @@ impl Runtime {
             latency: slot.latency(),
             clock,
             ways,
+            recorder: trace.is_some().then(Recorder::default),
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
             engine,
@@ -419,6 +425,7 @@ impl Runtime {
             injection,
             lifted: AtomicBool::new(false),
             swap_paths,
+            trace: Mutex::new(trace),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
@@ -830,6 +837,7 @@ impl Runtime {
             self.settle_sharing();
             self.return_surplus();
             self.follow_swapoff();
+            self.write_trace();
             self.publish();
             self.pause.end_work();
             if self.asked() > 0 || self.engine.is_short() {
@@ -857,6 +865,17 @@ impl Runtime {
                 self.engine.settle_buffers();
                 self.pause.end_work();
             }
+        }
+    }
+
+    /// Writes down what has happened, if that is wanted.
+    fn write_trace(&self) {
+        let mut trace = lock(&self.trace);
+        if let (Some(writer), Some(recorder)) = (&mut *trace, self.engine.recorder())
+            && let Err(error) = recorder.flush(writer)
+        {
+            task::say(&format!("cannot write the trace any more: {error} (--trace)"));
+            *trace = None;
         }
     }
 
@@ -927,17 +946,19 @@ impl Runtime {
 
     fn set_pool_max(&self) {
         let setup = self.group.setup();
+        let Knobs { switches, max_pool_percent } = self.group.knobs();
+        self.engine.swap().zswap().switch(switches);
         if Ways::from_bits(setup.ways).masks(Ways::NO_POOL) {
-            self.engine.swap().set_pool_pages_max(0);
+            self.engine.swap().zswap().set_pages_max(0);
             return;
         }
         let processes = self.group.live().count().max(1) as u64;
         self.engine.set_sharers(processes as usize);
         let grant = self.slot.get(Field::Grant).max(setup.cap_pages / processes) as i64;
-        let share = (grant as f64 * self.pool_share(setup.pool_percent as f64 / 100.0)) as i64;
+        let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
-        self.engine.swap().set_pool_pages_max(share.min(room).max(0) as usize);
+        self.engine.swap().zswap().set_pages_max(share.min(room).max(0) as usize);
     }
 
     /// The pool's share of this process's memory: what it may be at most, or less where a page in the
@@ -946,7 +967,10 @@ impl Runtime {
         if !self.engine.can_write() {
             return ceiling;
         }
-        lock(&self.balance).share(self.totals(), self.sizes(), ceiling)
+        let mut balance = lock(&self.balance);
+        let share = balance.share(self.totals(), self.sizes(), ceiling);
+        self.engine.set_pool_pressure(balance.pressure());
+        share
     }
 
     fn totals(&self) -> Totals {
@@ -970,7 +994,7 @@ impl Runtime {
             pool: swap.zswap().pool_pages() as u64,
             device: swap.blocks().used(),
             cached: swap.cached().max(0) as u64,
-            full: !swap.pool_has_room(),
+            full: !swap.zswap().has_room(),
         }
     }
 
@@ -1024,6 +1048,9 @@ impl Runtime {
             (Field::Disk, self.engine.swap().blocks().used() as i64),
             (Field::StoredPages, entries as i64),
             (Field::StoredBytes, bytes as i64),
+            (Field::StoredRaw, self.engine.swap().zswap().stored_raw() as i64),
+            (Field::SameFilled, self.engine.swap().same_filled()),
+            (Field::Loose, self.engine.swap().zswap().loose_pages() as i64),
             (Field::Stalled, self.engine.stalled()),
             (Field::Spare, self.spare()),
         ];
@@ -1156,6 +1183,19 @@ impl Runtime {
     /// The group's memory.
     pub fn group(&self) -> Group {
         self.group
+    }
+}
+
+/// Opens the run's trace, if what happens is to be written down.
+fn open_trace(group: &Group, slot: Slot) -> Option<Writer> {
+    let path = group.trace_path()?;
+    match std::fs::OpenOptions::new().append(true).open(path) {
+        // A slot serves one process after the other.
+        Ok(file) => Some(Writer::new(file, (slot.index() as u64) << 32 | slot.get(Field::Tenancy))),
+        Err(error) => {
+            task::say(&format!("cannot open the trace: {error}; this process is not in it (--trace)"));
+            None
+        }
     }
 }
 

@@ -18,7 +18,10 @@ use pagetide_device::deferred::Deferred;
 use pagetide_device::faulty::{Failure, Faulty};
 use pagetide_device::ram::Ram;
 use pagetide_device::{Device, Direction};
-use pagetide_swap::{CLUSTER_PAGES, Compressor, Config, Counter, PageIndex, Readahead, Reclaim, State, Word};
+use pagetide_swap::zswap::shrinker::Shrinker;
+use pagetide_swap::{
+    Allocator, CLUSTER_PAGES, Config, Counter, PageIndex, Readahead, Reclaim, State, Switches, Word,
+};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -447,7 +450,9 @@ impl World {
                     [Access::None, Access::Read, Access::Write, Access::Write][random.below(4) as usize];
                 self.protect(range, access);
             }
-            968..972 => self.engine.swap().set_pool_pages_max(random.below(120) as usize),
+            968..970 => self.engine.swap().zswap().set_pages_max(random.below(120) as usize),
+            970..971 => self.engine.swap().zswap().switch(any_switches(random)),
+            971..972 => self.engine.set_pool_pressure(random.below(3) as f64),
             972..976 => {
                 // The kernel drops pages that nobody tells us of.
                 let range = Self::some_range(random, 40);
@@ -619,7 +624,8 @@ fn world(random: &mut Random) -> (World, String) {
         pool_pages_max,
         span_pages: [1 << 16, 1 << 16, 64][random.below(3) as usize],
         config: Config {
-            compressor: if random.one_in(4) { Compressor::None } else { Compressor::Lz4 },
+            zpool: if random.one_in(4) { Allocator::Zbud } else { Allocator::Zsmalloc },
+            switches: any_switches(random),
             reclaim: if random.one_in(4) { Reclaim::Fifo } else { Reclaim::SecondChance },
             readahead: [Readahead::Object, Readahead::Object, Readahead::Cluster, Readahead::None]
                 [random.below(4) as usize],
@@ -646,6 +652,17 @@ fn world(random: &mut Random) -> (World, String) {
         world.memory().unmap(pages(start + length / 3 - 20..start + length / 3));
     }
     (world, text)
+}
+
+/// Any way to work for the pool.
+fn any_switches(random: &mut Random) -> Switches {
+    Switches {
+        enabled: !random.one_in(8),
+        compression: ["lz4", "lz4", "zstd:-3", "zstd", "none"][random.below(5) as usize].parse().unwrap(),
+        max_compression_ratio: [75, 100, 30][random.below(3) as usize],
+        accept_threshold_percent: [90, 100, 1][random.below(3) as usize],
+        shrinker: Shrinker::from_bits(random.below(3)),
+    }
 }
 
 /// Runs one seed; says which if it panics.
@@ -884,14 +901,14 @@ fn swapoff_moves_to_the_pool_what_fits_there_in_the_devices_order() {
     (0..512).for_each(|nth| world.put(BASE + nth * 77 % 512, prose(nth)));
     world.push_out();
     assert!((BASE..BASE + 512).all(|number| on_device(&world, number)));
-    world.engine.swap().set_pool_pages_max(4096);
+    world.engine.swap().zswap().set_pages_max(4096);
     let present = world.engine.usage().resident;
     assert_eq!(swapoff(&mut world), Swapoff::Done);
     assert_eq!((world.engine.swap().blocks().used(), world.engine.usage().resident), (0, present));
     assert!((BASE..BASE + 512).all(|number| !on_device(&world, number)));
     // Nothing goes there any more, and again when it is in use.
     let written = world.counter(Counter::pswpout);
-    world.engine.swap().set_pool_pages_max(0);
+    world.engine.swap().zswap().set_pages_max(0);
     (BASE + 512..BASE + 600).for_each(|number| world.put(number, noise(number)));
     world.push_out();
     assert_eq!(world.counter(Counter::pswpout), written);
@@ -1086,7 +1103,7 @@ fn a_fault_during_writeback_reads_the_copy_in_the_pool() {
     world.push_out();
     assert_eq!((device.held(), world.engine.requests()), (0, 0), "all in the pool");
     // A limit that the pool is above: its entries are written back.
-    world.engine.swap().set_pool_pages_max(1);
+    world.engine.swap().zswap().set_pages_max(1);
     world.engine.reclaim(&mut world.work);
     let flying: Vec<u64> =
         (BASE..BASE + 64).filter(|&number| world.word(page(number)).is_writeback()).collect();

@@ -10,8 +10,8 @@ use pagetide_swap::place::Place;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::table::Table;
 use pagetide_swap::workingset::Shadow;
-use pagetide_swap::zswap::Scratch;
-use pagetide_swap::zswap::pool::{HEADER_BYTES, Heap};
+use pagetide_swap::zswap::pool::Heap;
+use pagetide_swap::zswap::{HEADER_BYTES, Scratch};
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Handle, PAGE_SIZE, PageIndex, Stored, Swap,
     Swapin, Window, Word,
@@ -118,7 +118,7 @@ fn swap(blocks: usize) -> Swap<Heap> {
     let held: &'static [AtomicU64] = Vec::leak((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
     let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
     let config = Config::for_cap(CLUSTERS * CLUSTER_PAGES as u64);
-    Swap::new(Heap, Blocks::new(counts, held), keys, config, 0, Counters::private())
+    Swap::new(Heap, Blocks::new(counts, held), keys, config, Counters::private())
 }
 
 /// Takes whole clusters out and stores their pages where `place` says.
@@ -197,7 +197,7 @@ fn metadata(figures: &mut Vec<Figure>) {
     let mut shown = Vec::new();
     for in_order in [false, true] {
         let swap = swap(0);
-        swap.set_pool_pages_max(usize::MAX / 8);
+        swap.zswap().set_pages_max(usize::MAX / 8);
         for number in (0..PAGES / CLUSTER_PAGES).map(|number| ClusterNumber(number as u64)) {
             let mut cluster = swap.table().lock_or_create(number);
             let out = swap.taken_out(&mut cluster, 0, 0..CLUSTER_PAGES, |_| true, |_| false);
@@ -215,7 +215,7 @@ fn metadata(figures: &mut Vec<Figure>) {
                     continue;
                 }
                 for nth in 0..FOLIO_PAGES {
-                    let Stored::New(place) = swap.store(page(nth), None, &mut scratch) else {
+                    let Stored::New(place) = swap.store(page(nth), None, false, &mut scratch) else {
                         unreachable!("it compresses")
                     };
                     swap.finish_store(number.page(first + nth), place, out.shadow);

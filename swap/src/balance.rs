@@ -150,11 +150,12 @@ pub struct Balance {
     share: f64,
     seen: Totals,
     device_fault_ns: f64,
+    pressure: f64,
 }
 
 impl Default for Balance {
     fn default() -> Self {
-        Self { share: SHARE_FIRST, seen: Totals::default(), device_fault_ns: 100_000.0 }
+        Self { share: SHARE_FIRST, seen: Totals::default(), device_fault_ns: 100_000.0, pressure: 0.0 }
     }
 }
 
@@ -170,26 +171,30 @@ impl Balance {
                 self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
             }
             self.seen = totals;
+            let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
+            let ratio = rate(sizes.stored, sizes.pool);
+            let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
+            let pool_rate = rate(pool_in, sizes.stored);
+            let prior = (sizes.stored as f64 * EXPECTED_WEIGHT).max(1.0);
+            let device_rate =
+                (device_in as f64 + prior * EXPECTED_RATE * pool_rate) / (sizes.device as f64 + prior);
+            let gain = ratio * device_rate * saved;
+            let tail = pool_rate.max(rate(hits, sizes.cached));
+            let loss = tail * POOL_FAULT_NS;
+            let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);
+            self.pressure = if steps < 0.0 { 1.0 } else { 0.0 };
             if sizes.full {
-                let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
-                let ratio = rate(sizes.stored, sizes.pool);
-                let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
-                let pool_rate = rate(pool_in, sizes.stored);
-                let prior = (sizes.stored as f64 * EXPECTED_WEIGHT).max(1.0);
-                let device_rate =
-                    (device_in as f64 + prior * EXPECTED_RATE * pool_rate) / (sizes.device as f64 + prior);
-                let gain = ratio * device_rate * saved;
-                let tail = pool_rate.max(rate(hits, sizes.cached));
-                let loss = tail * POOL_FAULT_NS;
-                if gain > loss * MARGIN {
-                    self.share += STEP;
-                } else if loss > gain * MARGIN {
-                    self.share -= STEP;
-                }
+                self.share += steps * STEP;
             }
         }
         self.share = self.share.min(ceiling).max(SHARE_MIN.min(ceiling));
         self.share
+    }
+
+    /// How hard the pool should be pressed to give memory that the program needs: 1 where a page in the program is worth
+    /// more, 0 where it is not. The limit tells how large the pool may become; this, whether it should stay so large.
+    pub fn pressure(&self) -> f64 {
+        self.pressure
     }
 }
 

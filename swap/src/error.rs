@@ -7,8 +7,12 @@ use std::fmt;
 pub enum StoreError {
     /// It does not compress well enough to be worth pool memory.
     Incompressible,
+    /// The codec failed.
+    Compress,
     /// The pool has reached `--max-pool-percent`.
     PoolLimit,
+    /// Nothing is stored in the pool just now (`pagetide set enabled=off`).
+    Disabled,
     /// The pool could not get memory.
     NoMemory,
 }
@@ -38,6 +42,8 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Incompressible => "the page does not compress",
+            Self::Compress => "the codec failed",
+            Self::Disabled => "the pool is switched off (pagetide set enabled=on)",
             Self::PoolLimit => "the pool is at its limit (--max-pool-percent)",
             Self::NoMemory => "no memory for the pool",
         })

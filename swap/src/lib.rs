@@ -39,11 +39,12 @@ pub mod streams;
 pub mod swap;
 mod sync;
 pub mod table;
+pub mod trace;
 pub mod word;
 pub mod workingset;
 pub mod zswap;
 
-pub use config::{Compressor, Config};
+pub use config::{Allocator, Compression, Compressor, Config, Switches};
 pub use entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
 pub use error::{LoadError, StoreError};
 pub use place::{Handle, Place};
@@ -54,5 +55,6 @@ pub use swap::{
     DeviceRun, Discarded, Of, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer, WINDOW_MAX,
 };
 pub use word::{State, Word};
+pub use zswap::Scratch;
 pub use zswap::folios::FOLIO_PAGES;
 pub use zswap::pool::{SpanMemory, SpanSource};

@@ -30,7 +30,8 @@ pub enum Place {
 /// └──┴────────────────────────┘
 /// ```
 ///
-/// So the piece behind another is the handle behind its handle.
+/// So the piece behind another is the handle behind its handle. Bit 38 of a place is not of the handle: it says that the
+/// copy was used since the shrinker's hand came by ([`crate::Word::is_referenced`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(u64);
 
@@ -45,6 +46,7 @@ pub enum Entry {
 
 impl Handle {
     pub(crate) const FOLIO: u64 = 1 << 39;
+    pub(crate) const REFERENCED: u64 = 1 << 38;
     const PIECE_BITS: u32 = FOLIO_PAGES.ilog2();
 
     /// The entry of a page that left alone.
@@ -100,7 +102,7 @@ impl Place {
         let value = bits >> Self::KIND_BITS;
         match bits & ((1 << Self::KIND_BITS) - 1) {
             Self::KIND_SAME => Some(Self::Same(value as u32)),
-            Self::KIND_POOL => Some(Self::Pool(Handle(value))),
+            Self::KIND_POOL => Some(Self::Pool(Handle(value & !Handle::REFERENCED))),
             Self::KIND_DEVICE => Some(Self::Device(value)),
             _ => None,
         }

@@ -58,8 +58,12 @@ counters! {
     swap_cache_hit,
     /// Stores that the pool refused because the page does not compress.
     reject_compress_poor,
-    /// Stores that the pool refused because it was at its limit.
+    /// Stores whose codec failed.
+    reject_compress_fail,
+    /// Stores that the pool refused because it was at its limit, or had been and was not below its threshold yet.
     pool_limit_hit,
+    /// Those of them for which nothing could be written back to make room.
+    reject_reclaim_fail,
     /// Stores that found no memory for the pool.
     reject_alloc_fail,
     /// Copies whose bytes were not what had been stored.

@@ -14,7 +14,7 @@
 use crate::blocks::Blocks;
 use crate::cipher::Cipher;
 use crate::config::Config;
-use crate::entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
+use crate::entry::{CLUSTER_PAGES, CLUSTER_SHIFT, ClusterNumber, PAGE_SIZE, PageIndex};
 use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
 use crate::place::{Handle, Place};
@@ -26,9 +26,10 @@ use crate::sync::{Condvar, Mutex, lock};
 use crate::table::{CLUSTERS_MAX, ClusterGuard, History, Table};
 use crate::word::{State, Word};
 use crate::workingset::{Shadow, Workingset};
-use crate::zswap::folios::{FOLIO_PAGES, Piece};
+use crate::zswap::folios::FOLIO_PAGES;
 use crate::zswap::pool::SpanSource;
-use crate::zswap::{Scratch, Zswap, encode};
+use crate::zswap::shrinker::{Decay, Pooled, SCAN_RATE, SecondChance, Shrinker};
+use crate::zswap::{Scratch, Zswap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
@@ -41,6 +42,11 @@ const FAR_RUN: u32 = 64;
 const FAR_SAMPLE: u32 = 16;
 /// Clusters that are asked for copies at a time.
 const DROP_CLUSTERS: usize = 1024;
+/// The pool's entries are moved together when so many pages, and such a part of it, would become free.
+const LOOSE_MIN: usize = 64;
+const LOOSE_PART: usize = 16;
+/// Entries that the shrinker's hand passes at once, at least.
+const SCAN_BATCH: f64 = 32.0;
 
 /// What must not be known outside the process.
 #[derive(Clone, Debug)]
@@ -63,13 +69,13 @@ pub struct Swap<S: SpanSource> {
     keys: Keys,
     config: Config,
     counters: Counters,
-    /// Pages that the pool may take at most.
-    pool_pages_max: AtomicUsize,
     workingset: Workingset,
     policy: Box<dyn Policy>,
     present: AtomicI64,
     cached: AtomicI64,
     swapped: AtomicI64,
+    /// Those of them that are a repeated word.
+    same: AtomicI64,
     /// Kept copies that turned out to be of older contents.
     copies: AtomicI64,
     copies_stale: AtomicU64,
@@ -77,6 +83,14 @@ pub struct Swap<S: SpanSource> {
     /// were not tried for that.
     far: AtomicU32,
     tried: AtomicU32,
+    /// The page at which the shrinker's hand has stopped amid a cluster; 0 if at an end.
+    hand: AtomicU64,
+    /// What it should pass and has not, as bits of a float.
+    due: AtomicU64,
+    second_chance: SecondChance,
+    decay: Decay,
+    /// One more than the cluster whose entries compaction looks at next; 0 if there is none under way.
+    compacting: AtomicU64,
     /// Those who wait for transfers to end.
     waiters: AtomicUsize,
     transfers: Mutex<()>,
@@ -258,35 +272,33 @@ pub struct TakenOut {
     pub shadow: Shadow,
 }
 
-impl<S: SpanSource + Clone> Swap<S> {
-    /// An empty swap subsystem.
-    pub fn new(
-        source: S,
-        blocks: Blocks,
-        keys: Keys,
-        config: Config,
-        pool_pages_max: usize,
-        counters: Counters,
-    ) -> Self {
+impl<S: SpanSource + Clone + 'static> Swap<S> {
+    /// An empty swap subsystem, whose pool may take no memory yet.
+    pub fn new(source: S, blocks: Blocks, keys: Keys, config: Config, counters: Counters) -> Self {
         Self {
             table: Arc::default(),
-            zswap: Arc::new(Zswap::new(source)),
+            zswap: Arc::new(Zswap::new(source, config.zpool, config.switches)),
             blocks,
             queue: Arc::default(),
             pooled: Arc::default(),
             keys,
             config,
             counters,
-            pool_pages_max: AtomicUsize::new(pool_pages_max),
             workingset: Workingset::new(config.cap_pages),
             policy: config.reclaim.policy(),
             present: AtomicI64::new(0),
             cached: AtomicI64::new(0),
             swapped: AtomicI64::new(0),
+            same: AtomicI64::new(0),
             copies: AtomicI64::new(0),
             copies_stale: AtomicU64::new(0),
             far: AtomicU32::new(0),
             tried: AtomicU32::new(0),
+            compacting: AtomicU64::new(0),
+            hand: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            second_chance: SecondChance::default(),
+            decay: Decay::default(),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
             transfer_ended: Condvar::new(),
@@ -331,18 +343,14 @@ impl<S: SpanSource> Swap<S> {
     pub fn swapped(&self) -> i64 {
         self.swapped.load(Relaxed)
     }
+    /// Pages at a place that are a repeated word.
+    pub fn same_filled(&self) -> i64 {
+        self.same.load(Relaxed)
+    }
     /// Kept copies that turned out to be of older contents when their page left again. Those that did not
     /// are counted as `swap_reuse`.
     pub fn copies_stale(&self) -> u64 {
         self.copies_stale.load(Relaxed)
-    }
-    /// Sets how many pages the pool may take.
-    pub fn set_pool_pages_max(&self, pages: usize) {
-        self.pool_pages_max.store(pages, Relaxed);
-    }
-    /// How many pages the pool may take.
-    pub fn pool_pages_max(&self) -> usize {
-        self.pool_pages_max.load(Relaxed)
     }
     /// Bytes of the table, the hashes and what leads to the pool's entries.
     pub fn metadata_bytes(&self) -> usize {
@@ -361,16 +369,21 @@ impl<S: SpanSource> Swap<S> {
             keys: self.keys.clone(),
             config: self.config,
             counters,
-            pool_pages_max: AtomicUsize::new(self.pool_pages_max()),
             workingset: self.workingset.for_child(),
             policy: self.config.reclaim.policy(),
             present: AtomicI64::new(self.present()),
             cached: AtomicI64::new(self.cached()),
             swapped: AtomicI64::new(self.swapped()),
+            same: AtomicI64::new(self.same_filled()),
             copies: AtomicI64::new(self.copies()),
             copies_stale: AtomicU64::new(0),
             far: AtomicU32::new(0),
             tried: AtomicU32::new(0),
+            compacting: AtomicU64::new(0),
+            hand: AtomicU64::new(0),
+            due: AtomicU64::new(0),
+            second_chance: SecondChance::default(),
+            decay: Decay::default(),
             waiters: AtomicUsize::new(0),
             transfers: Mutex::new(()),
             transfer_ended: Condvar::new(),
@@ -379,28 +392,30 @@ impl<S: SpanSource> Swap<S> {
 
     /// All word changes go through here, so that the totals agree with the words.
     fn set(&self, cluster: &mut ClusterGuard<'_>, offset: usize, word: Word) {
-        let old = cluster.get(offset);
-        if old.state() != word.state() {
-            self.total(old.state(), -1);
-            self.total(word.state(), 1);
-        }
-        if old.has_pool_copy() != word.has_pool_copy() {
-            self.copies.fetch_add(if word.has_pool_copy() { 1 } else { -1 }, Relaxed);
-        }
+        self.count(cluster.get(offset), word, 1);
         cluster.set(offset, word);
     }
 
     /// The same for pages whose words follow from `old`, and are to follow from `new`.
     fn set_run(&self, cluster: &mut ClusterGuard<'_>, range: std::ops::Range<usize>, old: Word, new: Word) {
-        let count = range.len() as i64;
-        if old.state() != new.state() {
-            self.total(old.state(), -count);
-            self.total(new.state(), count);
-        }
-        if old.has_pool_copy() != new.has_pool_copy() {
-            self.copies.fetch_add(if new.has_pool_copy() { count } else { -count }, Relaxed);
-        }
+        self.count(old, new, range.len() as i64);
         cluster.set_run(range, new);
+    }
+
+    fn count(&self, old: Word, new: Word, pages: i64) {
+        if old.state() != new.state() {
+            self.total(old.state(), -pages);
+            self.total(new.state(), pages);
+        }
+        let change = |was: bool, is: bool| (i64::from(is) - i64::from(was)) * pages;
+        match change(old.has_pool_copy(), new.has_pool_copy()) {
+            0 => {}
+            change => _ = self.copies.fetch_add(change, Relaxed),
+        }
+        match change(old.is_same_filled(), new.is_same_filled()) {
+            0 => {}
+            change => _ = self.same.fetch_add(change, Relaxed),
+        }
     }
 
     fn total(&self, state: State, change: i64) {
@@ -431,11 +446,8 @@ impl<S: SpanSource> Swap<S> {
     /// Notes that a page of the cluster is in the pool now.
     fn note_pooled(&self, cluster: &mut ClusterGuard<'_>, place: Option<Place>) {
         let history = cluster.history();
-        if !matches!(place, Some(Place::Pool(_))) || history.stored {
-            return;
-        }
-        cluster.set_history(History { pooled: true, stored: true, ..history });
-        if !history.pooled {
+        if matches!(place, Some(Place::Pool(_))) && !history.pooled {
+            cluster.set_history(History { pooled: true, ..history });
             self.pooled.push(cluster.number());
         }
     }
@@ -557,11 +569,17 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Reads page number `nth` of a transfer whose source is memory.
-    pub fn load(&self, transfer: &Transfer, nth: usize, out: &mut [u8]) -> Result<(), LoadError> {
+    pub fn load(
+        &self,
+        transfer: &Transfer,
+        nth: usize,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
         match transfer.words[nth].place() {
             Some(Place::Same(pattern)) => Place::fill(pattern, out),
             Some(Place::Pool(handle)) => {
-                self.zswap.load(handle, out, &self.keys.hash)?;
+                self.zswap.load(handle, out, &self.keys.hash, scratch)?;
             }
             _ => unreachable!("only pages in memory are loaded"),
         }
@@ -667,6 +685,12 @@ impl<S: SpanSource> Swap<S> {
         if major {
             c.add(Counter::workingset_refault_anon, count);
             c.add(Counter::swap_ra, count - asked);
+            if !transfer.ahead {
+                self.decay.note_swapin();
+            }
+            if matches!(transfer.source, Source::Device { .. }) {
+                self.second_chance.note_disk_swapins(count);
+            }
         }
     }
 
@@ -742,7 +766,8 @@ impl<S: SpanSource> Swap<S> {
             for (nth, place) in places.iter().enumerate() {
                 let (offset, word) = (transfer.first.offset() + nth, transfer.words[nth]);
                 wanted |= u64::from(cluster.get(offset).is_wanted()) << nth;
-                let after = place.map_or(word, |place| word.with_place(place)).with_writeback(false);
+                let moved = |place| word.with_place(place).with_referenced(true);
+                let after = place.map_or(word, moved).with_writeback(false);
                 self.set(&mut cluster, offset, after);
                 if place.is_some() {
                     self.free_place(word.place());
@@ -889,12 +914,13 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Finds a place for a page that is out of the program and locked for storing.
-    pub fn store(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Stored {
+    /// Finds a place for a page that is out of the program and locked for storing. `poor`: it is known not to compress.
+    pub fn store(&self, bytes: &[u8], kept: Option<Place>, poor: bool, scratch: &mut Scratch) -> Stored {
         debug_assert_eq!(bytes.len(), PAGE_SIZE);
-        let way = self.way(bytes, kept);
-        let room = scratch.room(1).next().expect("room for one");
-        self.put(way, |hash| encode(bytes, hash, self.config.compressor, room))
+        self.put(self.way(bytes, kept), |hash| match poor {
+            true => Err(StoreError::Incompressible),
+            false => self.count_refusal(self.zswap.store(bytes, hash, scratch)),
+        })
     }
 
     /// The same for pages that lie one behind the other, `page(0)` and so on: if all go to the pool, as one entry.
@@ -902,33 +928,52 @@ impl<S: SpanSource> Swap<S> {
         &self,
         page: impl Fn(usize) -> &'a [u8],
         kept: &[Option<Place>; FOLIO_PAGES],
-        scratch: &'a mut Scratch,
+        scratch: &mut Scratch,
     ) -> [Stored; FOLIO_PAGES] {
         let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
-        let mut rooms = scratch.room(FOLIO_PAGES);
-        let mut encode = |nth: usize, hash: PageHash| {
-            let room = rooms.next().expect("room for each");
-            encode(page(nth), hash, self.config.compressor, room)
-        };
         let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
         let clean = ways.iter().any(|way| matches!(way, Way::Clean(_)));
-        if same > FOLIO_PAGES / 2 || clean || self.zswap.pool_pages() >= self.pool_pages_max() {
-            return std::array::from_fn(|nth| self.put(ways[nth], |hash| encode(nth, hash)));
+        if same > FOLIO_PAGES / 2 || clean {
+            return std::array::from_fn(|nth| {
+                self.put(ways[nth], |hash| self.count_refusal(self.zswap.store(page(nth), hash, scratch)))
+            });
         }
-        let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
-            let hash = match ways[nth] {
-                Way::New(hash) | Way::Nearer(_, hash) => hash,
-                Way::Same(_) | Way::Clean(_) => self.keys.hash.hash(page(nth)),
-            };
-            encode(nth, hash)
+        let hashes = ways.map(|way| match way {
+            Way::New(hash) | Way::Nearer(_, hash) => Some(hash),
+            Way::Same(_) | Way::Clean(_) => None,
         });
-        if encoded.iter().all(Result::is_ok)
-            && let Ok(first) = self.zswap.store_folio(&encoded.map(|piece| piece.expect("all are")))
-        {
+        let alone = (0..FOLIO_PAGES).map(|nth| u16::from(hashes[nth].is_some()) << nth).sum();
+        let hashes = std::array::from_fn(|nth| hashes[nth].unwrap_or_else(|| self.keys.hash.hash(page(nth))));
+        let stored = self.zswap.store_folio(page, &hashes, alone, scratch);
+        if stored.iter().all(Result::is_ok) {
             self.counters.add(Counter::zswpout, FOLIO_PAGES as u64);
-            return std::array::from_fn(|nth| Stored::New(Place::Pool(first.nth(nth))));
+            self.note_stored(FOLIO_PAGES);
+            return stored.map(|handle| Stored::New(Place::Pool(handle.expect("all are"))));
         }
-        std::array::from_fn(|nth| self.put(ways[nth], |_| encoded[nth]))
+        std::array::from_fn(|nth| self.put(ways[nth], |_| self.count_refusal(stored[nth])))
+    }
+
+    fn note_stored(&self, pages: usize) {
+        if self.zswap.switches().shrinker == Shrinker::Decay {
+            (0..pages).for_each(|_| self.decay.note_store(self.zswap.stored().0));
+        }
+    }
+
+    /// Counts a page that went to the pool, or why it did not.
+    fn count_refusal(&self, stored: Result<Handle, StoreError>) -> Result<Handle, StoreError> {
+        let counter = match stored {
+            Ok(_) => {
+                self.note_stored(1);
+                Counter::zswpout
+            }
+            Err(StoreError::Incompressible) => Counter::reject_compress_poor,
+            Err(StoreError::Compress) => Counter::reject_compress_fail,
+            Err(StoreError::NoMemory) => Counter::reject_alloc_fail,
+            Err(StoreError::PoolLimit) => Counter::pool_limit_hit,
+            Err(StoreError::Disabled) => return stored,
+        };
+        self.counters.add(counter, 1);
+        stored
     }
 
     fn way(&self, bytes: &[u8], kept: Option<Place>) -> Way {
@@ -938,7 +983,7 @@ impl<S: SpanSource> Swap<S> {
         let hash = self.keys.hash.hash(bytes);
         match kept.filter(|&place| self.hash_at(place) == Some(hash)) {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
-            Some(place @ Place::Device(_)) if self.pool_has_room() && self.may_be_nearer() => {
+            Some(place @ Place::Device(_)) if self.zswap.has_room() && self.may_be_nearer() => {
                 Way::Nearer(place, hash)
             }
             Some(place) => Way::Clean(place),
@@ -949,13 +994,8 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    fn put<'a>(&self, way: Way, encode: impl FnOnce(PageHash) -> Result<Piece<'a>, StoreError>) -> Stored {
+    fn put(&self, way: Way, store: impl FnOnce(PageHash) -> Result<Handle, StoreError>) -> Stored {
         let c = self.counters;
-        let store = |hash| {
-            let handle = encode(hash).and_then(|piece| self.zswap.store(&piece))?;
-            c.add(Counter::zswpout, 1);
-            Ok(Stored::New(Place::Pool(handle)))
-        };
         match way {
             Way::Same(place) => {
                 c.add(Counter::swpout_zero, 1);
@@ -969,34 +1009,24 @@ impl<S: SpanSource> Swap<S> {
                 let stored = store(hash);
                 let far = if stored.is_ok() { 0 } else { self.far.load(Relaxed).saturating_add(1) };
                 self.far.store(far, Relaxed);
-                stored.unwrap_or_else(|_: StoreError| {
-                    c.add(Counter::swap_reuse, 1);
-                    Stored::Clean(place)
-                })
+                stored.map_or_else(
+                    |_| {
+                        c.add(Counter::swap_reuse, 1);
+                        Stored::Clean(place)
+                    },
+                    |handle| Stored::New(Place::Pool(handle)),
+                )
             }
-            Way::New(hash) if self.zswap.pool_pages() >= self.pool_pages_max() => {
-                c.add(Counter::pool_limit_hit, 1);
-                Stored::Refused(StoreError::PoolLimit, hash)
-            }
-            Way::New(hash) => store(hash).unwrap_or_else(|error| {
-                match error {
-                    StoreError::Incompressible => c.add(Counter::reject_compress_poor, 1),
-                    StoreError::NoMemory => c.add(Counter::reject_alloc_fail, 1),
-                    StoreError::PoolLimit => {}
-                }
-                Stored::Refused(error, hash)
-            }),
+            Way::New(hash) => match store(hash) {
+                Ok(handle) => Stored::New(Place::Pool(handle)),
+                Err(error) => Stored::Refused(error, hash),
+            },
         }
     }
 
     /// Whether a page from the device is tried in the pool: where many in a row did not compress, one in some.
     fn may_be_nearer(&self) -> bool {
         self.far.load(Relaxed) < FAR_RUN || self.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
-    }
-
-    /// Whether the pool may take what it need not take.
-    pub fn pool_has_room(&self) -> bool {
-        self.zswap.pool_pages() * 8 < self.pool_pages_max() * 7
     }
 
     fn hash_at(&self, place: Place) -> Option<PageHash> {
@@ -1015,7 +1045,7 @@ impl<S: SpanSource> Swap<S> {
             let at = first.offset();
             let (word, found) = cluster.stretch(at, count);
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
-            let swapped = Word::swapped(place, shadow);
+            let swapped = Word::swapped(place, shadow).with_referenced(true);
             if found < count || word.is_wanted() || word.place().is_some() || !swapped.spreads() {
                 return false;
             }
@@ -1039,7 +1069,8 @@ impl<S: SpanSource> Swap<S> {
                 self.set(&mut cluster, page.offset(), word.with_place(place));
                 StoreOutcome::Wanted
             } else {
-                self.set(&mut cluster, page.offset(), Word::swapped(place, shadow));
+                let swapped = Word::swapped(place, shadow).with_referenced(true);
+                self.set(&mut cluster, page.offset(), swapped);
                 self.note_pooled(&mut cluster, Some(place));
                 StoreOutcome::Swapped
             }
@@ -1141,47 +1172,141 @@ impl<S: SpanSource> Swap<S> {
         count
     }
 
-    /// Pages that should be written back next, about `count`, with their entries: those of the cluster that was stored
-    /// first. One of which pages were stored since it was looked at has a second chance.
-    pub fn coldest(&self, count: usize, of: Of, into: &mut Vec<(PageIndex, Handle)>) {
-        // Once round, and again: all may have been stored to.
-        for _ in 0..2 * self.pooled.len() {
-            if into.len() >= count {
-                return;
+    /// Moves the pool's entries together, if much of it is loose: those of so many clusters at most, each call goes on where
+    /// the last one ended. Returns how many it moved.
+    pub fn compact(&self, clusters: usize) -> usize {
+        let mut from = self.compacting.load(Relaxed);
+        if from == 0 {
+            let loose = self.zswap.loose_pages();
+            if loose < LOOSE_MIN.max(self.zswap.pool_pages() / LOOSE_PART) {
+                return 0;
             }
-            let Some(number) = self.pooled.pop() else { return };
+            self.zswap.compact();
+            from = 1;
+        }
+        let mut next = 0;
+        let mut moved = 0;
+        for (nth, number) in self.table.touched(from - 1..CLUSTERS_MAX).enumerate() {
+            if nth == clusters {
+                next = number.0 + 1;
+                break;
+            }
+            moved += self.compact_cluster(number);
+        }
+        self.compacting.store(next, Relaxed);
+        moved
+    }
+
+    fn compact_cluster(&self, number: ClusterNumber) -> usize {
+        let Some(mut cluster) = self.table.lock(number) else { return 0 };
+        let (mut moved, mut offset) = (0, 0);
+        while offset < CLUSTER_PAGES {
+            let (word, count) = cluster.stretch(offset, CLUSTER_PAGES - offset);
+            // Whoever moves bytes, or writes them back, knows the entry by its handle.
+            if let Some(Place::Pool(handle)) = word.place()
+                && !word.is_locked()
+                && !word.is_writeback()
+                && let Some(there) = self.zswap.relocate(handle)
+            {
+                self.set(&mut cluster, offset, word.with_place(Place::Pool(there)));
+                self.zswap.vacate(handle);
+                moved += 1;
+            }
+            offset += count;
+        }
+        moved
+    }
+
+    /// Passes the shrinker's hand over `scan` entries of the pool, or fewer if there are not so many. Notes in `into`, up to
+    /// `room` in all, those that should be written back, as they lie in the object. Returns how many it passed.
+    ///
+    /// The hand goes over the clusters in the order in which they came to have entries, and begins anew at the end. With
+    /// [`Shrinker::SecondChance`] it spares an entry that was stored or spared since it came by, and takes note.
+    pub fn scan(&self, scan: usize, room: usize, of: Of, into: &mut Vec<(PageIndex, Handle)>) -> usize {
+        let chances = self.zswap.switches().shrinker == Shrinker::SecondChance;
+        let mut scanned = 0;
+        // Twice round: all may have been stored of late.
+        for _ in 0..2 * self.pooled.len() {
+            if scanned >= scan || into.len() >= room {
+                break;
+            }
+            let Some(number) = self.pooled.pop() else { break };
             let mut cluster = self.table.lock_or_create(number);
-            let history = cluster.history();
-            let mut pooled = history.stored;
-            let mut more = false;
-            for offset in (0..CLUSTER_PAGES).take_while(|_| !history.stored) {
-                let word = cluster.get(offset);
+            let mut offset = self.take_hand(number);
+            let mut pooled = offset > 0;
+            while offset < CLUSTER_PAGES && scanned < scan && into.len() < room {
+                let (word, count) = cluster.stretch(offset, CLUSTER_PAGES - offset);
                 let (State::Swapped, Some(Place::Pool(handle))) = (word.state(), word.place()) else {
+                    offset += count;
                     continue;
                 };
                 pooled = true;
-                if word.is_locked() || word.is_writeback() || (of == Of::Own && self.zswap.is_frozen(handle))
-                {
+                let busy = word.is_locked() || word.is_writeback();
+                if busy || (of == Of::Own && self.zswap.is_frozen(handle)) {
+                    offset += count;
                     continue;
                 }
-                more = into.len() >= count;
-                if more {
-                    break;
+                let count = count.min(scan - scanned);
+                if chances && word.is_referenced() {
+                    self.set_run(&mut cluster, offset..offset + count, word, word.with_referenced(false));
+                    scanned += count;
+                    offset += count;
+                    continue;
                 }
-                into.push((cluster.number().page(offset), handle));
+                let count = count.min(room - into.len());
+                into.extend((0..count).map(|nth| (number.page(offset + nth), handle.nth(nth))));
+                scanned += count;
+                offset += count;
             }
-            cluster.set_history(History { pooled, stored: false, ..history });
-            if more {
+            let history = cluster.history();
+            if offset < CLUSTER_PAGES {
+                self.hand.store(number.0 << CLUSTER_SHIFT | offset as u64, Relaxed);
                 self.pooled.put_back(number);
             } else if pooled {
                 self.pooled.push(number);
+            } else {
+                cluster.set_history(History { pooled, ..history });
             }
+        }
+        scanned
+    }
+
+    /// Where in this cluster the hand stopped: at its start, if that was in another.
+    fn take_hand(&self, number: ClusterNumber) -> usize {
+        let hand = PageIndex(self.hand.swap(0, Relaxed));
+        if hand.cluster() == number { hand.offset() } else { 0 }
+    }
+
+    /// `taken` pages have left the program: how many entries of the pool the shrinker's hand should pass for that, where
+    /// the pool is pressed `weight` times as hard.
+    pub fn pressure(&self, taken: usize, weight: f64) -> usize {
+        let pooled = Pooled { stored: self.zswap.stored().0, backing: self.zswap.pool_pages() as u64 };
+        let shrinker = self.zswap.switches().shrinker;
+        let eligible = match shrinker {
+            Shrinker::SecondChance => self.second_chance.eligible(pooled),
+            Shrinker::Decay => self.decay.eligible(pooled),
+            Shrinker::None => 0,
+        } as f64;
+        let part = taken as f64 / self.present().max(1) as f64;
+        let before = f64::from_bits(self.due.load(Relaxed));
+        let due = (before + weight * SCAN_RATE * part * eligible).min(2.0 * eligible);
+        let scan = if due < SCAN_BATCH { 0 } else { due as usize };
+        self.due.store((due - scan as f64).to_bits(), Relaxed);
+        match shrinker {
+            Shrinker::Decay if !self.decay.permits(scan as u64, pooled.stored) => 0,
+            _ => scan,
         }
     }
 
     /// Begins to write a pool entry back to the device: its bytes and their hash. The entry can be read
     /// and freed meanwhile; the flag in its word says at the end whether it was.
-    pub fn begin_writeback(&self, owner: PageIndex, handle: Handle, out: &mut [u8]) -> Option<PageHash> {
+    pub fn begin_writeback(
+        &self,
+        owner: PageIndex,
+        handle: Handle,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Option<PageHash> {
         {
             let mut cluster = self.table.lock(owner.cluster())?;
             let word = cluster.get(owner.offset());
@@ -1196,7 +1321,7 @@ impl<S: SpanSource> Swap<S> {
         }
         // The entry may be freed now, and the handle be another page's: then the flag is gone, or the
         // hashes differ, and the end of the writeback drops what was written.
-        self.zswap.load(handle, out, &self.keys.hash).ok()
+        self.zswap.load(handle, out, &self.keys.hash, scratch).ok()
     }
 
     /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the
@@ -1393,5 +1518,49 @@ fn continues(source: Source, nth: isize, word: Word) -> bool {
         }
         (a, Some(b)) => a == b,
         (_, None) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::table::walks;
+    use crate::zswap::pool::Heap;
+
+    /// The way to a page's word is gone once for a fault, wherever the page is: the entry is the object's own, and a page
+    /// that was never swapped is known by the same word. And once more to end what the fault began.
+    #[test]
+    fn a_fault_looks_its_page_up_once() {
+        let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
+        let blocks = crate::blocks::tests::space(64);
+        let swap = Swap::new(Heap, blocks, keys, Config::for_cap(1000), Counters::private());
+        swap.zswap().set_pages_max(1000);
+        let pages = PageIndex(512)..PageIndex(1024);
+        let text: Vec<u8> = (0..PAGE_SIZE).map(|at| (at / 16) as u8).collect();
+        let mut scratch = Scratch::default();
+        let Stored::New(pool) = swap.store(&text, None, false, &mut scratch) else { panic!("it compresses") };
+        let block = swap.blocks().allocate(1).unwrap().start;
+        let words = [
+            Word::HOLE,
+            Word::present(None),
+            Word::present(None).locked(),
+            Word::cached(3, None),
+            Word::swapped(Place::ZERO, Shadow(1)),
+            Word::swapped(pool, Shadow(1)),
+            Word::swapped(Place::Device(block), Shadow(1)),
+            Word::POISONED,
+        ];
+        let mut cluster = swap.table.lock_or_create(pages.start.cluster());
+        words.iter().enumerate().for_each(|(at, &word)| swap.set(&mut cluster, at, word));
+        drop(cluster);
+        for (nth, word) in words.into_iter().enumerate() {
+            walks::take();
+            let found = swap.swapin(pages.start.plus(nth as u64), pages.clone(), Window::NONE);
+            assert_eq!(walks::take(), 1, "{word:?}");
+            if let Swapin::Inserted(transfer) = found {
+                swap.finish_swapin(&transfer, 1, false);
+                assert_eq!(walks::take(), 1, "{word:?}");
+            }
+        }
     }
 }

@@ -71,8 +71,6 @@ pub struct History {
     pub workingset: bool,
     /// Whether the cluster stands in the queue for writeback.
     pub pooled: bool,
-    /// Whether pages of it were stored in the pool since writeback looked at it.
-    pub stored: bool,
     /// Probation hits since the last take-out.
     pub hits: u16,
     /// Pages that the last take-out took.
@@ -409,6 +407,8 @@ impl Table {
 
     #[inline]
     fn cluster(&self, number: ClusterNumber) -> Option<&Cluster> {
+        #[cfg(test)]
+        walks::note();
         let number = number.0 as usize;
         let branch = self.branches.get(number / BRANCH_CLUSTERS)?.get()?;
         let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get()?;
@@ -673,7 +673,7 @@ impl History {
         Self { queued: self.queued, pooled: self.pooled, ..Self::default() }
     }
 
-    const FLAGS: u32 = 5;
+    const FLAGS: u32 = 4;
     const BITS: u32 = 13;
     const MASK: u32 = (1 << Self::BITS) - 1;
 
@@ -683,7 +683,6 @@ impl History {
             | u32::from(self.referenced) << 1
             | u32::from(self.workingset) << 2
             | u32::from(self.pooled) << 3
-            | u32::from(self.stored) << 4
             | number(self.hits) << Self::FLAGS
             | number(self.taken) << (Self::FLAGS + Self::BITS)
     }
@@ -695,7 +694,6 @@ impl History {
             referenced: bits & 2 != 0,
             workingset: bits & 4 != 0,
             pooled: bits & 8 != 0,
-            stored: bits & 16 != 0,
             hits: number(Self::FLAGS),
             taken: number(Self::FLAGS + Self::BITS),
         }
@@ -1040,6 +1038,23 @@ impl Drop for ClusterGuard<'_> {
     fn drop(&mut self) {
         self.cluster.counts.store(self.counts, Relaxed);
         self.cluster.latch.release(&self.table.parking, self.number.0 as u32);
+    }
+}
+
+/// How often this thread has looked something up.
+#[cfg(test)]
+pub(crate) mod walks {
+    use std::cell::Cell;
+
+    thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
+
+    pub(super) fn note() {
+        COUNT.set(COUNT.get() + 1);
+    }
+
+    /// Since the last call.
+    pub(crate) fn take() -> usize {
+        COUNT.take()
     }
 }
 

@@ -39,6 +39,7 @@ const WRITEBACK: u64 = 1 << 4;
 const WANTED: u64 = 1 << 5;
 const PLACE_SHIFT: u32 = 6;
 const BLOCK_SHIFT: u32 = PLACE_SHIFT + Place::KIND_BITS;
+const REFERENCED: u64 = Handle::REFERENCED << BLOCK_SHIFT;
 const TOP_SHIFT: u32 = 48;
 const PLACE_MASK: u64 = ((1 << Place::BITS) - 1) << PLACE_SHIFT;
 const _: () = assert!(PLACE_SHIFT + Place::BITS == TOP_SHIFT);
@@ -114,6 +115,25 @@ impl Word {
         matches!((self.state(), self.place()), (State::Present, Some(Place::Pool(_))))
     }
 
+    /// Whether the page is out, and one repeated word.
+    pub const fn is_same_filled(self) -> bool {
+        matches!((self.state(), self.place()), (State::Swapped, Some(Place::Same(_))))
+    }
+
+    /// Whether the pool's copy was stored, or spared, since the shrinker's hand came by.
+    pub const fn is_referenced(self) -> bool {
+        self.place_kind() == Place::KIND_POOL && self.0 & REFERENCED != 0
+    }
+
+    /// The same word, with that said of its copy in the pool; the same if it has none.
+    pub const fn with_referenced(self, on: bool) -> Self {
+        match self.place_kind() {
+            Place::KIND_POOL if on => Self(self.0 | REFERENCED),
+            Place::KIND_POOL => Self(self.0 & !REFERENCED),
+            _ => self,
+        }
+    }
+
     /// The staging slot of a cached page.
     pub const fn slot(self) -> u16 {
         (self.0 >> TOP_SHIFT) as u16
@@ -183,6 +203,7 @@ impl std::fmt::Debug for Word {
             (self.is_locked(), "+locked"),
             (self.is_wanted(), "+wanted"),
             (self.is_writeback(), "+writeback"),
+            (self.is_referenced(), "+referenced"),
         ] {
             if on {
                 f.write_str(name)?;
@@ -207,6 +228,14 @@ mod tests {
         assert!(locked.is_locked() && locked.is_wanted());
         assert_eq!(locked.unlocked(), word);
         assert_eq!(word.without_place(), Word::cached(u16::MAX, None));
+        assert_eq!(word.with_referenced(true), word);
+        for place in [Handle::page(u32::MAX), Handle::piece(u32::MAX, 15)].map(Place::Pool) {
+            let word = Word::swapped(place, Shadow(3));
+            let referenced = word.with_referenced(true);
+            assert!(referenced.is_referenced() && !word.is_referenced());
+            assert_eq!((referenced.place(), referenced.with_referenced(false)), (Some(place), word));
+            assert_eq!(referenced.spreads(), word.spreads());
+        }
         assert_eq!(
             Word::swapped(Place::Pool(Handle::page(7)), Shadow(3))
                 .with_writeback(true)

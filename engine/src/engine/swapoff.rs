@@ -149,7 +149,7 @@ impl<M: Memory> Engine<M> {
             for (nth, page) in bytes.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
                 // What cannot be read is looked at again when it is brought into the program.
                 if self.swap.open(transfer, nth, page).is_ok()
-                    && let Stored::New(place) = self.swap.store(page, None, &mut work.scratch)
+                    && let Stored::New(place) = self.swap.store(page, None, false, &mut work.scratch)
                 {
                     places[nth] = Some(place);
                 }

@@ -1,31 +1,176 @@
-//! The codecs of the pool.
+//! The codecs of the pool, behind one trait. What one thread needs for them is kept in [`Codecs`].
 
-use crate::error::LoadError;
-use lz4::block::{compress_bound, compress_to_buffer, decompress_to_buffer};
+use crate::config::{Compression, Compressor};
+use crate::entry::PAGE_SIZE;
+use crate::error::{LoadError, StoreError};
+use lz4::block::{compress_to_buffer, decompress_to_buffer};
+use zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall;
+use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective};
+
+/// Makes pages smaller, and whole again.
+pub trait Codec: std::fmt::Debug {
+    /// Compresses `page` into `out`, and returns the length.
+    ///
+    /// # Errors
+    /// [`StoreError::Incompressible`] if it needs more than `out`; [`StoreError::Compress`] if the codec failed.
+    fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError>;
+
+    /// Decompresses `bytes` into all of `out`. Bytes that are no compressed page are an error, or give some page.
+    fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError>;
+}
 
 /// LZ4 block format, by its authors' library.
-#[derive(Debug)]
-pub struct Codec;
+#[derive(Debug, Default)]
+pub struct Lz4;
 
-impl Codec {
-    /// The most that `length` bytes can become.
-    pub fn output_max(length: usize) -> usize {
-        compress_bound(length).expect("a page is short")
+impl Codec for Lz4 {
+    fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError> {
+        // It fails where the room does not suffice, and for nothing else. It takes ever longer steps where it finds no
+        // match, so that pages of noise take a quarter of the time of others.
+        compress_to_buffer(page, None, false, out).map_err(|_| StoreError::Incompressible)
     }
 
-    /// Compresses `page` into `out`, which holds [`Codec::output_max`], and returns the length.
-    pub fn compress(page: &[u8], out: &mut [u8]) -> usize {
-        // The output is as large as the worst case, so the encoder cannot fail; should it, the page
-        // counts as incompressible.
-        compress_to_buffer(page, None, false, out).unwrap_or(usize::MAX)
-    }
-
-    /// Decompresses `bytes` into all of `out`.
-    pub fn decompress(bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
+    fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
         let length = i32::try_from(out.len()).map_err(|_| LoadError::Decompress)?;
         match decompress_to_buffer(bytes, Some(length), out) {
             Ok(length) if length == out.len() => Ok(()),
             _ => Err(LoadError::Decompress),
+        }
+    }
+}
+
+/// Zstandard, by its authors' library: frames without their magic number, length and checksum.
+#[derive(Default)]
+pub struct Zstd {
+    level: i32,
+    /// Made when they are needed, and used again.
+    encoder: Option<CCtx<'static>>,
+    decoder: Option<DCtx<'static>>,
+}
+
+impl std::fmt::Debug for Zstd {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Zstd({})", self.level)
+    }
+}
+
+impl Zstd {
+    fn encoder(&mut self) -> Result<&mut CCtx<'static>, StoreError> {
+        if self.encoder.is_none() {
+            let mut context = CCtx::try_create().ok_or(StoreError::NoMemory)?;
+            for parameter in [
+                CParameter::Format(FrameFormat::Magicless),
+                CParameter::ContentSizeFlag(false),
+                CParameter::ChecksumFlag(false),
+                CParameter::DictIdFlag(false),
+                CParameter::SrcSizeHint(PAGE_SIZE as u32),
+                CParameter::CompressionLevel(self.level),
+            ] {
+                context.set_parameter(parameter).map_err(|_| StoreError::Compress)?;
+            }
+            self.encoder = Some(context);
+        }
+        Ok(self.encoder.as_mut().expect("made above"))
+    }
+
+    fn set_level(&mut self, level: i32) {
+        if self.level != level {
+            (self.level, self.encoder) = (level, None);
+        }
+    }
+}
+
+impl Codec for Zstd {
+    fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError> {
+        if is_noise(page, out) {
+            return Err(StoreError::Incompressible);
+        }
+        let context = self.encoder()?;
+        context.compress2(out, page).map_err(|code| {
+            _ = context.reset(ResetDirective::SessionOnly);
+            if zstd_safe::is_error_kind(code, ZSTD_error_dstSize_tooSmall) {
+                StoreError::Incompressible
+            } else {
+                StoreError::Compress
+            }
+        })
+    }
+
+    fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
+        let context = self.decoder.get_or_insert_with(|| {
+            let mut context = DCtx::create();
+            let set = context.set_parameter(DParameter::Format(FrameFormat::Magicless));
+            set.expect("the format is known to it");
+            context
+        });
+        match context.decompress(out, bytes) {
+            Ok(length) if length == out.len() => Ok(()),
+            _ => Err(LoadError::Decompress),
+        }
+    }
+}
+
+/// Pages as they are.
+#[derive(Debug, Default)]
+pub struct Raw;
+
+impl Codec for Raw {
+    fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError> {
+        out.get_mut(..page.len()).ok_or(StoreError::Incompressible)?.copy_from_slice(page);
+        Ok(page.len())
+    }
+
+    fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
+        if bytes.len() != out.len() {
+            return Err(LoadError::Decompress);
+        }
+        out.copy_from_slice(bytes);
+        Ok(())
+    }
+}
+
+/// Bytes that are looked at to tell noise.
+const SAMPLES: usize = 256;
+/// Of random bytes so many have 162 values, give or take 5; of text less than 100.
+const NOISE_MIN: u32 = 140;
+
+/// Whether a page is noise to any codec: its bytes take all values, and LZ4, which finds out in little time, finds
+/// nothing that is said twice.
+fn is_noise(page: &[u8], room: &mut [u8]) -> bool {
+    let mut seen = [0u64; 4];
+    // One of each sixteen bytes, and each time another one: many things are said in words of a power of two.
+    for (nth, bytes) in page.as_chunks::<{ PAGE_SIZE / SAMPLES }>().0.iter().enumerate() {
+        let byte = bytes[nth * 7 % bytes.len()];
+        seen[usize::from(byte >> 6)] |= 1 << (byte & 63);
+    }
+    seen.iter().map(|word| word.count_ones()).sum::<u32>() >= NOISE_MIN && Lz4.compress(page, room).is_err()
+}
+
+/// One of each codec, for one thread.
+#[derive(Debug, Default)]
+pub struct Codecs {
+    lz4: Lz4,
+    zstd: Zstd,
+    raw: Raw,
+}
+
+impl Codecs {
+    /// What compresses like this.
+    pub fn encoder(&mut self, compression: Compression) -> &mut dyn Codec {
+        self.zstd.set_level(if compression.compressor == Compressor::Zstd {
+            compression.level.into()
+        } else {
+            self.zstd.level
+        });
+        self.decoder(compression.compressor)
+    }
+
+    /// What decompresses what this compressor made, at whatever level.
+    pub fn decoder(&mut self, compressor: Compressor) -> &mut dyn Codec {
+        match compressor {
+            Compressor::None => &mut self.raw,
+            Compressor::Lz4 => &mut self.lz4,
+            Compressor::Zstd => &mut self.zstd,
         }
     }
 }
@@ -35,22 +180,83 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    fn any_compression() -> impl Strategy<Value = Compression> {
+        prop_oneof!["lz4", "zstd:-5", "zstd:-1", "zstd:1", "zstd:3", "zstd:19", "none"]
+            .prop_map(|name| name.parse().unwrap())
+    }
+
+    fn page_of(values: u16, seed: u64) -> Vec<u8> {
+        let mut state = seed | 1;
+        (0..PAGE_SIZE)
+            .map(|_| {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                ((state >> 32) % u64::from(values)) as u8
+            })
+            .collect()
+    }
+
     proptest! {
         #[test]
-        fn whatever_goes_in_comes_out(page in proptest::collection::vec(0u8..4, 4096)) {
-            let mut out = vec![0; Codec::output_max(4096)];
-            let length = Codec::compress(&page, &mut out);
-            let mut back = vec![0; 4096];
-            Codec::decompress(&out[..length], &mut back).unwrap();
-            prop_assert_eq!(page, back);
+        fn whatever_goes_in_comes_out(
+            compressions in proptest::collection::vec(any_compression(), 1..6),
+            values in 1u16..257,
+            seed in any::<u64>(),
+        ) {
+            // One after the other with the same contexts.
+            let mut codecs = Codecs::default();
+            let page = page_of(values, seed);
+            for compression in compressions {
+                let mut out = vec![0; 2 * PAGE_SIZE];
+                let Ok(length) = codecs.encoder(compression).compress(&page, &mut out) else {
+                    prop_assert!(compression.compressor == Compressor::Zstd && values > 128);
+                    continue;
+                };
+                let mut back = vec![0; PAGE_SIZE];
+                codecs.decoder(compression.compressor).decompress(&out[..length], &mut back).unwrap();
+                prop_assert_eq!(&page, &back);
+            }
         }
 
         #[test]
         fn damaged_input_is_an_error_or_some_bytes_but_never_a_panic(
             bytes in proptest::collection::vec(any::<u8>(), 0..600),
+            compression in any_compression(),
         ) {
-            let mut back = vec![0; 4096];
-            let _ = Codec::decompress(&bytes, &mut back);
+            let mut back = vec![0; PAGE_SIZE];
+            let _ = Codecs::default().decoder(compression.compressor).decompress(&bytes, &mut back);
         }
+
+        #[test]
+        fn a_damaged_page_is_an_error_or_some_bytes_but_never_a_panic(
+            compression in any_compression(),
+            values in 1u16..100,
+            flips in proptest::collection::vec((any::<u16>(), 0..8u8), 1..8),
+            cut in any::<u16>(),
+        ) {
+            let mut codecs = Codecs::default();
+            let mut out = vec![0; 2 * PAGE_SIZE];
+            let length = codecs.encoder(compression).compress(&page_of(values, 7), &mut out).unwrap();
+            for (at, bit) in flips {
+                out[usize::from(at) % length] ^= 1 << bit;
+            }
+            let mut back = vec![0; PAGE_SIZE];
+            let bytes = &out[..length - usize::from(cut) % length / 8];
+            let _ = codecs.decoder(compression.compressor).decompress(bytes, &mut back);
+        }
+    }
+
+    #[test]
+    fn noise_is_told_from_what_is_not() {
+        let mut room = vec![0; 3 * PAGE_SIZE / 4];
+        for seed in 1..200 {
+            assert!(is_noise(&page_of(256, seed * 0x9e37_79b9), &mut room), "seed {seed}");
+            assert!(!is_noise(&page_of(100, seed), &mut room));
+        }
+        let mut twice = page_of(256, 5);
+        let half = twice[..PAGE_SIZE / 2].to_vec();
+        twice[PAGE_SIZE / 2..].copy_from_slice(&half);
+        assert!(!is_noise(&twice, &mut room), "said twice");
     }
 }

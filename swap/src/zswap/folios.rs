@@ -10,7 +10,8 @@
 //!         └────────┴──────────────┴─────────┴┄┄┄┄┄┄┄┄            └──────────┴────────┴──────────┴─┄─┴──────────┘
 //! ```
 
-use super::pool::{CODEC_SHIFT, SpanMemory, SpanSource};
+use super::CODEC_SHIFT;
+use super::pool::{SpanMemory, SpanSource};
 use crate::config::{Compressor, FOLIO_SPAN_BYTES};
 use crate::entry::PAGE_SIZE;
 use crate::hash::{HASH_BYTES, PageHash};
@@ -74,8 +75,6 @@ struct Lists<S> {
     open: Option<u32>,
     /// Spans with room for any folio.
     roomy: Vec<u32>,
-    entries: u64,
-    payload_bytes: u64,
 }
 
 /// The folios of a pool.
@@ -91,7 +90,7 @@ pub struct Folios<S: SpanSource> {
 
 impl<S: SpanSource> std::fmt::Debug for Folios<S> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Folios({} pieces in {} pages)", self.stored().0, self.pages())
+        write!(f, "Folios({} pages)", self.pages())
     }
 }
 
@@ -205,7 +204,7 @@ fn length_of(pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
 impl<S: SpanSource> Folios<S> {
     /// None yet.
     pub fn new(source: S) -> Self {
-        let lists = Lists { source, spans: 0, open: None, roomy: Vec::new(), entries: 0, payload_bytes: 0 };
+        let lists = Lists { source, spans: 0, open: None, roomy: Vec::new() };
         Self {
             spans: Slab::default(),
             lists: Mutex::new(lists),
@@ -239,8 +238,6 @@ impl<S: SpanSource> Folios<S> {
             };
         };
         let span = guard.as_mut().expect("an open span exists");
-        lists.entries += FOLIO_PAGES as u64;
-        lists.payload_bytes += (length - HEAD) as u64;
         // The span's lock keeps others from the folio until it is whole.
         drop(lists);
         let (pages, capacity) = (span.pages(), span.folios.capacity());
@@ -281,18 +278,16 @@ impl<S: SpanSource> Folios<S> {
         self.span(split(folio).0).as_ref().is_some_and(|span| span.frozen)
     }
 
-    /// Frees a piece.
+    /// Frees a piece, and returns the bytes of its payload.
     ///
     /// # Panics
     /// If it is not there: one that is freed twice would be somebody else's the second time.
-    pub fn remove(&self, folio: u32, piece: usize) {
+    pub fn remove(&self, folio: u32, piece: usize) -> usize {
         let (id, number) = split(folio);
         let mut lists = lock(&self.lists);
         let mut guard = self.span(id);
         let span = guard.as_mut().filter(|span| span.holds(number, piece)).expect("a piece is freed once");
         let length = span.find(number, piece).0.len();
-        lists.entries -= 1;
-        lists.payload_bytes -= length as u64;
         span.dead += length;
         span.folios[number].pieces &= !(1 << piece);
         if span.folios[number].pieces == 0 {
@@ -309,7 +304,7 @@ impl<S: SpanSource> Folios<S> {
         } else if !span.frozen && span.dead >= DEAD_MIN && span.dead * DEAD_PART >= span.end {
             span.slide();
         } else {
-            return;
+            return length;
         }
         // Their memory has gone back: now they count no more.
         self.pages.fetch_sub(before - span.pages(), Relaxed);
@@ -317,6 +312,7 @@ impl<S: SpanSource> Folios<S> {
             span.listed = true;
             lists.roomy.push(id);
         }
+        length
     }
 
     /// Pages of memory held.
@@ -364,12 +360,6 @@ impl<S: SpanSource> Folios<S> {
         self.frozen.store(frozen, Relaxed);
     }
 
-    /// Pieces stored, and the bytes of their payload.
-    pub fn stored(&self) -> (u64, u64) {
-        let lists = lock(&self.lists);
-        (lists.entries, lists.payload_bytes)
-    }
-
     #[doc(hidden)]
     pub fn damage(&self, folio: u32, piece: usize) {
         let (id, number) = split(folio);
@@ -412,8 +402,6 @@ mod tests {
                 folios.read(folio, piece, |found| (found.hash[0], found.codec, found.payload.to_vec()));
             prop_assert_eq!(found, Some((piece as u32, Compressor::Lz4, payload.clone())));
         }
-        let bytes: usize = model.values().map(Vec::len).sum();
-        prop_assert_eq!(folios.stored(), (model.len() as u64, bytes as u64));
         Ok(())
     }
 
@@ -447,8 +435,8 @@ mod tests {
                             for (folio, piece) in keys.into_iter().filter(|&(other, each)| {
                                 other == folio && (each == piece || kind % 2 == 0)
                             }) {
-                                folios.remove(folio, piece);
-                                model.remove(&(folio, piece));
+                                let payload = model.remove(&(folio, piece)).unwrap();
+                                prop_assert_eq!(folios.remove(folio, piece), payload.len());
                             }
                         }
                     }
@@ -475,6 +463,7 @@ mod tests {
     fn what_is_dead_is_a_small_part() {
         let folios = Folios::new(Heap(Arc::new(AtomicUsize::new(1000))));
         let mut live: Vec<(u32, usize)> = Vec::new();
+        let mut bytes = 0;
         let mut state = 1u64;
         let mut draw = |limit: usize| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -482,14 +471,15 @@ mod tests {
         };
         let mut worst: f64 = 0.0;
         for round in 0..6000 {
-            let folio = insert(&folios, &payloads(round, 3000)).unwrap();
+            let payloads = payloads(round, 3000);
+            let folio = insert(&folios, &payloads).unwrap();
+            bytes += payloads.iter().map(Vec::len).sum::<usize>();
             live.extend((0..FOLIO_PAGES).map(|piece| (folio, piece)));
             while live.len() > 16_000 {
                 let (folio, piece) = live.swap_remove(draw(live.len()));
-                folios.remove(folio, piece);
+                bytes -= folios.remove(folio, piece);
             }
             if round > 2000 {
-                let bytes = folios.stored().1 as usize;
                 worst = worst.max((folios.pages() * PAGE_SIZE) as f64 / bytes as f64);
             }
         }

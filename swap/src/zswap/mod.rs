@@ -1,109 +1,284 @@
 //! Compressed swap caching (zswap, Jennings 2013): pages on their way out are compressed into a pool in
 //! memory; the device sees only what the pool refuses or gives up.
+//!
+//! ```text
+//! object of a page alone   0      12               14
+//!                         ┌───────┬────────────────┬─────────┐
+//!                         │ hash  │ codec · length │ payload │
+//!                         └───────┴────────────────┴─────────┘
+//! ```
 
 pub mod codec;
 pub mod folios;
 pub mod pool;
+pub mod shrinker;
 
-use crate::config::{COMPRESSED_MAX, Compressor};
+use crate::config::{Allocator, Compressor, Switches};
 use crate::entry::PAGE_SIZE;
 use crate::error::{LoadError, StoreError};
-use crate::hash::{HashKey, PageHash};
+use crate::hash::{HASH_BYTES, HashKey, PageHash, from_bytes, to_bytes};
 use crate::place::{Entry, Handle};
-use codec::Codec;
+use codec::Codecs;
 use folios::{FOLIO_PAGES, Folios, Piece};
-use pool::{Header, Pool, SpanSource};
+use pool::zbud::Zbud;
+use pool::zsmalloc::Zsmalloc;
+use pool::{SpanSource, Zpool};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Memory that one thread needs to compress: kept, so that no page allocates.
+/// Bytes before the payload of a page alone.
+pub const HEADER_BYTES: usize = HASH_BYTES + 2;
+/// Above the length of a payload: its codec.
+const CODEC_SHIFT: u32 = 13;
+const _: () = assert!(PAGE_SIZE < 1 << CODEC_SHIFT);
+/// Pages of a folio that may be stored as they are, so that the others stay together.
+const RAW_MAX: usize = FOLIO_PAGES / 8;
+/// A pool at this part of its limit gives something up.
+const NEARLY_FULL: (usize, usize) = (15, 16);
+/// Below this part it has room.
+const ROOM: (usize, usize) = (7, 8);
+
+/// What one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    codecs: Codecs,
     compressed: Vec<u8>,
 }
 
 impl Scratch {
     /// Room for the compressed forms of `pages` pages.
-    pub fn room(&mut self, pages: usize) -> impl Iterator<Item = &mut [u8]> {
-        let each = Codec::output_max(PAGE_SIZE);
-        if self.compressed.len() < pages * each {
-            self.compressed.resize(pages * each, 0);
+    fn room(&mut self, pages: usize) -> (&mut Codecs, std::slice::ChunksExactMut<'_, u8>) {
+        if self.compressed.len() < pages * PAGE_SIZE {
+            self.compressed.resize(pages * PAGE_SIZE, 0);
         }
-        self.compressed.chunks_exact_mut(each).take(pages)
+        (&mut self.codecs, self.compressed.chunks_exact_mut(PAGE_SIZE))
     }
 }
 
 /// The compressed store.
 #[derive(Debug)]
 pub struct Zswap<S: SpanSource> {
-    pages: Pool<S>,
-    folios: Folios<S>,
+    pages: Box<dyn Zpool>,
+    /// Pages that leave together, if that allocator is for all sizes.
+    folios: Option<Folios<S>>,
+    switches: AtomicU64,
+    /// Pages that the pool may take at most.
+    pages_max: AtomicUsize,
+    /// Whether it has reached that, and not fallen below the threshold since.
+    full: AtomicBool,
+    stored: Stored,
 }
 
-/// Encodes a page for the store, in `room`.
-///
-/// # Errors
-/// It would take nearly as much as the page itself.
-pub fn encode<'a>(
-    page: &'a [u8],
-    hash: PageHash,
-    codec: Compressor,
-    room: &'a mut [u8],
-) -> Result<Piece<'a>, StoreError> {
-    let payload = match codec {
-        Compressor::None => page,
-        Compressor::Lz4 => {
-            let length = Codec::compress(page, room);
-            if length > COMPRESSED_MAX {
-                return Err(StoreError::Incompressible);
-            }
-            &room[..length]
+/// What is in the pool.
+#[derive(Debug, Default)]
+struct Stored {
+    entries: AtomicU64,
+    payload: AtomicU64,
+    raw: AtomicU64,
+}
+
+impl Stored {
+    fn add(&self, lengths: impl Iterator<Item = usize>) {
+        for length in lengths {
+            self.entries.fetch_add(1, Relaxed);
+            self.payload.fetch_add(length as u64, Relaxed);
+            self.raw.fetch_add(u64::from(length == PAGE_SIZE), Relaxed);
         }
-    };
-    Ok(Piece { hash, codec, payload })
+    }
+
+    fn remove(&self, length: usize) {
+        self.entries.fetch_sub(1, Relaxed);
+        self.payload.fetch_sub(length as u64, Relaxed);
+        self.raw.fetch_sub(u64::from(length == PAGE_SIZE), Relaxed);
+    }
 }
 
-impl<S: SpanSource + Clone> Zswap<S> {
-    /// An empty store on memory from `source`.
-    pub fn new(source: S) -> Self {
-        Self { pages: Pool::new(source.clone()), folios: Folios::new(source) }
+fn header(piece: &Piece<'_>) -> [u8; HEADER_BYTES] {
+    let mut header = [0; HEADER_BYTES];
+    header[..HASH_BYTES].copy_from_slice(&to_bytes(piece.hash));
+    let word = piece.payload.len() as u16 | (piece.codec as u16) << CODEC_SHIFT;
+    header[HASH_BYTES..].copy_from_slice(&word.to_ne_bytes());
+    header
+}
+
+fn object(bytes: &[u8]) -> Option<Piece<'_>> {
+    let (header, payload) = bytes.split_at_checked(HEADER_BYTES)?;
+    let word = u16::from_ne_bytes([header[HASH_BYTES], header[HASH_BYTES + 1]]);
+    Some(Piece {
+        hash: from_bytes(header),
+        codec: Compressor::from_bits((word >> CODEC_SHIFT) as u8)?,
+        payload: payload.get(..usize::from(word & ((1 << CODEC_SHIFT) - 1)))?,
+    })
+}
+
+impl<S: SpanSource + Clone + 'static> Zswap<S> {
+    /// An empty store on memory from `source`, that may not take any yet.
+    pub fn new(source: S, allocator: Allocator, switches: Switches) -> Self {
+        let (pages, folios): (Box<dyn Zpool>, _) = match allocator {
+            Allocator::Zsmalloc => (Box::new(Zsmalloc::new(source.clone())), Some(Folios::new(source))),
+            Allocator::Zbud => (Box::new(Zbud::new(source)), None),
+        };
+        Self {
+            pages,
+            folios,
+            switches: AtomicU64::new(switches.to_bits()),
+            pages_max: AtomicUsize::new(0),
+            full: AtomicBool::new(false),
+            stored: Stored::default(),
+        }
     }
 }
 
 impl<S: SpanSource> Zswap<S> {
+    /// The switches.
+    pub fn switches(&self) -> Switches {
+        Switches::from_bits(self.switches.load(Relaxed))
+    }
+
+    /// Changes the switches: what is stored stays readable.
+    pub fn switch(&self, to: Switches) {
+        self.switches.store(to.to_bits(), Relaxed);
+    }
+
+    /// How many pages the pool may take.
+    pub fn pages_max(&self) -> usize {
+        self.pages_max.load(Relaxed)
+    }
+
+    /// Sets how many pages the pool may take.
+    pub fn set_pages_max(&self, pages: usize) {
+        self.pages_max.store(pages, Relaxed);
+    }
+
+    /// Whether pages are stored just now: after the limit has been reached, not before the pool is below the threshold.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn accepts(&self) -> Result<(), StoreError> {
+        let switches = self.switches();
+        if !switches.enabled {
+            return Err(StoreError::Disabled);
+        }
+        let (pages, most) = (self.pool_pages(), self.pages_max());
+        let full = pages >= most || (self.full.load(Relaxed) && pages >= below(most, switches));
+        if full != self.full.load(Relaxed) {
+            self.full.store(full, Relaxed);
+        }
+        if full { Err(StoreError::PoolLimit) } else { Ok(()) }
+    }
+
+    /// Whether the pool may take what it need not take.
+    pub fn has_room(&self) -> bool {
+        self.switches().enabled && self.pool_pages() * ROOM.1 < self.pages_max() * ROOM.0
+    }
+
+    /// Whether the pool is so near its limit that it should give something up; after it was reached, until the pool takes
+    /// pages again.
+    pub fn is_nearly_full(&self) -> bool {
+        let (pages, most) = (self.pool_pages(), self.pages_max());
+        pages * NEARLY_FULL.1 >= most * NEARLY_FULL.0
+            || (self.full.load(Relaxed) && pages >= below(most, self.switches()))
+    }
+
+    /// Compresses a page for the store.
+    ///
+    /// # Errors
+    /// It would take nearly as much as the page itself, or the codec failed.
+    fn encode<'a>(
+        switches: Switches,
+        page: &[u8],
+        hash: PageHash,
+        codecs: &mut Codecs,
+        room: &'a mut [u8],
+    ) -> Result<Piece<'a>, StoreError> {
+        let room = &mut room[..switches.compressed_max()];
+        let length = codecs.encoder(switches.compression).compress(page, room)?;
+        Ok(Piece { hash, codec: switches.compression.compressor, payload: &room[..length] })
+    }
+
     /// Stores a page alone.
     ///
     /// # Errors
-    /// There is no memory.
-    pub fn store(&self, page: &Piece<'_>) -> Result<Handle, StoreError> {
-        let header = Header { hash: page.hash, length: page.payload.len() as u16, codec: page.codec };
-        self.pages.insert(&header, page.payload).map(Handle::page).ok_or(StoreError::NoMemory)
+    /// It does not compress well enough, or there is no room or no memory.
+    pub fn store(&self, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> Result<Handle, StoreError> {
+        self.accepts()?;
+        let (codecs, mut rooms) = scratch.room(1);
+        let room = rooms.next().expect("room for one");
+        self.store_piece(&Self::encode(self.switches(), page, hash, codecs, room)?)
     }
 
-    /// Stores pages that lie one behind the other, and returns the handle of the first; the others' follow.
+    fn store_piece(&self, piece: &Piece<'_>) -> Result<Handle, StoreError> {
+        let number = self.pages.insert([&header(piece), piece.payload]).ok_or(StoreError::NoMemory)?;
+        self.stored.add(std::iter::once(piece.payload.len()));
+        Ok(Handle::page(number))
+    }
+
+    /// Stores sixteen pages that lie one behind the other, `page(0)` and so on, as one entry: the handles follow each other.
+    /// Where that cannot be, those in `alone` are stored alone, and the others are not.
     ///
-    /// # Errors
-    /// There is no memory.
-    pub fn store_folio(&self, pages: &[Piece<'_>; FOLIO_PAGES]) -> Result<Handle, StoreError> {
-        self.folios.insert(pages).map(|folio| Handle::piece(folio, 0)).ok_or(StoreError::NoMemory)
+    /// Some that do not compress may be among them, and are stored as they are: while there is room, for none gives more
+    /// memory when it goes to the device.
+    pub fn store_folio<'a>(
+        &self,
+        page: impl Fn(usize) -> &'a [u8],
+        hashes: &[PageHash; FOLIO_PAGES],
+        alone: u16,
+        scratch: &mut Scratch,
+    ) -> [Result<Handle, StoreError>; FOLIO_PAGES] {
+        if let Err(error) = self.accepts() {
+            return [Err(error); FOLIO_PAGES];
+        }
+        let switches = self.switches();
+        let (codecs, mut rooms) = scratch.room(FOLIO_PAGES);
+        let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
+            let room = rooms.next().expect("room for each");
+            Self::encode(switches, page(nth), hashes[nth], codecs, room)
+        });
+        let poor = encoded.iter().filter(|piece| piece.is_err()).count();
+        if let Some(folios) = &self.folios
+            && (poor == 0 || (poor <= RAW_MAX && self.has_room()))
+        {
+            let pieces: [Piece<'_>; FOLIO_PAGES] = std::array::from_fn(|nth| {
+                let raw = Piece { hash: hashes[nth], codec: Compressor::None, payload: page(nth) };
+                encoded[nth].unwrap_or(raw)
+            });
+            if let Some(folio) = folios.insert(&pieces) {
+                self.stored.add(pieces.iter().map(|piece| piece.payload.len()));
+                return std::array::from_fn(|nth| Ok(Handle::piece(folio, nth)));
+            }
+        }
+        std::array::from_fn(|nth| match alone >> nth & 1 {
+            0 => Err(StoreError::Disabled),
+            _ => encoded[nth].and_then(|piece| self.store_piece(&piece)),
+        })
+    }
+
+    fn folios(&self) -> &Folios<S> {
+        self.folios.as_ref().expect("a handle of a folio is of one that is there")
     }
 
     fn read<T>(&self, handle: Handle, use_it: impl FnOnce(Piece<'_>) -> T) -> Option<T> {
         match handle.entry() {
-            Entry::Piece(folio, piece) => self.folios.read(folio, piece, use_it),
-            Entry::Page(number) => self
-                .pages
-                .read(number, |Header { hash, codec, .. }, payload| use_it(Piece { hash, codec, payload })),
+            Entry::Piece(folio, piece) => self.folios.as_ref()?.read(folio, piece, use_it),
+            Entry::Page(number) => {
+                let (mut use_it, mut found) = (Some(use_it), None);
+                self.pages.read(number, &mut |bytes| {
+                    found = object(bytes).zip(use_it.take()).map(|(piece, use_it)| use_it(piece));
+                });
+                found
+            }
         }
     }
 
     /// Reads a page back and proves it: what comes out is what was stored, or an error.
-    pub fn load(&self, handle: Handle, out: &mut [u8], key: &HashKey) -> Result<PageHash, LoadError> {
+    pub fn load(
+        &self,
+        handle: Handle,
+        out: &mut [u8],
+        key: &HashKey,
+        scratch: &mut Scratch,
+    ) -> Result<PageHash, LoadError> {
         let decode = |Piece { hash, codec, payload }: Piece<'_>| {
-            match codec {
-                Compressor::None if payload.len() == out.len() => out.copy_from_slice(payload),
-                Compressor::None => return Err(LoadError::Decompress),
-                Compressor::Lz4 => Codec::decompress(payload, out)?,
-            }
-            Ok(hash)
+            scratch.codecs.decoder(codec).decompress(payload, out).map(|()| hash)
         };
         let hash = self.read(handle, decode).ok_or(LoadError::Decompress)??;
         if key.hash(out) == hash { Ok(hash) } else { Err(LoadError::Hash) }
@@ -114,61 +289,113 @@ impl<S: SpanSource> Zswap<S> {
         self.read(handle, |piece| piece.hash)
     }
 
+    /// Bytes of an entry's payload.
+    pub fn length(&self, handle: Handle) -> Option<usize> {
+        self.read(handle, |piece| piece.payload.len())
+    }
+
     /// Frees an entry.
     pub fn free(&self, handle: Handle) {
+        let mut length = 0;
         match handle.entry() {
-            Entry::Page(number) => self.pages.remove(number),
-            Entry::Piece(folio, piece) => self.folios.remove(folio, piece),
+            Entry::Page(number) => self.pages.remove(number, &mut |bytes| {
+                length = object(bytes).map_or(0, |piece| piece.payload.len());
+            }),
+            Entry::Piece(folio, piece) => length = self.folios().remove(folio, piece),
         }
+        self.stored.remove(length);
     }
 
     /// Whether an entry is shared with another process by fork: it gives no memory when it goes.
     pub fn is_frozen(&self, handle: Handle) -> bool {
         match handle.entry() {
             Entry::Page(number) => self.pages.is_frozen(number),
-            Entry::Piece(folio, _) => self.folios.is_frozen(folio),
+            Entry::Piece(folio, _) => self.folios().is_frozen(folio),
+        }
+    }
+
+    /// Pages that would become free if entries lay as close as they can.
+    pub fn loose_pages(&self) -> usize {
+        self.pages.loose_pages()
+    }
+
+    /// Chooses what is to be emptied so that they do: see [`Zpool::compact`].
+    pub fn compact(&self) {
+        self.pages.compact();
+    }
+
+    /// Copies an entry that lies where memory is to be emptied to somewhere else, and returns its handle there. Its owner
+    /// then names that one, and lets the old one go by [`Zswap::vacate`].
+    pub fn relocate(&self, handle: Handle) -> Option<Handle> {
+        let Entry::Page(number) = handle.entry() else { return None };
+        if !self.pages.is_leaving(number) {
+            return None;
+        }
+        let mut copy = [0; HEADER_BYTES + PAGE_SIZE];
+        let mut length = 0;
+        self.pages.read(number, &mut |bytes| {
+            length = object(bytes).map_or(0, |piece| HEADER_BYTES + piece.payload.len());
+            copy[..length].copy_from_slice(&bytes[..length]);
+        });
+        // One that is damaged stays: whoever reads it is to be told.
+        (length > 0).then(|| self.pages.insert([&copy[..length], &[]])).flatten().map(Handle::page)
+    }
+
+    /// Frees an entry of which there is a copy.
+    pub fn vacate(&self, handle: Handle) {
+        if let Entry::Page(number) = handle.entry() {
+            self.pages.remove(number, &mut |_| {});
         }
     }
 
     /// Pages of memory that the pool holds.
     pub fn pool_pages(&self) -> usize {
-        self.pages.pages() + self.folios.pages()
+        self.pages.size().pages + self.folios.as_ref().map_or(0, Folios::pages)
     }
 
     /// Bytes of what leads to the entries.
     pub fn bytes(&self) -> usize {
-        self.pages.bytes() + self.folios.bytes()
+        self.pages.size().index_bytes + self.folios.as_ref().map_or(0, Folios::bytes)
     }
 
     /// Pages that the pool holds and shares by fork.
     pub fn frozen_pages(&self) -> usize {
-        self.pages.frozen_pages() + self.folios.frozen_pages()
+        self.pages.size().frozen + self.folios.as_ref().map_or(0, Folios::frozen_pages)
     }
 
-    /// Ends the freeze: see [`Pool::thaw`].
+    /// Ends the freeze: see [`Zpool::thaw`].
     pub fn thaw(&self) {
         self.pages.thaw();
-        self.folios.thaw();
+        self.folios.iter().for_each(Folios::thaw);
     }
 
     /// Freezes the pool before a fork: what it holds stays shared by parent and child.
     pub fn freeze(&self) {
         self.pages.freeze();
-        self.folios.freeze();
+        self.folios.iter().for_each(Folios::freeze);
     }
 
     /// Stored entries, and the bytes of their payload.
     pub fn stored(&self) -> (u64, u64) {
-        let (pages, pieces) = (self.pages.stored(), self.folios.stored());
-        (pages.0 + pieces.0, pages.1 + pieces.1)
+        (self.stored.entries.load(Relaxed), self.stored.payload.load(Relaxed))
+    }
+
+    /// Entries that are stored as they are.
+    pub fn stored_raw(&self) -> u64 {
+        self.stored.raw.load(Relaxed)
     }
 
     /// Flips a bit of a stored entry: for tests of damage.
     #[doc(hidden)]
     pub fn damage(&self, handle: Handle) {
         match handle.entry() {
-            Entry::Page(number) => self.pages.damage(number),
-            Entry::Piece(folio, piece) => self.folios.damage(folio, piece),
+            Entry::Page(number) => self.pages.damage(number, &mut |bytes| bytes[HEADER_BYTES] ^= 0x10),
+            Entry::Piece(folio, piece) => self.folios().damage(folio, piece),
         }
     }
+}
+
+/// The pages from which on a pool that was full stays closed.
+fn below(most: usize, switches: Switches) -> usize {
+    most * usize::from(switches.accept_threshold_percent) / 100
 }

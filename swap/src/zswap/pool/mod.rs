@@ -1,0 +1,260 @@
+//! Allocators of the pool's memory, behind one trait.
+
+mod links;
+pub mod zbud;
+pub mod zsmalloc;
+
+use crate::entry::PAGE_SIZE;
+use std::ops::DerefMut;
+
+/// Where the pool's memory comes from.
+///
+/// A span is owned, and returned to the source when it is dropped. Freeing must not allocate.
+pub trait SpanSource: Send {
+    /// One span's memory.
+    type Span: SpanMemory;
+    /// Takes a span of [`SPAN_BYTES`](crate::config::SPAN_BYTES), of
+    /// [`FOLIO_SPAN_BYTES`](crate::config::FOLIO_SPAN_BYTES) or of a page; `None` when there is no memory.
+    fn take(&self, bytes: usize) -> Option<Self::Span>;
+}
+
+/// A span's memory, which is taken from the system when it is written.
+pub trait SpanMemory: DerefMut<Target = [u8]> + Send {
+    /// Gives back all pages beyond the first `used` bytes: what they held is lost.
+    fn trim(&mut self, used: usize);
+}
+
+/// Memory from the heap, as much as is asked for: for tests and measurements.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Heap;
+
+/// What a span holds that nobody has written, or that was given back.
+const UNWRITTEN: u8 = 0xEE;
+
+impl SpanSource for Heap {
+    type Span = Vec<u8>;
+    fn take(&self, bytes: usize) -> Option<Vec<u8>> {
+        Some(vec![UNWRITTEN; bytes])
+    }
+}
+
+impl SpanMemory for Vec<u8> {
+    fn trim(&mut self, used: usize) {
+        self[used.next_multiple_of(PAGE_SIZE)..].fill(UNWRITTEN);
+    }
+}
+
+/// Keeps objects of up to a page and a little, and hands out handles for them.
+///
+/// Objects never move by themselves: who knows the owners of handles empties what [`Zpool::compact`] has chosen, by
+/// storing anew what lies there.
+///
+/// Frozen memory is shared with another process by fork: read and freed, never written, so that it stays shared.
+pub trait Zpool: Send + Sync + std::fmt::Debug {
+    /// Stores an object, `parts` one behind the other, and returns its handle. `None` if it is too large, or no memory can
+    /// be had.
+    fn insert(&self, parts: [&[u8]; 2]) -> Option<u32>;
+
+    /// Lends an object, and what lies behind it up to the rounding. False if there is none.
+    fn read(&self, handle: u32, lend: &mut dyn FnMut(&[u8])) -> bool;
+
+    /// The same to write to: for tests of damage.
+    #[doc(hidden)]
+    fn damage(&self, handle: u32, lend: &mut dyn FnMut(&mut [u8]));
+
+    /// Frees an object, and lends it for the last time.
+    ///
+    /// # Panics
+    /// If the handle names none: an object freed twice would be somebody else's the second time.
+    fn remove(&self, handle: u32, lend: &mut dyn FnMut(&[u8]));
+
+    /// Whether an object is frozen: it gives no memory when it goes.
+    fn is_frozen(&self, handle: u32) -> bool;
+
+    /// Freezes all memory: before a fork, in the name of both processes. What is stored from now on goes elsewhere.
+    fn freeze(&self);
+
+    /// Makes frozen memory ordinary: nobody shares it any more, or what it costs to write to it is no matter.
+    fn thaw(&self);
+
+    /// What the pool takes.
+    fn size(&self) -> PoolSize;
+
+    /// Pages that would become free if objects lay as close as they can.
+    fn loose_pages(&self) -> usize;
+
+    /// Chooses memory that is to be emptied, as much as [`Zpool::loose_pages`] says, and stores nothing there. What was
+    /// chosen before and not emptied is ordinary again.
+    fn compact(&self);
+
+    /// Whether an object lies in memory that is to be emptied.
+    fn is_leaving(&self, handle: u32) -> bool;
+}
+
+/// What a pool takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolSize {
+    /// Pages of memory held.
+    pub pages: usize,
+    /// Those of them that are frozen.
+    pub frozen: usize,
+    /// Bytes of what leads to the objects.
+    pub index_bytes: usize,
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::zbud::Zbud;
+    use super::zsmalloc::Zsmalloc;
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    /// Spans from the heap, at most `limit`.
+    pub(crate) struct Heap(pub Arc<AtomicUsize>);
+    pub(crate) struct HeapSpan(Vec<u8>, Arc<AtomicUsize>);
+    impl SpanSource for Heap {
+        type Span = HeapSpan;
+        fn take(&self, bytes: usize) -> Option<HeapSpan> {
+            self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
+            Some(HeapSpan(vec![UNWRITTEN; bytes], self.0.clone()))
+        }
+    }
+    impl SpanMemory for HeapSpan {
+        fn trim(&mut self, used: usize) {
+            self.0.trim(used);
+        }
+    }
+    impl Drop for HeapSpan {
+        fn drop(&mut self) {
+            self.1.fetch_add(1, Relaxed);
+        }
+    }
+    impl std::ops::Deref for HeapSpan {
+        type Target = [u8];
+        fn deref(&self) -> &[u8] {
+            &self.0
+        }
+    }
+    impl DerefMut for HeapSpan {
+        fn deref_mut(&mut self) -> &mut [u8] {
+            &mut self.0
+        }
+    }
+
+    fn pool(zbud: bool, source: Heap) -> Box<dyn Zpool> {
+        if zbud { Box::new(Zbud::new(source)) } else { Box::new(Zsmalloc::new(source)) }
+    }
+
+    fn object(length: usize, tag: u16) -> Vec<u8> {
+        (0..length).map(|at| at as u8 ^ tag as u8 ^ (tag >> 8) as u8).collect()
+    }
+
+    fn read(pool: &dyn Zpool, handle: u32, length: usize) -> Option<Vec<u8>> {
+        let mut found = None;
+        pool.read(handle, &mut |bytes| found = bytes.get(..length).map(<[u8]>::to_vec));
+        found
+    }
+
+    /// Empties what compaction chose, as the owner of all handles.
+    fn empty(pool: &dyn Zpool, model: &mut BTreeMap<u32, Vec<u8>>) {
+        pool.compact();
+        let leaving: Vec<u32> = model.keys().copied().filter(|&handle| pool.is_leaving(handle)).collect();
+        for handle in leaving {
+            let Some(moved) = pool.insert([&model[&handle], &[]]) else { continue };
+            let bytes = model.remove(&handle).unwrap();
+            pool.remove(handle, &mut |_| {});
+            assert!(model.insert(moved, bytes).is_none());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn pools_agree_with_a_map(
+            steps in proptest::collection::vec((any::<u8>(), 0usize..4120, any::<u16>()), 1..600),
+            limit in 1usize..40,
+            zbud in any::<bool>(),
+        ) {
+            let left = Arc::new(AtomicUsize::new(limit));
+            let pool = pool(zbud, Heap(left.clone()));
+            let mut model: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+            for (kind, length, tag) in steps {
+                match kind {
+                    0..150 => {
+                        let object = object(length, tag);
+                        let parts = object.split_at(length.min(14));
+                        match pool.insert([parts.0, parts.1]) {
+                            Some(handle) => prop_assert!(model.insert(handle, object).is_none()),
+                            None => prop_assert!(left.load(Relaxed) == 0 || (zbud && length > 4032)),
+                        }
+                    }
+                    150..250 => {
+                        let nth = usize::from(tag) % model.len().max(1);
+                        if let Some(&handle) = model.keys().nth(nth) {
+                            let mut last = Vec::new();
+                            pool.remove(handle, &mut |bytes| last = bytes.to_vec());
+                            prop_assert!(last.starts_with(&model.remove(&handle).unwrap()));
+                            prop_assert_eq!(read(&*pool, handle, 0), None);
+                        }
+                    }
+                    250..254 => empty(&*pool, &mut model),
+                    254 => {
+                        pool.thaw();
+                        prop_assert_eq!(pool.size().frozen, 0);
+                    }
+                    255 => {
+                        pool.freeze();
+                        prop_assert_eq!(pool.size().frozen, pool.size().pages);
+                    }
+                }
+                for (&handle, object) in &model {
+                    let found = read(&*pool, handle, object.len());
+                    prop_assert_eq!(found.as_ref(), Some(object));
+                }
+            }
+            for &handle in model.keys() {
+                pool.remove(handle, &mut |_| {});
+            }
+            prop_assert_eq!((pool.size().pages, pool.size().frozen, pool.loose_pages()), (0, 0, 0));
+            prop_assert_eq!(left.load(Relaxed), limit);
+        }
+    }
+
+    /// Objects that live for as long as chance has it: the pool is emptied of most, and what is left is moved together.
+    #[test]
+    fn compaction_gives_back_all_but_a_span_a_class() {
+        let pool = Zsmalloc::new(super::Heap);
+        let mut model = BTreeMap::new();
+        let mut state = 1u64;
+        let mut draw = |limit: usize| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as usize % limit
+        };
+        for tag in 0..40_000 {
+            let object = object(400 + draw(2000), tag as u16);
+            model.insert(pool.insert([&object, &[]]).unwrap(), object);
+        }
+        let handles: Vec<u32> = model.keys().copied().collect();
+        for handle in handles {
+            if draw(4) > 0 {
+                pool.remove(handle, &mut |_| {});
+                model.remove(&handle);
+            }
+        }
+        let (before, loose) = (pool.size().pages, pool.loose_pages());
+        assert!(loose > before / 2, "{loose} of {before}");
+        empty(&pool, &mut model);
+        // What lay in a span of larger slots, when the pool was small, goes to one of its own class.
+        assert!(
+            pool.size().pages <= before - loose * 9 / 10,
+            "{} of {before}, {loose} loose",
+            pool.size().pages
+        );
+        assert!(pool.loose_pages() < before / 50, "{}", pool.loose_pages());
+        for (&handle, object) in &model {
+            assert_eq!(read(&pool, handle, object.len()).as_ref(), Some(object));
+        }
+    }
+}
