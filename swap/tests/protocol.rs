@@ -79,7 +79,8 @@ impl World {
             Vec::leak((0..BLOCKS.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
         let config = Config::for_cap(1024);
-        let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, 1 << 20, Counters::private());
+        let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, Counters::private());
+        swap.zswap().set_pages_max(1 << 20);
         Arc::new(Self { swap, outside: Mutex::default() })
     }
 
@@ -131,7 +132,7 @@ impl World {
                 Source::Hole | Source::Zero => 0,
                 Source::Frames { slot } => self.outside().frames[&(slot, offset)],
                 Source::Memory => {
-                    self.swap.load(transfer, nth, &mut bytes).expect("it was stored");
+                    self.swap.load(transfer, nth, &mut bytes, &mut Scratch::default()).expect("it was stored");
                     value_of(&bytes)
                 }
                 Source::Device { block } => {
@@ -198,7 +199,7 @@ impl World {
                 }
             } else {
                 for (offset, kept) in begun {
-                    let stored = self.swap.store(&bytes(offset), kept, &mut scratch);
+                    let stored = self.swap.store(&bytes(offset), kept, false, &mut scratch);
                     self.end_store(slot, offset, stored, out.shadow);
                 }
             }
@@ -251,11 +252,12 @@ impl World {
 
     /// Writes what the pool has back to the device.
     fn write_back(&self) {
-        let mut entries = Vec::new();
-        self.swap.coldest(PAGES, Of::All, &mut entries);
+        let (mut entries, mut scratch) = (Vec::new(), Scratch::default());
+        // All are spared once.
+        self.swap.scan(2 * PAGES, PAGES, Of::All, &mut entries);
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE];
-            let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes) else { continue };
+            let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes, &mut scratch) else { continue };
             let block = self.swap.blocks().allocate(1).expect("room on the device").start;
             self.swap.seal(block, hash, &mut bytes);
             self.outside().device.insert(block, bytes);
@@ -299,7 +301,7 @@ impl World {
         for nth in 0..transfer.length {
             let mut bytes = self.outside().device[&(block + nth as u64)].clone();
             self.swap.open(transfer, nth, &mut bytes).expect("it was written");
-            places.push(match self.swap.store(&bytes, None, &mut scratch) {
+            places.push(match self.swap.store(&bytes, None, false, &mut scratch) {
                 Stored::New(place) => Some(place),
                 _ => None,
             });
