@@ -122,17 +122,43 @@ enum Zpool {
     Zbud,
 }
 
+/// What decides which memory leaves.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Policy {
+pub enum Policy {
+    /// What came back goes round once more
     SecondChance,
+    /// What came first leaves first
     Fifo,
 }
 
+impl From<Policy> for Reclaim {
+    fn from(policy: Policy) -> Self {
+        match policy {
+            Policy::SecondChance => Self::SecondChance,
+            Policy::Fifo => Self::Fifo,
+        }
+    }
+}
+
+/// Which neighbours of a page come in with it.
 #[derive(clap::ValueEnum, Clone, Copy, Debug)]
-enum Neighbours {
+pub enum Neighbours {
+    /// As scans show
     Object,
+    /// The aligned block around it
     Cluster,
+    /// None from the device
     None,
+}
+
+impl From<Neighbours> for Readahead {
+    fn from(neighbours: Neighbours) -> Self {
+        match neighbours {
+            Neighbours::Object => Self::Object,
+            Neighbours::Cluster => Self::Cluster,
+            Neighbours::None => Self::None,
+        }
+    }
 }
 
 impl RunArgs {
@@ -182,15 +208,8 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
             Zpool::Zsmalloc => Allocator::Zsmalloc,
             Zpool::Zbud => Allocator::Zbud,
         } as u64,
-        reclaim: match args.reclaim {
-            Policy::SecondChance => Reclaim::SecondChance,
-            Policy::Fifo => Reclaim::Fifo,
-        } as u64,
-        readahead: match args.readahead {
-            Neighbours::Object => Readahead::Object,
-            Neighbours::Cluster => Readahead::Cluster,
-            Neighbours::None => Readahead::None,
-        } as u64,
+        reclaim: Reclaim::from(args.reclaim) as u64,
+        readahead: Readahead::from(args.readahead) as u64,
         page_cluster: args.page_cluster.into(),
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
         launcher: Identity::own(),

@@ -9,6 +9,7 @@ mod launch;
 mod limits;
 #[allow(unsafe_code, reason = "the only file that may")]
 mod os;
+mod replay;
 mod report;
 mod sampler;
 mod set;
@@ -40,6 +41,7 @@ enum Verb {
     Set(set::SetArgs),
     Swapoff(swapoff::SwapoffArgs),
     Swapon(swapoff::SwaponArgs),
+    Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
 }
 
@@ -58,6 +60,7 @@ fn main() -> ExitCode {
         Verb::Set(args) => set::set(args),
         Verb::Swapoff(args) => swapoff::swapoff(args),
         Verb::Swapon(args) => swapoff::swapon(args),
+        Verb::Replay(args) => replay::replay(args),
         Verb::Doctor(args) => doctor::doctor(args),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {

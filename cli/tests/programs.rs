@@ -850,3 +850,75 @@ fn stat_shows_a_live_run_that_swaps() {
     assert!(table.contains(&format!("run {pid}")) && table.contains("cap 48 MiB"), "{table}");
     run.end().succeeds();
 }
+
+#[test]
+fn the_pool_works_otherwise_while_a_run_goes_on() {
+    let _turn = turn();
+    let command = [&*program("hammer"), "--mib", "96", "--seconds", "4"];
+    let run = start(pagetide("48M", "", &["--zpool", "zbud"], &command));
+    let pid = run.child.id().to_string();
+    let set = |settings: &[&str]| {
+        let output = Command::new(PAGETIDE).args(["set", "--pid", &pid]).args(settings).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    run.until("the run can be told something", || set(&[]).0 == Some(0));
+    for compressor in ["zstd:-5", "none", "zstd", "lz4"] {
+        for enabled in ["off", "on"] {
+            let settings = [&*format!("compressor={compressor}"), &format!("enabled={enabled}")];
+            let more = ["shrinker=decay", "accept_threshold_percent=50", "max_pool_percent=60"];
+            assert_eq!(set(&[&settings[..], &more].concat()), (Some(0), String::new(), String::new()));
+            let shown = set(&[]).1;
+            let compressor = if compressor == "zstd" { "zstd:1" } else { compressor };
+            assert!(shown.contains(&format!("compressor={compressor}\n")), "{shown}");
+            assert!(shown.contains(&format!("enabled={enabled}\n")), "{shown}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    // All of a call or nothing.
+    let (code, _, said) = set(&["shrinker=none", "zpool=zsmalloc"]);
+    assert!(code == Some(2) && said.contains("zpool: cannot be set"), "{said}");
+    assert!(set(&[]).1.contains("shrinker=decay\n"));
+    run.end().succeeds();
+}
+
+#[test]
+fn what_happened_is_written_down_and_replayed() {
+    let _turn = turn();
+    let trace = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{}", std::process::id()));
+    let path = trace.to_str().unwrap();
+    // A family: each process is in the trace.
+    let command = [&*program("forks"), "--mib", "40"];
+    start(pagetide("48M", "", &["--swap-size", "1G", "--trace", path], &command)).end().succeeds();
+    let replay = |options: &[&str]| -> serde_json::Value {
+        let output = Command::new(PAGETIDE).args(["replay", path, "--json"]).args(options).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let same = replay(&[]);
+    assert_eq!(same["memory_bytes"], 48 << 20);
+    let get = |outcome: &serde_json::Value, name: &str| outcome[name].as_u64().unwrap();
+    assert!(get(&same, "footprint_bytes") > 40 << 20 && get(&same, "swapins") > 0, "{same}");
+    let counted = |name: &str| same["counters"][name].as_u64().unwrap();
+    let found = get(&same, "resident_hits") + counted("pgmajfault") + counted("pgminfault");
+    assert_eq!(get(&same, "accesses"), found, "each access is a hit or a fault");
+    // With room for all nothing leaves.
+    let roomy = replay(&["--memory", "400%", "--shrinker", "decay", "--no-disk"]);
+    assert_eq!((get(&roomy, "swapins"), get(&roomy, "overcommitted_bytes")), (0, 0));
+    let plot = trace.with_extension("svg");
+    replay(&["--plot", plot.to_str().unwrap()]);
+    let drawn = fs::read_to_string(&plot).unwrap();
+    assert!(drawn.starts_with("<svg") && drawn.contains("Belady"));
+    // What cannot be read or written is said.
+    fs::write(&trace, "1\n2 w\nthree\n").unwrap();
+    let output = Command::new(PAGETIDE).args(["replay", path]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && said.contains("line 3"), "{said}");
+    let output = pagetide("32M", "", &["--trace", "/dev/full"], &["true"]).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(125) && said.contains("--trace: /dev/full"), "{said}");
+    [trace, plot].iter().for_each(|path| fs::remove_file(path).unwrap());
+}

@@ -945,18 +945,55 @@ impl<S: SpanSource> Swap<S> {
         let alone = (0..FOLIO_PAGES).map(|nth| u16::from(hashes[nth].is_some()) << nth).sum();
         let hashes = std::array::from_fn(|nth| hashes[nth].unwrap_or_else(|| self.keys.hash.hash(page(nth))));
         let stored = self.zswap.store_folio(page, &hashes, alone, scratch);
-        if stored.iter().all(Result::is_ok) {
-            self.counters.add(Counter::zswpout, FOLIO_PAGES as u64);
-            self.note_stored(FOLIO_PAGES);
-            return stored.map(|handle| Stored::New(Place::Pool(handle.expect("all are"))));
-        }
-        std::array::from_fn(|nth| self.put(ways[nth], |_| self.count_refusal(stored[nth])))
+        self.put_folio(&ways, |nth| stored[nth])
     }
 
     fn note_stored(&self, pages: usize) {
         if self.zswap.switches().shrinker == Shrinker::Decay {
             (0..pages).for_each(|_| self.decay.note_store(self.zswap.stored().0));
         }
+    }
+
+    /// As [`Swap::store`] and [`Swap::store_folio`], for pages that only a trace knows: all or one of them. `sizes` are
+    /// those of their compressed forms, 0 for a repeated word; `hashes` tell their contents apart.
+    pub fn store_sized<const PAGES: usize>(
+        &self,
+        sizes: &[usize; PAGES],
+        hashes: &[PageHash; PAGES],
+        kept: &[Option<Place>; PAGES],
+    ) -> [Stored; PAGES] {
+        let ways: [Way; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
+            0 => Way::Same(Place::ZERO),
+            _ => self.way_of(hashes[nth], kept[nth]),
+        });
+        let is = |which: fn(&Way) -> bool| ways.iter().filter(|way| which(way)).count();
+        let (same, clean) = (is(|way| matches!(way, Way::Same(_))), is(|way| matches!(way, Way::Clean(_))));
+        if let (Ok(sizes), Ok(hashes)) =
+            (<&[usize; FOLIO_PAGES]>::try_from(&sizes[..]), <&[PageHash; FOLIO_PAGES]>::try_from(&hashes[..]))
+            && same <= FOLIO_PAGES / 2
+            && clean == 0
+        {
+            let alone = (0..PAGES).map(|nth| u16::from(!matches!(ways[nth], Way::Same(_))) << nth).sum();
+            let stored = self.zswap.store_folio_sized(sizes, hashes, alone);
+            return self.put_folio(&ways, |nth| stored[nth]);
+        }
+        std::array::from_fn(|nth| {
+            self.put(ways[nth], |hash| self.count_refusal(self.zswap.store_sized(sizes[nth], hash)))
+        })
+    }
+
+    /// Counts what became of pages that were to be stored together.
+    fn put_folio<const PAGES: usize>(
+        &self,
+        ways: &[Way; PAGES],
+        stored: impl Fn(usize) -> Result<Handle, StoreError>,
+    ) -> [Stored; PAGES] {
+        if (0..PAGES).all(|nth| stored(nth).is_ok()) {
+            self.counters.add(Counter::zswpout, PAGES as u64);
+            self.note_stored(PAGES);
+            return std::array::from_fn(|nth| Stored::New(Place::Pool(stored(nth).expect("all are"))));
+        }
+        std::array::from_fn(|nth| self.put(ways[nth], |_| self.count_refusal(stored(nth))))
     }
 
     /// Counts a page that went to the pool, or why it did not.
@@ -980,7 +1017,10 @@ impl<S: SpanSource> Swap<S> {
         if let Some(place) = Place::same_filled(bytes) {
             return Way::Same(place);
         }
-        let hash = self.keys.hash.hash(bytes);
+        self.way_of(self.keys.hash.hash(bytes), kept)
+    }
+
+    fn way_of(&self, hash: PageHash, kept: Option<Place>) -> Way {
         match kept.filter(|&place| self.hash_at(place) == Some(hash)) {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
             Some(place @ Place::Device(_)) if self.zswap.has_room() && self.may_be_nearer() => {
@@ -1307,21 +1347,25 @@ impl<S: SpanSource> Swap<S> {
         out: &mut [u8],
         scratch: &mut Scratch,
     ) -> Option<PageHash> {
-        {
-            let mut cluster = self.table.lock(owner.cluster())?;
-            let word = cluster.get(owner.offset());
-            if word.state() != State::Swapped
-                || word.is_locked()
-                || word.is_writeback()
-                || word.place() != Some(Place::Pool(handle))
-            {
-                return None;
-            }
-            self.set(&mut cluster, owner.offset(), word.with_writeback(true));
-        }
-        // The entry may be freed now, and the handle be another page's: then the flag is gone, or the
+        // The entry may be freed once that is done, and the handle be another page's: then the flag is gone, or the
         // hashes differ, and the end of the writeback drops what was written.
+        self.claim_writeback(owner, handle)?;
         self.zswap.load(handle, out, &self.keys.hash, scratch).ok()
+    }
+
+    /// Says in the page's word that its entry is being written back, if it has it still. Returns the hash.
+    pub fn claim_writeback(&self, owner: PageIndex, handle: Handle) -> Option<PageHash> {
+        let mut cluster = self.table.lock(owner.cluster())?;
+        let word = cluster.get(owner.offset());
+        if word.state() != State::Swapped
+            || word.is_locked()
+            || word.is_writeback()
+            || word.place() != Some(Place::Pool(handle))
+        {
+            return None;
+        }
+        self.set(&mut cluster, owner.offset(), word.with_writeback(true));
+        self.zswap.hash(handle)
     }
 
     /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the

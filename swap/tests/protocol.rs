@@ -132,7 +132,9 @@ impl World {
                 Source::Hole | Source::Zero => 0,
                 Source::Frames { slot } => self.outside().frames[&(slot, offset)],
                 Source::Memory => {
-                    self.swap.load(transfer, nth, &mut bytes, &mut Scratch::default()).expect("it was stored");
+                    self.swap
+                        .load(transfer, nth, &mut bytes, &mut Scratch::default())
+                        .expect("it was stored");
                     value_of(&bytes)
                 }
                 Source::Device { block } => {
@@ -257,7 +259,9 @@ impl World {
         self.swap.scan(2 * PAGES, PAGES, Of::All, &mut entries);
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE];
-            let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes, &mut scratch) else { continue };
+            let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes, &mut scratch) else {
+                continue;
+            };
             let block = self.swap.blocks().allocate(1).expect("room on the device").start;
             self.swap.seal(block, hash, &mut bytes);
             self.outside().device.insert(block, bytes);

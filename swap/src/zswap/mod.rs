@@ -37,6 +37,9 @@ const NEARLY_FULL: (usize, usize) = (15, 16);
 /// Below this part it has room.
 const ROOM: (usize, usize) = (7, 8);
 
+/// Stands for the payload of pages that only a trace knows.
+static NOTHING: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
+
 /// What one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -233,14 +236,26 @@ impl<S: SpanSource> Zswap<S> {
             let room = rooms.next().expect("room for each");
             Self::encode(switches, page(nth), hashes[nth], codecs, room)
         });
+        self.insert_folio(
+            &encoded,
+            |nth| Piece { hash: hashes[nth], codec: Compressor::None, payload: page(nth) },
+            alone,
+        )
+    }
+
+    /// Stores sixteen pieces as one entry, of which few are not encoded, or those in `alone` each by itself.
+    fn insert_folio<'a>(
+        &self,
+        encoded: &[Result<Piece<'a>, StoreError>; FOLIO_PAGES],
+        raw: impl Fn(usize) -> Piece<'a>,
+        alone: u16,
+    ) -> [Result<Handle, StoreError>; FOLIO_PAGES] {
         let poor = encoded.iter().filter(|piece| piece.is_err()).count();
         if let Some(folios) = &self.folios
             && (poor == 0 || (poor <= RAW_MAX && self.has_room()))
         {
-            let pieces: [Piece<'_>; FOLIO_PAGES] = std::array::from_fn(|nth| {
-                let raw = Piece { hash: hashes[nth], codec: Compressor::None, payload: page(nth) };
-                encoded[nth].unwrap_or(raw)
-            });
+            let pieces: [Piece<'_>; FOLIO_PAGES] =
+                std::array::from_fn(|nth| encoded[nth].unwrap_or_else(|_| raw(nth)));
             if let Some(folio) = folios.insert(&pieces) {
                 self.stored.add(pieces.iter().map(|piece| piece.payload.len()));
                 return std::array::from_fn(|nth| Ok(Handle::piece(folio, nth)));
@@ -250,6 +265,38 @@ impl<S: SpanSource> Zswap<S> {
             0 => Err(StoreError::Disabled),
             _ => encoded[nth].and_then(|piece| self.store_piece(&piece)),
         })
+    }
+
+    /// Stores what stands for a page whose compressed form has this size: of pages that only a trace knows.
+    ///
+    /// # Errors
+    /// As [`Zswap::store`].
+    pub fn store_sized(&self, size: usize, hash: PageHash) -> Result<Handle, StoreError> {
+        self.accepts()?;
+        self.store_piece(&self.sized(size, hash)?)
+    }
+
+    /// The same for pages that leave together: see [`Zswap::store_folio`].
+    pub fn store_folio_sized(
+        &self,
+        sizes: &[usize; FOLIO_PAGES],
+        hashes: &[PageHash; FOLIO_PAGES],
+        alone: u16,
+    ) -> [Result<Handle, StoreError>; FOLIO_PAGES] {
+        if let Err(error) = self.accepts() {
+            return [Err(error); FOLIO_PAGES];
+        }
+        let encoded = std::array::from_fn(|nth| self.sized(sizes[nth], hashes[nth]));
+        self.insert_folio(
+            &encoded,
+            |nth| Piece { hash: hashes[nth], codec: Compressor::None, payload: &NOTHING },
+            alone,
+        )
+    }
+
+    fn sized(&self, size: usize, hash: PageHash) -> Result<Piece<'static>, StoreError> {
+        let payload = NOTHING.get(..size).filter(|_| size <= self.switches().compressed_max());
+        Ok(Piece { hash, codec: Compressor::None, payload: payload.ok_or(StoreError::Incompressible)? })
     }
 
     fn folios(&self) -> &Folios<S> {

@@ -1,0 +1,228 @@
+//! `pagetide replay`: what the swap subsystem would do with a trace, in other memory or by other rules.
+
+mod belady;
+mod events;
+mod machine;
+mod plot;
+
+use crate::failure::Failure;
+use crate::launch::{Neighbours, Policy};
+use crate::set::{POOL_PERCENT, parse_shrinker};
+use crate::size::{Size, parse_size, show_bytes, show_count};
+use events::Steps;
+use machine::{Outcome, Setting, replay as run};
+use pagetide_swap::config::PAGE_CLUSTER_MAX;
+use pagetide_swap::zswap::shrinker::Shrinker;
+use pagetide_swap::{Config, Counter, PAGE_SIZE, Switches};
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// The trace cannot be read.
+const NO_TRACE: u8 = 1;
+/// Pages of the least memory.
+const MEMORY_MIN: u64 = 256;
+/// Points of the plot.
+const POINTS: u64 = 12;
+
+/// Replay a trace: what would have happened in other memory, or by other rules
+#[derive(clap::Args, Debug)]
+#[command(after_help = "\
+FILE is a trace of `pagetide run --trace`, or a text with a line `PAGE [r|w]` for each access. No program's memory is \
+touched: the swap subsystem is the real one, what it would have waited for is added up. A trace of a run tells what \
+the engine saw: pages that were in memory then were asked for without its knowledge. So record with less memory than \
+you replay with.")]
+pub struct ReplayArgs {
+    /// The trace
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+    /// The memory; a percentage is of the pages that are asked for [default: as recorded, or 50%]
+    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
+    memory: Option<Size>,
+    /// What of the pool is written back under pressure: second-chance, decay or none
+    #[arg(long, value_name = "SCHEME", default_value = "second-chance", value_parser = parse_shrinker)]
+    shrinker: Shrinker,
+    /// What decides which memory leaves
+    #[arg(long, value_name = "POLICY", default_value = "second-chance")]
+    reclaim: Policy,
+    /// The share of the memory that compressed pages may take
+    #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u64).range(POOL_PERCENT))]
+    max_pool_percent: u64,
+    /// The share does not follow what misses cost: the shrinker alone makes the pool smaller
+    #[arg(long)]
+    fixed_share: bool,
+    /// Which neighbours of a page come in with it
+    #[arg(long, value_name = "RULE", default_value = "object")]
+    readahead: Neighbours,
+    /// log2 of the pages that are read from the device at once, at most
+    #[arg(long, value_name = "N", default_value_t = PAGE_CLUSTER_MAX, value_parser = clap::value_parser!(u32).range(0..=PAGE_CLUSTER_MAX as i64))]
+    page_cluster: u32,
+    /// There is no device
+    #[arg(long)]
+    no_disk: bool,
+    /// Microseconds that a read from the device takes
+    #[arg(long, value_name = "US", default_value_t = 100.0, value_parser = parse_micros)]
+    device_us: f64,
+    /// Microseconds for each further page of a read
+    #[arg(long, value_name = "US", default_value_t = 4.0, value_parser = parse_micros)]
+    device_page_us: f64,
+    /// Bytes that a page compresses to of which the trace says nothing
+    #[arg(long, value_name = "N", default_value_t = 1365, value_parser = clap::value_parser!(u16).range(0..=PAGE_SIZE as i64))]
+    page_bytes: u16,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Draw misses against memory, with the fewest that are possible, to FILE as SVG
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+fn parse_micros(text: &str) -> Result<f64, String> {
+    let found = text.parse().ok().filter(|micros: &f64| micros.is_finite() && *micros > 0.0);
+    found.ok_or_else(|| format!("`{text}` is not a time in microseconds"))
+}
+
+/// Replays a trace and prints what came of it. Returns the exit status.
+pub fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
+    let fail = |message: String| Failure::new(NO_TRACE, format!("{}: {message}", args.file.display()));
+    let bytes = std::fs::read(&args.file).map_err(|error| fail(error.to_string()))?;
+    let mut steps = Steps::read(&bytes).map_err(fail)?;
+    drop(bytes);
+    if let Some(damage) = &steps.damage {
+        let count = show_count(steps.steps.len() as u64);
+        pagetide_sys::task::say(&format!("{}: {damage}; going on with {count} events", args.file.display()));
+    }
+    if steps.footprint == 0 {
+        return Err(fail("no page is asked for in it".to_owned()));
+    }
+    steps.assume_bytes(args.page_bytes);
+    let setting = args.setting(&steps).map_err(|message| Failure::new(NO_TRACE, message))?;
+    let start = Instant::now();
+    let outcome = run(&steps, setting);
+    let took = start.elapsed();
+    if args.json {
+        println!("{:#}", to_json(&steps, setting, &outcome, took));
+    } else {
+        print!("{}", table(&steps, setting, &outcome, took));
+    }
+    if let Some(path) = &args.plot {
+        draw(path, args, &steps, setting).map_err(|message| Failure::new(NO_TRACE, message))?;
+    }
+    Ok(0)
+}
+
+impl ReplayArgs {
+    fn setting(&self, steps: &Steps) -> Result<Setting, String> {
+        let footprint = steps.footprint as u64 * PAGE;
+        let bytes = match (self.memory, steps.recorded_cap) {
+            (Some(size), _) => size.bytes(footprint),
+            (None, Some(cap)) => cap,
+            (None, None) => footprint / 2,
+        };
+        let memory = bytes / PAGE;
+        if memory < MEMORY_MIN {
+            let (given, least) = (show_bytes(bytes), show_bytes(MEMORY_MIN * PAGE));
+            return Err(format!("the memory is {given}; it takes {least} at least (--memory)"));
+        }
+        let config = Config {
+            switches: Switches { shrinker: self.shrinker, ..Switches::default() },
+            reclaim: self.reclaim.into(),
+            readahead: self.readahead.into(),
+            page_cluster: self.page_cluster,
+            ..Config::for_cap(memory)
+        };
+        Ok(Setting {
+            memory,
+            config,
+            pool_max: self.max_pool_percent as f64 / 100.0,
+            balances: !self.fixed_share,
+            device_ns: if self.no_disk { 0.0 } else { self.device_us * 1e3 },
+            device_page_ns: self.device_page_us * 1e3,
+        })
+    }
+}
+
+fn to_json(steps: &Steps, setting: Setting, outcome: &Outcome, took: Duration) -> Value {
+    let counters: serde_json::Map<_, _> =
+        outcome.counters.iter().map(|&(name, count)| (name.to_owned(), count.into())).collect();
+    json!({
+        "events": steps.steps.len(),
+        "events_per_second": steps.steps.len() as f64 / took.as_secs_f64(),
+        "memory_bytes": setting.memory * PAGE,
+        "footprint_bytes": steps.footprint as u64 * PAGE,
+        "recorded_cap_bytes": steps.recorded_cap,
+        "accesses": outcome.accesses,
+        "resident_hits": outcome.resident,
+        "swapins": outcome.swapins(),
+        "device_reads": outcome.device_reads,
+        "counters": counters,
+        "compression_ratio": outcome.ratio,
+        "pool_peak_bytes": outcome.pool_peak as u64 * PAGE,
+        "stalled_s": outcome.stalled_ns / 1e9,
+        "overcommitted_bytes": outcome.overcommitted * PAGE,
+    })
+}
+
+fn table(steps: &Steps, setting: Setting, outcome: &Outcome, took: Duration) -> String {
+    let mut out = String::new();
+    let events = steps.steps.len();
+    let rate = show_count((events as f64 / took.as_secs_f64()) as u64);
+    let _ = writeln!(
+        out,
+        "{} events in {:.2} s ({rate}/s); {} asked for, in {}\n",
+        show_count(events as u64),
+        took.as_secs_f64(),
+        show_bytes(steps.footprint as u64 * PAGE),
+        show_bytes(setting.memory * PAGE),
+    );
+    let get = |counter| outcome.get(counter);
+    for (name, count) in [
+        ("accesses", outcome.accesses),
+        ("  in memory", outcome.resident),
+        ("  new", get(Counter::pgalloc)),
+        ("  on probation", get(Counter::swap_cache_hit)),
+        ("swapins", outcome.swapins()),
+        ("  repeated words", get(Counter::swpin_zero)),
+        ("  from the pool", get(Counter::zswpin)),
+        ("  from the device", get(Counter::pswpin)),
+        ("  reads for that", outcome.device_reads),
+        ("stored in the pool", get(Counter::zswpout)),
+        ("unchanged", get(Counter::swap_reuse)),
+        ("written back", get(Counter::zswpwb)),
+        ("written in all", get(Counter::pswpout)),
+    ] {
+        let _ = writeln!(out, "{name:<20}{count:>14}");
+    }
+    let ratio = outcome.ratio.map_or_else(|| "–".to_owned(), |ratio| format!("{ratio:.2}"));
+    let _ = writeln!(out, "{:<20}{ratio:>14}", "compression ratio");
+    let _ = writeln!(out, "{:<20}{:>14}", "pool at most", show_bytes(outcome.pool_peak as u64 * PAGE));
+    let _ = writeln!(out, "{:<20}{:>12.3} s", "estimated stall", outcome.stalled_ns / 1e9);
+    if outcome.overcommitted > 0 {
+        let short = show_bytes(outcome.overcommitted * PAGE);
+        let _ = writeln!(out, "\nthere was no room: up to {short} more than the memory were in use");
+    }
+    out
+}
+
+/// Replays in more and less memory and draws what comes of it.
+fn draw(path: &Path, args: &ReplayArgs, steps: &Steps, setting: Setting) -> Result<(), String> {
+    let mut lines = ["swapins", "from the device", "optimal (Belady), without compression"]
+        .map(|name| plot::Line { name, points: Vec::new() });
+    for nth in 1..=POINTS {
+        let memory = steps.footprint as u64 * nth / POINTS;
+        if memory < MEMORY_MIN {
+            continue;
+        }
+        let config = Config { cap_pages: memory, ..setting.config };
+        let outcome = run(steps, Setting { memory, config, ..setting });
+        let fewest = belady::misses(steps, memory as usize);
+        for (line, misses) in lines.iter_mut().zip([outcome.swapins(), outcome.get(Counter::pswpin), fewest])
+        {
+            line.points.push(((memory * PAGE) as f64 / f64::from(1 << 20), misses as f64));
+        }
+    }
+    let name = args.file.file_name().unwrap_or_default().to_string_lossy();
+    plot::draw(path, &format!("misses of {name}"), &lines)
+}
