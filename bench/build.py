@@ -1,0 +1,198 @@
+#!/usr/bin/env python3
+"""A C project built by many compilers at once, under one cap, with a slow disk for swap.
+
+After the experiment with which zswap was proposed (2013): the kernel built with make -jN in 512 MB on a disk of 58 MB/s.
+Here parts of Linux 6.1 (tinyconfig; --targets), with the number of jobs and the cap of --load. The disk is throttled to
+--bandwidth, reads and writes each, by the blkio controller (version 1) of the cgroup that all of an arm runs in: its
+swap, and the sources and objects that it reads and writes.
+
+  no pool       pagetide run --no-pool
+  pool          pagetide run
+  kernel        a swap file, zswap off
+  kernel zswap  a swap file, zswap with LZ4, zsmalloc and up to half of the limit, its shrinker on
+  --shrinkers   pagetide run with each shrinker in place of the two arms of the kernel
+
+Each arm builds anew. Reads and writes of the device are swapped pages; hits of the pool stand apart.
+"""
+
+import argparse
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import cap
+import lib
+from lib import MIB
+from readahead import SwapFile
+
+BLKIO = Path("/sys/fs/cgroup/blkio")
+SHRINKERS = ("second-chance", "decay", "none")
+ZSWAP = {"enabled": "Y", "compressor": "lz4", "zpool": "zsmalloc", "max_pool_percent": "50", "shrinker_enabled": "Y"}
+
+
+class Throttle(lib.Resource):
+    """A blkio cgroup in which the disk behind a directory gives and takes so many bytes a second."""
+
+    def __init__(self, directory, bytes_per_second):
+        self.path = BLKIO / "pagetide-bench-build"
+        device = Path(directory).stat().st_dev
+        self.limit = f"{device >> 8 & 0xFFF}:{device & 0xFF} {bytes_per_second}"
+
+    def open(self):
+        if not BLKIO.exists():
+            raise lib.BenchError("there is no blkio controller of cgroup version 1 here")
+        self.path.mkdir()
+        for way in ("read", "write"):
+            (self.path / f"blkio.throttle.{way}_bps_device").write_text(self.limit)
+
+    def close(self):
+        self.path.rmdir()
+
+    def command(self, words):
+        """The same command, which puts itself into the cgroup first."""
+        return ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *words]
+
+
+def make(options, jobs):
+    build = f'make -s -C {cap.linux_source()} O="$PWD/build"'
+    subprocess.run(["sh", "-c", f"rm -rf build && {build} tinyconfig && {build} prepare"], cwd=lib.DATA, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return ["sh", "-c", f"{build} -j{jobs} {options.targets} 2>&1 && find build -name '*.o' | wc -l"]
+
+
+def pages(counters, *names):
+    return sum(counters[name] for name in names)
+
+
+def result(run, reads, writes, hits):
+    run.require_success()
+    return {"seconds": run.wall_seconds, "cpu": run.cpu_seconds, "reads": reads, "writes": writes, "hits": hits}
+
+
+def native(options, jobs):
+    return lib.run_native(make(options, jobs), cwd=lib.DATA).require_success().wall_seconds
+
+
+def ours(options, jobs, memory, *run_options):
+    command = make(options, jobs)
+    with tempfile.NamedTemporaryFile(suffix=".json") as file, Throttle(options.swap_dir, options.bandwidth) as throttle:
+        more = ["--swap-dir", options.swap_dir, "--swap-size", "8G", "--stats", file.name, *run_options, *options.run_options]
+        run = lib.run_pagetide(memory, throttle.command(command), options.pagetide, [str(word) for word in more], cwd=lib.DATA, timeout_seconds=options.timeout)
+        counters = json.loads(Path(file.name).read_text())["counters"]
+    return result(run, counters["pswpin"], counters["pswpout"], counters["zswpin"])
+
+
+def kernel(options, jobs, memory, zswap):
+    command = make(options, jobs)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(lib.Setting(lib.PAGE_CLUSTER, 3))
+        if lib.ZSWAP.exists():
+            wanted = ZSWAP if zswap else {"enabled": "N"}
+            for name, value in wanted.items():
+                if (lib.ZSWAP / name).exists():
+                    stack.enter_context(lib.Setting(lib.ZSWAP / name, value))
+        stack.enter_context(SwapFile(options.swap_dir, 8 << 30))
+        throttle = stack.enter_context(Throttle(options.swap_dir, options.bandwidth))
+        cgroup = stack.enter_context(lib.Cgroup(memory, lib.Swap.ALLOWED))
+        before = lib.read_fields("/proc/vmstat")
+        run = lib.run_in(cgroup, throttle.command(command), cwd=lib.DATA, timeout_seconds=options.timeout)
+        after = lib.read_fields("/proc/vmstat")
+    more = {name: after.get(name, 0) - before.get(name, 0) for name in ("pswpin", "pswpout", "zswpin")}
+    return result(run, more["pswpin"], more["pswpout"], more["zswpin"])
+
+
+def arms(options, jobs, memory):
+    if options.shrinkers:
+        return {name: lambda name=name: ours(options, jobs, memory, "--shrinker", name) for name in SHRINKERS}
+    found = {
+        "no pool": lambda: ours(options, jobs, memory, "--no-pool"),
+        "pool": lambda: ours(options, jobs, memory),
+    }
+    if not options.skip_kernel:
+        found["kernel"] = lambda: kernel(options, jobs, memory, zswap=False)
+        if lib.ZSWAP.exists():
+            found["kernel zswap"] = lambda: kernel(options, jobs, memory, zswap=True)
+    return found
+
+
+def measure(options, jobs, memory):
+    found = {"jobs": jobs, "memory": memory, "native": native(options, jobs), "arms": {}}
+    lib.progress(f"-j{jobs} in {memory // MIB} MiB: native {found['native']:.1f} s")
+    choices = arms(options, jobs, memory)
+    for number in range(options.pairs):
+        for name, run in choices.items():
+            one = run()
+            found["arms"].setdefault(name, []).append(one)
+            io = (one["reads"] + one["writes"]) / 256
+            lib.progress(f"  round {number + 1}: {name}: {one['seconds']:.1f} s, CPU {one['cpu']:.1f} s, I/O {io:.0f} MiB, pool hits {one['hits']}")
+    return found
+
+
+def rows(found):
+    middle = lambda runs, key: statistics.median(run[key] for run in runs)  # noqa: E731
+    for name, runs in found["arms"].items():
+        seconds = middle(runs, "seconds")
+        yield (
+            f"-j{found['jobs']}, {found['memory'] // MIB} MiB",
+            name,
+            lib.show_quartiles([run["seconds"] for run in runs], 1),
+            f"{seconds / found['native']:.2f}",
+            f"{middle(runs, 'cpu'):.0f}",
+            f"{middle(runs, 'reads') / 256:.0f}",
+            f"{middle(runs, 'writes') / 256:.0f}",
+            f"{middle(runs, 'hits') / 256:.0f}",
+        )
+
+
+def changes(found, without, with_it):
+    """Of each pair, by how much time and I/O change, in percent."""
+    pairs = list(zip(found["arms"][without], found["arms"][with_it]))
+    io = lambda run: run["reads"] + run["writes"]  # noqa: E731
+    time = [100 * (b["seconds"] / a["seconds"] - 1) for a, b in pairs]
+    less = [100 * (io(b) / max(io(a), 1) - 1) for a, b in pairs]
+    return f"-j{found['jobs']}: {without} → {with_it}: time {lib.show_quartiles(time, 0)} %, I/O {lib.show_quartiles(less, 0)} %"
+
+
+def parse_load(text):
+    jobs, _, memory = text.partition(":")
+    return int(jobs), lib.parse_bytes(memory)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--load", action="append", type=parse_load, metavar="JOBS:SIZE", help="jobs and cap (may be repeated)")
+    parser.add_argument("--targets", default="mm/ kernel/ lib/", help="what is built (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=9, help="rounds (default %(default)s)")
+    parser.add_argument("--bandwidth", type=int, default=58_000_000, help="bytes a second of the disk (default %(default)s)")
+    parser.add_argument("--swap-dir", type=Path, default=Path("/var/tmp"), help="where the swap files lie")
+    parser.add_argument("--timeout", type=int, default=3600, help="seconds after which a build is given up")
+    parser.add_argument("--skip-kernel", action="store_true")
+    parser.add_argument("--shrinkers", action="store_true", help="one of ours per shrinker")
+    lib.add_arm_options(parser)
+    return parser.parse_args()
+
+
+def main(options):
+    facts = lib.print_machine()
+    print(f"{options.pairs} rounds: median (quartiles); device and pool in MiB of pages\n", flush=True)
+    found = []
+    for jobs, memory in options.load or LOADS:
+        found.append(measure(options, jobs, memory))
+        lib.write_json(options.json, {"machine": facts, "loads": found})
+    print()
+    header = ("load", "arm", "seconds", "× native", "CPU s", "read", "written", "pool hits")
+    lib.print_table(header, [row for one in found for row in rows(one)])
+    for one in found:
+        names = list(one["arms"])
+        for without, with_it in zip(names[::2], names[1::2]):
+            print(changes(one, without, with_it))
+    return 0
+
+
+LOADS = ((4, 160 * MIB), (8, 160 * MIB), (16, 160 * MIB))
+
+if __name__ == "__main__":
+    lib.main_guard(parse, main)
