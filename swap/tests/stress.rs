@@ -70,7 +70,7 @@ fn compose(page: u64, version: u32) -> Bytes {
         *word = match kind {
             0 => (stamp as u32 as u64 * 0x1_0000_0001).to_ne_bytes(),
             1 => random.next().to_ne_bytes(),
-            _ if nth as u64 % (kind * 3) == 0 => random.next().to_ne_bytes(),
+            _ if (nth as u64).is_multiple_of(kind * 3) => random.next().to_ne_bytes(),
             _ => *b"pagetide",
         };
     }

@@ -330,7 +330,7 @@ impl<S: SpanSource> Folios<S> {
         self.bytes.load(Relaxed)
     }
 
-    /// Freezes every span: see [`super::pool::Pool::freeze`].
+    /// Freezes every span: see [`super::pool::Zpool::freeze`].
     pub fn freeze(&self) {
         self.set_frozen(true);
     }
