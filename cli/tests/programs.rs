@@ -674,7 +674,7 @@ fn a_page_that_cannot_be_read_is_lost_alone_and_never_another() {
 #[test]
 fn writes_that_fail_lose_nothing() {
     let _turn = turn();
-    for fault in ["write-error:20", "write-full:20"] {
+    for fault in ["write-error:8", "write-full:8"] {
         let ended = failing(fault, "");
         assert!(ended.stderr.contains("cannot write to the swap file"), "{}", ended.stderr);
         assert_eq!(ended.succeeds(), "0 of 10240 pages lost\n");
@@ -849,6 +849,18 @@ fn stat_shows_a_live_run_that_swaps() {
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains(&format!("run {pid}")) && table.contains("cap 48 MiB"), "{table}");
     run.end().succeeds();
+}
+
+#[test]
+fn the_loader_may_run_out_of_memory_with_its_locks_held() {
+    let _turn = turn();
+    let loads = program("loads");
+    // The engine starts in the middle of one or another of these.
+    for kib in (28_000..34_000).step_by(500) {
+        let command =
+            [&*loads, &kib.to_string(), "libm.so.6", "libresolv.so.2", "libanl.so.1", "libstdc++.so.6"];
+        start(pagetide("48M", "", &["--no-disk"], &command)).end().succeeds();
+    }
 }
 
 #[test]

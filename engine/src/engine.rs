@@ -1487,18 +1487,15 @@ impl<M: Memory> Engine<M> {
         for &page in pages {
             match self.swap.abandon_store(page) {
                 StoreOutcome::Wanted => self.map_wanted(page, slot_id),
-                StoreOutcome::Swapped => {
-                    self.bring_back(page);
-                }
+                StoreOutcome::Swapped => self.bring_back(page),
             }
         }
     }
 
-    /// Brings a page that is on probation back into the program, unless a fault is faster. False if it is
-    /// somewhere else.
-    fn bring_back(&self, page: PageIndex) -> bool {
+    /// Brings a page that is on probation back into the program, unless a fault is faster, or it is being stored.
+    fn bring_back(&self, page: PageIndex) {
         let Swapin::Inserted(transfer) = self.swap.swapin(page, page..page.plus(1), Window::NONE) else {
-            return false;
+            return;
         };
         if let Source::Frames { slot } = transfer.source {
             self.bring_from_frames(&transfer, slot, true);
@@ -1507,7 +1504,6 @@ impl<M: Memory> Engine<M> {
             let wanted = self.swap.finish_swapin(&transfer, 0, true);
             self.wake_wanted(&transfer, wanted);
         }
-        true
     }
 
     /// Pages for which there was no place since the last call.
@@ -1820,8 +1816,9 @@ impl<M: Memory> Engine<M> {
                 let Some(cluster) = self.swap.lock_settled(number, offset..offset + 1) else { break };
                 let cached = cluster.get(offset).state() == State::Cached;
                 drop(cluster);
-                if cached && self.bring_back(page) {
-                    // Looked at again: it may have failed for want of memory, which passes.
+                if cached {
+                    // Looked at again: it may be stored meanwhile, or have failed for want of memory, which passes.
+                    self.bring_back(page);
                     std::thread::yield_now();
                     continue;
                 }

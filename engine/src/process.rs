@@ -12,7 +12,7 @@ use crate::engine::{Progress, Workspace};
 use crate::group::{Field, Group, Slot};
 use crate::pause::Pause;
 use crate::regions::{Access, AtFork, Attributes, Charging, Region, Regions};
-use crate::runtime::{Heritage, OpenKernel, Runtime};
+use crate::runtime::{Beginning, Heritage, OpenKernel, Runtime, Started};
 use pagetide_swap::{CLUSTER_PAGES, Counter, PageIndex, State};
 use pagetide_sys::guest;
 use pagetide_sys::procfs::Identity;
@@ -20,7 +20,7 @@ use pagetide_sys::task::{self, SignalsBlocked};
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
+use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
 use std::time::Duration;
 
 /// Pages that processes without an engine leave to others: 16 MiB.
@@ -38,6 +38,10 @@ const RUN_MAX: u64 = 64;
 
 /// Forks of forks, each without an exec in between, that one chain of processes may have.
 const GENERATIONS: usize = 256;
+/// How long a thread of the program waits for an engine to start, which takes some milliseconds: and when that was not
+/// enough, since it holds the loader's lock or somebody does who waits for the same.
+const START_WAIT: Duration = Duration::from_millis(500);
+const LATE_WAIT: Duration = Duration::from_millis(1);
 
 /// The process.
 ///
@@ -67,8 +71,17 @@ struct Generation {
     phase: Pause,
     /// Granted and not yet handed out; may be negative for a moment.
     unspent: AtomicI64,
-    /// Held while guests are started.
-    arming: Mutex<()>,
+    /// Held while a sentry is posted.
+    posting: Mutex<()>,
+    /// Whether somebody has begun to start the engine.
+    starting: AtomicBool,
+    /// Whether the engine's threads are there: what is left to do waits for nobody.
+    assembling: AtomicBool,
+    /// Whether it has come to an end.
+    start_ended: Mutex<bool>,
+    started: Condvar,
+    /// Whether somebody has waited for it in vain.
+    late: AtomicBool,
     /// Whether a sentry was posted, or could not be.
     watched: AtomicBool,
     /// Whether starting the engine failed: not tried again.
@@ -91,13 +104,61 @@ impl Generation {
             layout: Mutex::new(()),
             phase: Pause::default(),
             unspent: AtomicI64::new(unspent),
-            arming: Mutex::new(()),
+            posting: Mutex::new(()),
+            starting: AtomicBool::new(false),
+            assembling: AtomicBool::new(false),
+            start_ended: Mutex::new(false),
+            started: Condvar::new(),
+            late: AtomicBool::new(false),
             watched: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             forking: AtomicUsize::new(0),
             holds_new: AtomicBool::new(false),
             signals: Mutex::new(None),
         }
+    }
+
+    /// Whether the engine runs, or never will.
+    fn has_started(&self) -> bool {
+        self.runtime.get().is_some() || self.failed.load(Relaxed)
+    }
+
+    fn note_start(&self, started: Started) {
+        match started {
+            Ok(runtime) => {
+                let _ = self.runtime.set(runtime);
+                // A sentry has nothing more to do.
+                self.slot.ring();
+            }
+            Err(error) => {
+                self.failed.store(true, Relaxed);
+                self.slot.set(Field::Listens, 0);
+                task::say(&format!("{error}: the program goes on without swap"));
+            }
+        }
+        *lock(&self.start_ended) = true;
+        self.started.notify_all();
+    }
+
+    /// Waits until the engine runs, or never will. For its threads to be there, `most` once, then hardly at all.
+    fn wait_started(&self, most: Option<Duration>) {
+        let ended = lock(&self.start_ended);
+        let may_be_long = most.filter(|_| !self.assembling.load(Relaxed));
+        let ended = match may_be_long {
+            None => ended,
+            Some(most) => {
+                let most = if self.late.load(Relaxed) { LATE_WAIT } else { most };
+                let running = |ended: &mut bool| !*ended;
+                let waited = self.started.wait_timeout_while(ended, most, running);
+                let (ended, result) = waited.unwrap_or_else(PoisonError::into_inner);
+                if result.timed_out() && !self.assembling.load(Relaxed) {
+                    self.late.store(true, Relaxed);
+                    return;
+                }
+                ended
+            }
+        };
+        drop(self.started.wait_while(ended, |ended| !*ended).unwrap_or_else(PoisonError::into_inner));
     }
 }
 
@@ -270,7 +331,7 @@ impl Process {
             return;
         }
         let _signals = SignalsBlocked::new();
-        let _arming = lock(&generation.arming);
+        let _posting = lock(&generation.posting);
         let posted = generation.watched.swap(true, Relaxed) || generation.runtime.get().is_some();
         // Where address space is short it is the program's.
         let posted = posted || pagetide_sys::mapping::room() < SENTRY_ROOM;
@@ -280,7 +341,7 @@ impl Process {
         }
     }
 
-    fn keep_watch(&self, generation: &Generation) {
+    fn keep_watch(&'static self, generation: &Generation) {
         while generation.runtime.get().is_none() && !generation.failed.load(Relaxed) {
             let seen = generation.slot.get(Field::Bell);
             if generation.slot.get(Field::Asked) > 0 {
@@ -309,36 +370,52 @@ impl Process {
         phase.end_call();
     }
 
-    /// Starts the engine. Not for a child of `vfork`: threads that it starts are its own, and end with it. The
-    /// process does so itself when it charges next.
-    pub fn arm(&self) {
+    /// Starts the engine, and waits until it runs; not for ever, if the thread may hold what it takes to start one. Not
+    /// for a child of `vfork`: threads that it starts are its own, and end with it. The process does so itself when it
+    /// charges next.
+    pub fn arm(&'static self) {
         self.arm_with(Heritage::None);
     }
 
-    fn arm_with(&self, heritage: Heritage) {
+    fn arm_with(&'static self, heritage: Heritage) {
         let _signals = SignalsBlocked::new();
         let generation = self.generation();
-        let _arming = lock(&generation.arming);
-        let own = std::process::id() == generation.pid;
-        if !own || generation.runtime.get().is_some() || generation.failed.load(Relaxed) {
+        if std::process::id() != generation.pid || generation.has_started() {
             return;
         }
-        // Mapping calls under way end first; new ones wait until the engine has the regions.
-        generation.phase.freeze(task::tid());
-        let regions = std::mem::take(&mut *lock(&generation.early));
-        match Runtime::start(self.group, generation.slot, regions, heritage, self.open) {
-            Ok(runtime) => {
-                let _ = generation.runtime.set(runtime);
-                // A sentry has nothing more to do.
-                generation.slot.ring();
-            }
-            Err(error) => {
-                generation.failed.store(true, Relaxed);
-                generation.slot.set(Field::Listens, 0);
-                task::say(&format!("{error}: the program goes on without swap"));
-            }
+        // A forked child cannot do without: its pages are out. It has no other thread that could hold anything.
+        let most = match heritage {
+            Heritage::Forked(_) => None,
+            Heritage::None => Some(START_WAIT),
+        };
+        if !generation.starting.swap(true, Relaxed) {
+            self.start(generation, heritage);
         }
-        generation.phase.thaw();
+        generation.wait_started(most);
+    }
+
+    fn start(&'static self, generation: &'static Generation, heritage: Heritage) {
+        let beginning = Beginning {
+            group: self.group,
+            slot: generation.slot,
+            heritage,
+            open: self.open,
+            stop: Box::new(move || {
+                // Mapping calls under way end first; new ones wait until the engine has the regions.
+                generation.assembling.store(true, Relaxed);
+                generation.phase.freeze(task::tid());
+                std::mem::take(&mut *lock(&generation.early))
+            }),
+            ended: Box::new(move |started| {
+                generation.note_start(started);
+                if generation.assembling.load(Relaxed) {
+                    generation.phase.thaw();
+                }
+            }),
+        };
+        if let Err(error) = Runtime::start(beginning) {
+            generation.note_start(Err(error));
+        }
     }
 
     /// What the pages of `range` would be charged more, before the engine runs, if they were accessible.
@@ -618,7 +695,7 @@ impl Process {
 
     /// Before a fork, in the parent: makes room for a second process, takes a slot for it, and stops the
     /// engine. What the forking thread touches from here to the fork is served all the same.
-    pub fn before_fork(&self) {
+    pub fn before_fork(&'static self) {
         let slot = self.group.claim(Identity::UNKNOWN);
         let grant = self.generation().slot.get(Field::Grant) as i64;
         if self.runtime().is_none()

@@ -82,7 +82,8 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-type Started = Result<&'static Runtime, StartError>;
+/// A running engine, or why there is none.
+pub type Started = Result<&'static Runtime, StartError>;
 
 /// A running engine.
 #[derive(Debug)]
@@ -277,6 +278,53 @@ pub fn clock() -> u64 {
 /// program's memory. Whoever preloads us vouches for what that takes.
 pub type OpenKernel = fn() -> std::io::Result<Kernel>;
 
+/// What an engine starts with.
+pub struct Beginning {
+    /// The group.
+    pub group: Group,
+    /// The process's slot.
+    pub slot: Slot,
+    /// What it takes over.
+    pub heritage: Heritage,
+    /// Opens the kernel's side of the program's memory.
+    pub open: OpenKernel,
+    /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are registered,
+    /// and what is in them is taken into account.
+    pub stop: Box<dyn FnOnce() -> Regions + Send>,
+    /// Called when the engine answers faults, or will not.
+    pub ended: Box<dyn FnOnce(Started) + Send>,
+}
+
+impl std::fmt::Debug for Beginning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Beginning")
+    }
+}
+
+/// Where threads of an engine wait until there is one, or will be none.
+#[derive(Debug, Default)]
+struct Gate {
+    engine: Mutex<Option<Option<&'static Runtime>>>,
+    opened: Condvar,
+}
+
+impl Gate {
+    fn open(&self, engine: Option<&'static Runtime>) {
+        *lock(&self.engine) = Some(engine);
+        self.opened.notify_all();
+    }
+
+    fn wait(&self) -> Option<&'static Runtime> {
+        let mut engine = lock(&self.engine);
+        loop {
+            match *engine {
+                Some(engine) => return engine,
+                None => engine = self.opened.wait(engine).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
 /// What a new engine takes over.
 pub enum Heritage {
     /// Nothing: the first engine of a process.
@@ -286,50 +334,56 @@ pub enum Heritage {
 }
 
 impl Runtime {
-    /// Starts an engine on a thread of its own, which becomes its control thread, and waits until it
-    /// answers faults. `regions` are registered, and what is in them is taken into account.
-    pub fn start(
-        group: Group,
-        slot: Slot,
-        regions: Regions,
-        heritage: Heritage,
-        open: OpenKernel,
-    ) -> Result<&'static Self, StartError> {
+    /// Starts an engine, on a thread of its own which becomes its control thread. Who calls it need not wait, and must
+    /// not for ever: a thread that loads a library holds the loader's lock, without which no thread starts.
+    ///
+    /// # Errors
+    /// There is no thread: nothing of `beginning` was called.
+    pub fn start(beginning: Beginning) -> Result<(), StartError> {
         // Guests have no descriptor 2: the standard hook would say nothing.
         std::panic::set_hook(Box::new(|panic| task::say(&format!("a defect of Pagetide: {panic}"))));
-        let outcome: Arc<(Mutex<Option<Started>>, Condvar)> = Arc::default();
-        let report = Arc::clone(&outcome);
         let control = move || {
-            let runtime = Self::build(group, slot, regions, heritage, open);
+            let Beginning { group, slot, heritage, open, stop, ended } = beginning;
+            let runtime = Self::build(group, slot, heritage, open, stop);
             let started = runtime.as_ref().ok().copied();
-            *lock(&report.0) = Some(runtime);
-            report.1.notify_all();
-            drop(report);
+            ended(runtime);
             if let Some(runtime) = started {
                 runtime.control();
             }
         };
-        guest::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)?;
-        let mut result = lock(&outcome.0);
-        loop {
-            match result.take() {
-                Some(result) => return result,
-                None => result = outcome.1.wait(result).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
+        guest::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)
     }
 
     fn build(
         group: Group,
         slot: Slot,
-        regions: Regions,
         heritage: Heritage,
         open: OpenKernel,
-    ) -> Result<&'static Self, StartError> {
+        stop: Box<dyn FnOnce() -> Regions + Send>,
+    ) -> Started {
+        let kernel = open().map_err(StartError::Userfault)?;
+        let readers = Readers::new(task::processors());
+        let gate = Arc::new(Gate::default());
+        // First, while the program goes on: that may take as long as it takes to load a library.
+        let runtime = Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)
+            .and_then(|()| Self::assemble(group, slot, heritage, kernel, readers, stop));
+        gate.open(runtime.as_ref().ok().copied());
+        runtime
+    }
+
+    /// The engine itself, with which the threads that wait for it then work. `stop` gives the managed ranges, which
+    /// nobody changes from then on.
+    fn assemble(
+        group: Group,
+        slot: Slot,
+        heritage: Heritage,
+        kernel: Kernel,
+        readers: Readers,
+        stop: Box<dyn FnOnce() -> Regions + Send>,
+    ) -> Started {
         let setup = group.setup();
         let ways = Ways::from_bits(setup.ways);
         let injection = Injection::from_bits(setup.injection);
-        let kernel = open().map_err(StartError::Userfault)?;
         let memory = ProgramMemory::new(kernel, ways);
         let blocks = match setup.blocks {
             0 => Blocks::none(),
@@ -410,7 +464,7 @@ impl Runtime {
             group,
             slot,
             kick: Kick::default(),
-            readers: Readers::new(task::processors()),
+            readers,
             faults: AtomicU64::new(0),
             errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
@@ -429,8 +483,7 @@ impl Runtime {
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
-        runtime.take_over(regions, matches!(heritage, Heritage::Forked(_)));
-        runtime.spawn_threads()?;
+        runtime.take_over(stop(), matches!(heritage, Heritage::Forked(_)));
         slot.set(Field::Armed, 1);
         slot.listen();
         Ok(runtime)
@@ -492,19 +545,27 @@ impl Runtime {
         self.set_pool_max();
     }
 
-    fn spawn_threads(&'static self) -> Result<(), StartError> {
-        let spawn = |name: &str, run: Box<dyn FnOnce() + Send>| {
+    /// Starts the threads of an engine, which wait for it behind the gate.
+    fn spawn_threads(gate: &Arc<Gate>, readers: usize, device: bool) -> Result<(), StartError> {
+        let spawn = |name: &str, run: Box<dyn FnOnce(&'static Self) + Send>| {
+            let gate = Arc::clone(gate);
+            let run = Box::new(move || {
+                if let Some(runtime) = gate.wait() {
+                    run(runtime);
+                }
+            });
             guest::spawn(name, run).map_err(StartError::Resources)
         };
-        for number in 0..self.readers.count() {
-            spawn("pagetide-fault", Box::new(move || self.serve_faults(number)))?;
+        for number in 0..readers {
+            spawn("pagetide-fault", Box::new(move |runtime| runtime.serve_faults(number)))?;
         }
-        if self.engine.device().is_some() {
-            spawn("pagetide-io", Box::new(|| self.complete_io()))?;
+        if device {
+            spawn("pagetide-io", Box::new(|runtime| runtime.complete_io()))?;
         }
-        // Reclaim comes last, for it takes pages out.
+        spawn("pagetide-reclaim", Box::new(|runtime| runtime.reclaim()))?;
+        // Before there is an engine that takes pages out.
         guest::wait_entered();
-        spawn("pagetide-reclaim", Box::new(|| self.reclaim()))
+        Ok(())
     }
 
     /// The engine.

@@ -21,8 +21,9 @@ static BASE: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
 /// Guests that have begun to run code of ours.
 static ENTERED: AtomicU64 = AtomicU64::new(0);
-/// The thread that is starting a guest: what the C library allocates for that is the guest's.
-static STARTER: AtomicUsize = AtomicUsize::new(0);
+/// Threads that start guests: what the C library allocates for that is the guest's. One may wait for the loader's lock
+/// while the thread that holds it starts a guest too.
+static STARTERS: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
 
 /// Where glibc counts the threads of the process (2.34 and later; null if it is not to be found). The last one
 /// that ends calls `exit`: guests must not keep the program from that.
@@ -54,7 +55,26 @@ pub fn thread_pointer() -> usize {
 pub fn is_guest() -> bool {
     let pointer = thread_pointer();
     // Before the first guest the base is zero, and no thread pointer is that small.
-    pointer.wrapping_sub(BASE.load(Relaxed)) < GUESTS_MAX * STACK || pointer == STARTER.load(Relaxed)
+    pointer.wrapping_sub(BASE.load(Relaxed)) < GUESTS_MAX * STACK || is_starter(pointer)
+}
+
+fn is_starter(pointer: usize) -> bool {
+    STARTERS.iter().any(|starter| starter.load(Relaxed) == pointer)
+}
+
+/// Runs `start` as a thread that starts a guest.
+fn as_starter<T>(start: impl FnOnce() -> T) -> T {
+    let pointer = thread_pointer();
+    let starter = loop {
+        let claim = |cell: &&AtomicUsize| cell.compare_exchange(0, pointer, Relaxed, Relaxed).is_ok();
+        match STARTERS.iter().find(claim) {
+            Some(starter) => break starter,
+            None => std::thread::yield_now(),
+        }
+    };
+    let result = start();
+    starter.store(0, Relaxed);
+    result
 }
 
 /// Asks the loader for what guests need. Early in the life of the process: later its lock may be held by whoever waits
@@ -71,10 +91,11 @@ pub fn prepare() {
 /// EAGAIN if the system, or this process, has too many threads.
 pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     if BASE.load(Relaxed) == 0 {
-        // Guests are started one after the other: by the program's thread that starts the engine, then by
-        // the engine's control thread.
+        // Two threads may come here at a time: one range is dropped. A lock could be held in a forked child for ever.
         let stacks = Reservation::small_pages(GUESTS_MAX * STACK, STACK)?;
-        BASE.store(stacks.leak(), Relaxed);
+        if BASE.compare_exchange(0, stacks.base(), Relaxed, Relaxed).is_ok() {
+            stacks.leak();
+        }
     }
     let index = USED.fetch_add(1, Relaxed);
     if index >= GUESTS_MAX - 1 {
@@ -115,9 +136,8 @@ unsafe fn create(
         libc::pthread_attr_setstack(&raw mut attributes, stack as *mut c_void, STACK);
         libc::pthread_attr_setdetachstate(&raw mut attributes, detached);
         let mut thread: libc::pthread_t = std::mem::zeroed();
-        STARTER.store(thread_pointer(), Relaxed);
-        let error = libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument);
-        STARTER.store(0, Relaxed);
+        let error =
+            as_starter(|| libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument));
         libc::pthread_attr_destroy(&raw mut attributes);
         if error == 0 { Ok(thread) } else { Err(io::Error::from_raw_os_error(error)) }
     }
@@ -178,7 +198,7 @@ extern "C" fn enter(start: *mut c_void) -> *mut c_void {
 pub fn forget_all() {
     USED.store(0, Relaxed);
     ENTERED.store(0, Relaxed);
-    STARTER.store(0, Relaxed);
+    STARTERS.iter().for_each(|starter| starter.store(0, Relaxed));
 }
 
 #[cfg(test)]
