@@ -674,7 +674,7 @@ fn a_page_that_cannot_be_read_is_lost_alone_and_never_another() {
 #[test]
 fn writes_that_fail_lose_nothing() {
     let _turn = turn();
-    for fault in ["write-error:8", "write-full:8"] {
+    for fault in ["write-error:1", "write-full:1"] {
         let ended = failing(fault, "");
         assert!(ended.stderr.contains("cannot write to the swap file"), "{}", ended.stderr);
         assert_eq!(ended.succeeds(), "0 of 10240 pages lost\n");
