@@ -120,8 +120,8 @@ fn nothing_reads_a_place_but_for_a_transfer_of_swapin() {
         ["swap.rs"; 3],
         "its definition, methods, and one place that makes one"
     );
-    let swap = read(&house().join("swap/src/swap.rs"));
-    for reader in ["pub fn load(&self, transfer: &Transfer,", "pub fn open(&self, transfer: &Transfer,"] {
+    let swap: String = read(&house().join("swap/src/swap.rs")).split_whitespace().collect();
+    for reader in ["pubfnload(&self,transfer:&Transfer,", "pubfnopen(&self,transfer:&Transfer,"] {
         assert!(swap.contains(reader), "{reader}");
     }
     // The pool's entries are read for a transfer, and for writeback; blocks for a fault, ahead of one, and by swapoff.

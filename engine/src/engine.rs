@@ -44,13 +44,13 @@ const STORE_NS_FIRST: u64 = 5_000;
 const WRITES: std::ops::RangeInclusive<i64> = 4..=8;
 /// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
 /// stores.
-const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
+pub const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
 /// Entries of the pool that the shrinker's hand passes in one step of that at most.
-const TRIM_SCAN: usize = 16 * TRIM_ENTRIES;
+pub const TRIM_SCAN: usize = 16 * TRIM_ENTRIES;
 /// Entries that are on their way to the device count as pages that will be free: so many as one, more or less.
 const ENTRIES_A_PAGE: usize = 4;
 /// Clusters whose entries in the pool one step of reclaim moves together at most.
-const COMPACT_CLUSTERS: usize = 32;
+pub const COMPACT_CLUSTERS: usize = 32;
 /// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
 const AHEAD_MAX: usize = 16;
 /// Pages to and from the device between two looks with which buffers keep their memory.

@@ -342,7 +342,7 @@ impl Process {
     }
 
     fn keep_watch(&'static self, generation: &Generation) {
-        while generation.runtime.get().is_none() && !generation.failed.load(Relaxed) {
+        while !generation.has_started() {
             let seen = generation.slot.get(Field::Bell);
             if generation.slot.get(Field::Asked) > 0 {
                 return self.arm();

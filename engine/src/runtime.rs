@@ -21,7 +21,7 @@ use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
 use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
-use pagetide_swap::balance::{Balance, Copies, POOL_FAULT_NS, ReclaimLoad, Sizes, Totals};
+use pagetide_swap::balance::{Balance, Copies, POOL_FAULT_NS, ReclaimLoad, Totals};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
@@ -1029,34 +1029,13 @@ impl Runtime {
             return ceiling;
         }
         let mut balance = lock(&self.balance);
-        let share = balance.share(self.totals(), self.sizes(), ceiling);
+        let share = balance.share(self.totals(), self.engine.swap().sizes(), ceiling);
         self.engine.set_pool_pressure(balance.pressure());
         share
     }
 
     fn totals(&self) -> Totals {
-        let counters = self.engine.swap().counters();
-        Totals {
-            pool_in: counters.get(Counter::zswpin),
-            device_in: counters.get(Counter::pswpin),
-            device_ns: self.engine.read_ns(),
-            hits: counters.get(Counter::swap_cache_hit),
-            displaced: counters.get(Counter::pool_limit_hit) + counters.get(Counter::zswpwb),
-            incompressible: counters.get(Counter::reject_compress_poor),
-            reused: counters.get(Counter::swap_reuse),
-            stale: self.engine.swap().copies_stale(),
-        }
-    }
-
-    fn sizes(&self) -> Sizes {
-        let swap = self.engine.swap();
-        Sizes {
-            stored: swap.zswap().stored().0,
-            pool: swap.zswap().pool_pages() as u64,
-            device: swap.blocks().used(),
-            cached: swap.cached().max(0) as u64,
-            full: !swap.zswap().has_room(),
-        }
+        self.engine.swap().totals(self.engine.read_ns())
     }
 
     /// What pages that came back have cost the program so far.
@@ -1084,7 +1063,8 @@ impl Runtime {
         let swap = self.engine.swap();
         let resident = swap.present().max(0) as u64;
         let store_ns = self.engine.store_ns() as f64;
-        let keep = lock(&self.copies).keep(load, store_ns, self.totals(), self.sizes(), resident);
+        let keep =
+            lock(&self.copies).keep(load, store_ns, self.totals(), self.engine.swap().sizes(), resident);
         self.engine.keep_copies(keep);
     }
 

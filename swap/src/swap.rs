@@ -11,6 +11,7 @@
 //! | store (locked) | wanted; the store's end maps it | page skipped | page skipped | — | waits |
 //! | writeback (flag) | reads the pool's copy, clears the flag | — | — | page skipped | clears the flag |
 
+use crate::balance::{Sizes, Totals};
 use crate::blocks::Blocks;
 use crate::cipher::Cipher;
 use crate::config::Config;
@@ -818,6 +819,32 @@ impl<S: SpanSource> Swap<S> {
         });
     }
 
+    /// What has come and gone so far, for [`crate::balance`]; pages from the device were waited for so long.
+    pub fn totals(&self, device_ns: u64) -> Totals {
+        let get = |counter| self.counters.get(counter);
+        Totals {
+            pool_in: get(Counter::zswpin),
+            device_in: get(Counter::pswpin),
+            device_ns,
+            hits: get(Counter::swap_cache_hit),
+            displaced: get(Counter::pool_limit_hit) + get(Counter::zswpwb),
+            incompressible: get(Counter::reject_compress_poor),
+            reused: get(Counter::swap_reuse),
+            stale: self.copies_stale(),
+        }
+    }
+
+    /// What is where, for [`crate::balance`].
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            stored: self.zswap.stored().0,
+            pool: self.zswap.pool_pages() as u64,
+            device: self.blocks.used(),
+            cached: self.cached().max(0) as u64,
+            full: !self.zswap.has_room(),
+        }
+    }
+
     /// Whether more pages are on probation than should be.
     pub fn is_probation_full(&self) -> bool {
         let cached = self.cached().max(0) as usize;
@@ -931,19 +958,15 @@ impl<S: SpanSource> Swap<S> {
         scratch: &mut Scratch,
     ) -> [Stored; FOLIO_PAGES] {
         let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
-        let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
-        let clean = ways.iter().any(|way| matches!(way, Way::Clean(_)));
-        if same > FOLIO_PAGES / 2 || clean {
+        let Some(alone) = go_together(&ways) else {
             return std::array::from_fn(|nth| {
                 self.put(ways[nth], |hash| self.count_refusal(self.zswap.store(page(nth), hash, scratch)))
             });
-        }
-        let hashes = ways.map(|way| match way {
-            Way::New(hash) | Way::Nearer(_, hash) => Some(hash),
-            Way::Same(_) | Way::Clean(_) => None,
+        };
+        let hashes = std::array::from_fn(|nth| match ways[nth] {
+            Way::New(hash) | Way::Nearer(_, hash) => hash,
+            Way::Same(_) | Way::Clean(_) => self.keys.hash.hash(page(nth)),
         });
-        let alone = (0..FOLIO_PAGES).map(|nth| u16::from(hashes[nth].is_some()) << nth).sum();
-        let hashes = std::array::from_fn(|nth| hashes[nth].unwrap_or_else(|| self.keys.hash.hash(page(nth))));
         let stored = self.zswap.store_folio(page, &hashes, alone, scratch);
         self.put_folio(&ways, |nth| stored[nth])
     }
@@ -966,14 +989,10 @@ impl<S: SpanSource> Swap<S> {
             0 => Way::Same(Place::ZERO),
             _ => self.way_of(hashes[nth], kept[nth]),
         });
-        let is = |which: fn(&Way) -> bool| ways.iter().filter(|way| which(way)).count();
-        let (same, clean) = (is(|way| matches!(way, Way::Same(_))), is(|way| matches!(way, Way::Clean(_))));
         if let (Ok(sizes), Ok(hashes)) =
             (<&[usize; FOLIO_PAGES]>::try_from(&sizes[..]), <&[PageHash; FOLIO_PAGES]>::try_from(&hashes[..]))
-            && same <= FOLIO_PAGES / 2
-            && clean == 0
+            && let Some(alone) = go_together(&ways)
         {
-            let alone = (0..PAGES).map(|nth| u16::from(!matches!(ways[nth], Way::Same(_))) << nth).sum();
             let stored = self.zswap.store_folio_sized(sizes, hashes, alone);
             return self.put_folio(&ways, |nth| stored[nth]);
         }
@@ -1349,23 +1368,26 @@ impl<S: SpanSource> Swap<S> {
     ) -> Option<PageHash> {
         // The entry may be freed once that is done, and the handle be another page's: then the flag is gone, or the
         // hashes differ, and the end of the writeback drops what was written.
-        self.claim_writeback(owner, handle)?;
-        self.zswap.load(handle, out, &self.keys.hash, scratch).ok()
+        if self.claim_writeback(owner, handle) {
+            self.zswap.load(handle, out, &self.keys.hash, scratch).ok()
+        } else {
+            None
+        }
     }
 
-    /// Says in the page's word that its entry is being written back, if it has it still. Returns the hash.
-    pub fn claim_writeback(&self, owner: PageIndex, handle: Handle) -> Option<PageHash> {
-        let mut cluster = self.table.lock(owner.cluster())?;
+    /// Says in the page's word that its entry is being written back, if it has it still. Returns whether it has.
+    pub fn claim_writeback(&self, owner: PageIndex, handle: Handle) -> bool {
+        let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
         let word = cluster.get(owner.offset());
         if word.state() != State::Swapped
             || word.is_locked()
             || word.is_writeback()
             || word.place() != Some(Place::Pool(handle))
         {
-            return None;
+            return false;
         }
         self.set(&mut cluster, owner.offset(), word.with_writeback(true));
-        self.zswap.hash(handle)
+        true
     }
 
     /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the
@@ -1539,6 +1561,16 @@ impl<S: SpanSource> Swap<S> {
             }
         }
     }
+}
+
+/// Whether pages are to be one entry of the pool: not if most are repeated words, or one is clean. If so, which of them may
+/// be stored alone where that cannot be.
+fn go_together(ways: &[Way]) -> Option<u16> {
+    let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
+    if same > FOLIO_PAGES / 2 || ways.iter().any(|way| matches!(way, Way::Clean(_))) {
+        return None;
+    }
+    Some(ways.iter().enumerate().map(|(nth, way)| u16::from(!matches!(way, Way::Same(_))) << nth).sum())
 }
 
 fn source_of(word: Word) -> Option<Source> {

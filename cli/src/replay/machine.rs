@@ -4,8 +4,8 @@
 //! writeback, the pool's limit. Reads and writes take no time of their own but what a fault waits for them.
 
 use super::events::{Said, Steps};
-use pagetide::engine::Limits;
-use pagetide_swap::balance::{Balance, POOL_FAULT_NS, Sizes, Totals};
+use pagetide::engine::{COMPACT_CLUSTERS, Limits, TRIM_ENTRIES, TRIM_SCAN};
+use pagetide_swap::balance::{Balance, POOL_FAULT_NS};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
@@ -25,10 +25,6 @@ const HIT_NS: f64 = 4_000.0;
 const ZERO_NS: f64 = 6_000.0;
 /// Faults after which the pool's share is looked at.
 const TICK_FAULTS: u64 = 1024;
-/// Entries that a step writes back at most.
-const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
-/// Clusters whose entries are moved together in a step.
-const COMPACT_CLUSTERS: usize = 32;
 
 /// What is replayed with.
 #[derive(Clone, Copy, Debug)]
@@ -285,7 +281,7 @@ impl<'a> Machine<'a> {
         self.swap.observe();
         let ceiling = self.setting.pool_max;
         let share = if self.setting.balances && self.has_device() {
-            let share = self.balance.share(self.totals(), self.totals_sizes(), ceiling);
+            let share = self.balance.share(self.swap.totals(self.device_ns), self.swap.sizes(), ceiling);
             self.pressure = self.balance.pressure();
             share
         } else {
@@ -296,30 +292,6 @@ impl<'a> Machine<'a> {
         self.swap.zswap().set_pages_max(((memory * share) as usize).min(room as usize));
     }
 
-    fn totals(&self) -> Totals {
-        let get = |counter| self.swap.counters().get(counter);
-        Totals {
-            pool_in: get(Counter::zswpin),
-            device_in: get(Counter::pswpin),
-            device_ns: self.device_ns,
-            hits: get(Counter::swap_cache_hit),
-            displaced: get(Counter::pool_limit_hit) + get(Counter::zswpwb),
-            incompressible: get(Counter::reject_compress_poor),
-            reused: get(Counter::swap_reuse),
-            stale: self.swap.copies_stale(),
-        }
-    }
-
-    fn totals_sizes(&self) -> Sizes {
-        Sizes {
-            stored: self.swap.zswap().stored().0,
-            pool: self.swap.zswap().pool_pages() as u64,
-            device: self.swap.blocks().used(),
-            cached: self.swap.cached().max(0) as u64,
-            full: !self.swap.zswap().has_room(),
-        }
-    }
-
     /// One step towards free memory. False if nothing can leave.
     fn reclaim(&mut self) -> bool {
         let before = self.free();
@@ -327,7 +299,7 @@ impl<'a> Machine<'a> {
         let mut trimmed = 0;
         while trimmed < TRIM_ENTRIES && self.swap.zswap().is_nearly_full() {
             let dropped = self.swap.drop_copies(TRIM_ENTRIES);
-            let gone = if dropped > 0 { dropped } else { self.write_back(16 * TRIM_ENTRIES, Of::All) };
+            let gone = if dropped > 0 { dropped } else { self.write_back(TRIM_SCAN, Of::All) };
             if gone == 0 {
                 break;
             }
@@ -496,7 +468,8 @@ impl<'a> Machine<'a> {
         {
             let (now, later) = left.split_at(run.length);
             for (block, &(owner, handle)) in (run.start..).zip(now) {
-                let Some(hash) = self.swap.claim_writeback(owner, handle) else {
+                let claimed = self.swap.claim_writeback(owner, handle);
+                let Some(hash) = self.swap.zswap().hash(handle).filter(|_| claimed) else {
                     self.swap.blocks().free(block);
                     continue;
                 };
