@@ -1,116 +1,20 @@
 #!/usr/bin/env python3
 """What each codec makes of the pages of real programs, beside the C libraries of LZ4, LZO and Zstandard.
 
-  python heap    objects of many kinds (bench/heap_dump.py)
-  gcc heap       the compiler in the middle of a large file
-  sqlite         a database in memory: orders, with an index
-  floats         an array of float64: a random walk
-  integers       arrays of int64: counts, identifiers and sorted keys
-  text           the kernel's documentation
-  code           the compiler's own instructions
-
-The codecs are run by `cargo run --release -p pagetide-swap --example cost`, the libraries by bench/codecs.c. A page that
-does not get smaller counts as it is. Times are medians of nine runs over up to 2048 pages.
+The pages are those of bench/kinds.py. The codecs are run by `cargo run --release -p pagetide-swap --example cost`, the
+libraries by bench/codecs.c. A page that does not get smaller counts as it is. Times are medians of nine runs over up to
+2048 pages.
 
 Needs gcc and (Debian) liblz4-dev, liblzo2-dev, libzstd-dev, linux-source-6.1.
 """
 
 import argparse
-import itertools
 import json
-import os
-import random
-import signal
-import sqlite3
 import subprocess
-import time
-from array import array
 from pathlib import Path
 
-import cap
+import kinds
 import lib
-
-PAGE = 4096
-PAGES_MAX = 8192
-NUMBERS = 3 << 18
-KINDS = ("python heap", "gcc heap", "sqlite", "floats", "integers", "text", "code")
-GCC_SECONDS = 0.7
-
-
-def save(name, data):
-    path = lib.DATA / f"{name.replace(' ', '-')}.pages"
-    path.write_bytes(data[: PAGES_MAX * PAGE])
-    return path
-
-
-def anonymous_pages(pid):
-    """What a process has in private memory that it may write, without pages of zeroes."""
-    found = []
-    with open(f"/proc/{pid}/maps") as maps, open(f"/proc/{pid}/mem", "rb", 0) as memory:
-        for line in maps:
-            where, rights, _, _, inode, *_ = line.split()
-            if not rights.startswith("rw-p") or inode != "0" or "[v" in line:
-                continue
-            start, end = (int(word, 16) for word in where.split("-"))
-            memory.seek(start)
-            while start < end:
-                chunk = memory.read(min(end - start, 1 << 20))
-                if not chunk:
-                    break
-                found += [page for at in range(0, len(chunk), PAGE) if any(page := chunk[at : at + PAGE])]
-                start += len(chunk)
-    return b"".join(found)
-
-
-def gcc_heap():
-    sources = lib.DATA / "kernel.c"
-    # Each kind of statement, many times over.
-    sources.write_text("\n".join(f"struct s{n} {{ int a, b[{n % 7 + 1}]; struct s{n} *next; }};\nint f{n}(struct s{n} *p, int x) {{ int y = x; while (p) {{ y += p->a * {n} + p->b[0]; if (y > {n}) y -= f{max(n - 1, 0)}(0, y & {n}); p = p->next; }} return y; }}" for n in range(20000)))
-    compiler = subprocess.run(["gcc", "-print-prog-name=cc1"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    with subprocess.Popen([compiler, "-quiet", "-O2", sources, "-o", os.devnull]) as process:
-        try:
-            time.sleep(GCC_SECONDS)
-            process.send_signal(signal.SIGSTOP)
-            return save("gcc heap", anonymous_pages(process.pid))
-        finally:
-            process.kill()
-
-
-def sqlite():
-    base = sqlite3.connect(":memory:")
-    base.execute("create table orders (id integer primary key, customer text, city text, total real, placed text)")
-    cities = ("Lisbon", "Porto", "Braga", "Faro", "Évora", "Coimbra")
-    base.executemany("insert into orders values (?, ?, ?, ?, ?)", ((n, f"customer {n * 7919 % 100003}", cities[n % 6], n * 37 % 9973 / 100, f"2024-{n % 12 + 1:02}-{n % 28 + 1:02}") for n in range(400_000)))
-    base.execute("create index by_customer on orders (customer)")
-    return save("sqlite", base.serialize())
-
-
-def floats():
-    """As a numpy array has them: 8 bytes each, one behind the other."""
-    draw = random.Random(1).gauss
-    return save("floats", array("d", itertools.accumulate(draw(0, 1) for _ in range(NUMBERS))).tobytes())
-
-
-def integers():
-    draw = random.Random(2)
-    counts = array("q", (int(draw.expovariate(1 / 40)) for _ in range(NUMBERS // 3)))
-    identifiers = array("q", (draw.randrange(1 << 40) for _ in range(NUMBERS // 3)))
-    keys = array("q", sorted(draw.randrange(1 << 32) for _ in range(NUMBERS // 3)))
-    return save("integers", counts.tobytes() + identifiers.tobytes() + keys.tobytes())
-
-
-def text():
-    tree = lib.DATA / cap.linux_source() / "Documentation"
-    return save("text", b"".join(path.read_bytes() for path in sorted(tree.rglob("*.rst"))))
-
-
-def code():
-    compiler = subprocess.run(["gcc", "-print-prog-name=cc1"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
-    whole = Path(compiler).read_bytes()
-    return save("code", whole[len(whole) // 4 :])
-
-
-MAKERS = {"python heap": lib.heap_file, "gcc heap": gcc_heap, "sqlite": sqlite, "floats": floats, "integers": integers, "text": text, "code": code}
 
 
 def run_lines(command):
@@ -141,7 +45,7 @@ def rows(kind, ours, library):
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kind", action="append", choices=KINDS, help="only these pages (may be repeated)")
+    parser.add_argument("--kind", action="append", choices=kinds.MAKERS, help="only these pages (may be repeated)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
     return parser.parse_args()
 
@@ -149,13 +53,13 @@ def parse():
 def main(options):
     lib.DATA.mkdir(parents=True, exist_ok=True)
     facts = lib.print_machine()
-    kinds = options.kind or KINDS
-    files = [MAKERS[kind]() for kind in kinds]
+    chosen = options.kind or list(kinds.MAKERS)
+    files = [kinds.MAKERS[kind]() for kind in chosen]
     ours = run_lines(["cargo", "run", "-q", "--release", "-p", "pagetide-swap", "--example", "cost", "--", "--json", *files])
     theirs = run_lines([library_program(), *files])
     lib.write_json(options.json, {"machine": facts, "ours": ours, "libraries": theirs})
     header = ("pages", "codec", "ratio", "ns in", "ns out", "C: ratio", "ns in", "ns out")
-    lib.print_table(header, [row for kind, a, b in zip(kinds, ours, theirs) for row in rows(kind, a, b)])
+    lib.print_table(header, [row for kind, a, b in zip(chosen, ours, theirs) for row in rows(kind, a, b)])
     return 0
 
 

@@ -81,6 +81,9 @@ pub struct RunArgs {
     /// What of the pool is written back under pressure: second-chance, decay or none
     #[arg(long, value_name = "SCHEME", default_value = "second-chance", value_parser = parse_shrinker)]
     shrinker: Shrinker,
+    /// The pool may take that share whatever misses cost, and the shrinker is asked whenever pages leave
+    #[arg(long)]
+    fixed_share: bool,
     /// The allocator of the pool
     #[arg(long, value_name = "NAME", default_value = "zsmalloc")]
     zpool: Zpool,
@@ -174,6 +177,7 @@ impl RunArgs {
             max_compression_ratio: self.max_compression_ratio,
             accept_threshold_percent: self.accept_threshold_percent,
             shrinker: self.shrinker,
+            fixed_share: self.fixed_share,
         };
         Knobs { switches, max_pool_percent: self.max_pool_percent }
     }

@@ -22,6 +22,7 @@ NAME=VALUE is one of
   max_pool_percent=N                 the most of the cap that the pool may take
   accept_threshold_percent=N         a pool that was full takes pages again below N percent of its limit
   shrinker=second-chance|decay|none  what of the pool is written back under pressure
+  fixed_share=on|off                 the pool may take its most whatever misses cost
 Without any, all are shown.")]
 pub struct SetArgs {
     /// The launcher of the run, if there are several
@@ -67,6 +68,7 @@ fn change(knobs: &mut Knobs, name: &str, value: &str) -> Result<(), String> {
         "max_pool_percent" => knobs.max_pool_percent = percent(value, POOL_PERCENT)?,
         "accept_threshold_percent" => switches.accept_threshold_percent = percent(value, PERCENT)? as u8,
         "shrinker" => switches.shrinker = parse_shrinker(value)?,
+        "fixed_share" => switches.fixed_share = parse_switch(value)?,
         _ => return Err("cannot be set; `pagetide set --help` tells what can".to_owned()),
     }
     Ok(())
@@ -76,13 +78,14 @@ fn show(knobs: Knobs) -> String {
     let switches = knobs.switches;
     format!(
         "enabled={}\ncompressor={}\nmax_compression_ratio={}\nmax_pool_percent={}\n\
-         accept_threshold_percent={}\nshrinker={}\n",
-        if switches.enabled { "on" } else { "off" },
+         accept_threshold_percent={}\nshrinker={}\nfixed_share={}\n",
+        show_switch(switches.enabled),
         switches.compression,
         switches.max_compression_ratio,
         knobs.max_pool_percent,
         switches.accept_threshold_percent,
         show_shrinker(switches.shrinker),
+        show_switch(switches.fixed_share),
     )
 }
 
@@ -97,6 +100,10 @@ fn parse_switch(text: &str) -> Result<bool, String> {
         "off" | "0" | "N" | "n" => Ok(false),
         _ => Err(format!("`{text}` is neither on nor off")),
     }
+}
+
+fn show_switch(on: bool) -> &'static str {
+    if on { "on" } else { "off" }
 }
 
 /// The shrinker of that name.
@@ -128,6 +135,7 @@ mod tests {
             "max_pool_percent=20",
             "accept_threshold_percent=70",
             "shrinker=decay",
+            "fixed_share=on",
         ] {
             apply(&mut knobs, setting).unwrap();
             assert!(show(knobs).lines().any(|line| line == setting), "{setting}: {}", show(knobs));

@@ -5,6 +5,7 @@
 //! beside each other, but for those that change a setting with which others would fail. Swap files lie in
 //! `/var/tmp`.
 
+use pagetide_swap::{PageIndex, trace};
 use rustix::fs::{SeekFrom, seek};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -900,8 +901,8 @@ fn the_pool_works_otherwise_while_a_run_goes_on() {
 #[test]
 fn what_happened_is_written_down_and_replayed() {
     let _turn = turn();
-    let trace = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{}", std::process::id()));
-    let path = trace.to_str().unwrap();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("trace-{}", std::process::id()));
+    let path = file.to_str().unwrap();
     // A family: each process is in the trace.
     let command = [&*program("forks"), "--mib", "40"];
     start(pagetide("48M", "", &["--swap-size", "1G", "--trace", path], &command)).end().succeeds();
@@ -910,6 +911,12 @@ fn what_happened_is_written_down_and_replayed() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).unwrap()
     };
+    // And that it ended.
+    let recorded = fs::read(&file).unwrap();
+    let events = trace::Reader::new(&recorded).unwrap().1.map(Result::unwrap);
+    let last: std::collections::HashMap<_, _> = events.collect();
+    let ended = trace::Event::Discard { page: PageIndex(0), pages: u64::MAX };
+    assert!(last.len() > 1 && last.values().all(|&event| event == ended), "{last:?}");
     let same = replay(&[]);
     assert_eq!(same["memory_bytes"], 48 << 20);
     let get = |outcome: &serde_json::Value, name: &str| outcome[name].as_u64().unwrap();
@@ -920,17 +927,17 @@ fn what_happened_is_written_down_and_replayed() {
     // With room for all nothing leaves.
     let roomy = replay(&["--memory", "400%", "--shrinker", "decay", "--no-disk"]);
     assert_eq!((get(&roomy, "swapins"), get(&roomy, "overcommitted_bytes")), (0, 0));
-    let plot = trace.with_extension("svg");
+    let plot = file.with_extension("svg");
     replay(&["--plot", plot.to_str().unwrap()]);
     let drawn = fs::read_to_string(&plot).unwrap();
     assert!(drawn.starts_with("<svg") && drawn.contains("Belady"));
     // What cannot be read or written is said.
-    fs::write(&trace, "1\n2 w\nthree\n").unwrap();
+    fs::write(&file, "1\n2 w\nthree\n").unwrap();
     let output = Command::new(PAGETIDE).args(["replay", path]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && said.contains("line 3"), "{said}");
     let output = pagetide("32M", "", &["--trace", "/dev/full"], &["true"]).output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(125) && said.contains("--trace: /dev/full"), "{said}");
-    [trace, plot].iter().for_each(|path| fs::remove_file(path).unwrap());
+    [file, plot].iter().for_each(|path| fs::remove_file(path).unwrap());
 }

@@ -17,9 +17,11 @@
 //! may then be negative until somebody gives back.
 
 use crate::latency::{self, Latency};
+use crate::recorder;
 use pagetide_swap::{Counter, Counters, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
+use pagetide_sys::task;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{
@@ -490,7 +492,15 @@ impl Group {
 
     /// Gives slots back: their counters go to the dead, their grants to the free, their blocks to the device.
     pub fn release(&self, slots: impl IntoIterator<Item = Slot>) {
-        self.release_when_settled(&self.swap_path(), slots);
+        let trace = self.trace_path();
+        let noted = slots.into_iter().inspect(|slot| {
+            if let Some(Err(error)) = trace.as_ref().map(|trace| recorder::note_end(trace, slot.tenant())) {
+                task::say(&format!(
+                    "cannot write the trace: {error}; replayed, an ended process lives on (--trace)"
+                ));
+            }
+        });
+        self.release_when_settled(&self.swap_path(), noted);
     }
 
     fn release_when_settled(&self, swap: &Path, slots: impl IntoIterator<Item = Slot>) {
@@ -654,6 +664,11 @@ impl Slot {
     /// The slot's number.
     pub fn index(&self) -> usize {
         self.index
+    }
+
+    /// The process's number in a trace: a slot serves one after the other.
+    pub fn tenant(&self) -> u64 {
+        (self.index as u64) << 32 | self.get(Field::Tenancy)
     }
 
     /// A word of it.

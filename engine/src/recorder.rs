@@ -1,11 +1,36 @@
 //! Records what an engine sees, for replay.
 
+use pagetide_swap::PageIndex;
 use pagetide_swap::trace::{Chunk, Event};
+use std::fs::File;
 use std::io::{self, Write};
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 /// Bytes of events that wait to be written at most: what comes when there are more is not recorded.
 const ROOM: usize = 2 << 20;
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().append(true).open(path)
+}
+
+/// By one call: chunks of several processes stand one behind the other.
+fn append(file: &mut File, bytes: &[u8]) -> io::Result<()> {
+    match file.write(bytes) {
+        Ok(written) if written < bytes.len() => Err(io::ErrorKind::StorageFull.into()),
+        other => other.map(drop),
+    }
+}
+
+/// Writes down that `process` has ended: all that it had is forgotten.
+///
+/// # Errors
+/// The trace at `path` cannot be written.
+pub fn note_end(path: &Path, process: u64) -> io::Result<()> {
+    let mut chunk = Chunk::with_room(0);
+    chunk.push(Event::Discard { page: PageIndex(0), pages: u64::MAX });
+    append(&mut open(path)?, chunk.finish(process).unwrap_or_default())
+}
 
 /// Events on their way to a file. Whoever sees one takes no memory and does no I/O.
 #[derive(Debug)]
@@ -22,7 +47,7 @@ impl Default for Recorder {
 /// The other end: writes chunks to the trace, by the one thread that does.
 #[derive(Debug)]
 pub struct Writer {
-    file: std::fs::File,
+    file: File,
     process: u64,
     spare: Chunk,
     lost: u64,
@@ -40,23 +65,19 @@ impl Recorder {
     /// It cannot be written: a part of a chunk may be there, so nothing more should be.
     pub fn flush(&self, to: &mut Writer) -> io::Result<()> {
         std::mem::swap(&mut *self.chunk.lock().unwrap_or_else(PoisonError::into_inner), &mut to.spare);
-        let written = match to.spare.finish(to.process) {
-            // One call: chunks of several processes stand one behind the other.
-            Some(bytes) => match to.file.write(bytes) {
-                Ok(written) if written < bytes.len() => Err(io::ErrorKind::StorageFull.into()),
-                other => other.map(drop),
-            },
-            None => Ok(()),
-        };
+        let written = to.spare.finish(to.process).map_or(Ok(()), |bytes| append(&mut to.file, bytes));
         to.lost += to.spare.clear();
         written
     }
 }
 
 impl Writer {
-    /// Writes to `file`, which was opened to append, in the name of `process`.
-    pub fn new(file: std::fs::File, process: u64) -> Self {
-        Self { file, process, spare: Chunk::with_room(ROOM), lost: 0 }
+    /// Writes at the end of the trace at `path`, in the name of `process`.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn open(path: &Path, process: u64) -> io::Result<Self> {
+        Ok(Self { file: open(path)?, process, spare: Chunk::with_room(ROOM), lost: 0 })
     }
 
     /// Events that came when there was no room for more.

@@ -1029,7 +1029,11 @@ impl Runtime {
             return ceiling;
         }
         let mut balance = lock(&self.balance);
-        let share = balance.share(self.totals(), self.engine.swap().sizes(), ceiling);
+        let swap = self.engine.swap();
+        let share = match swap.zswap().switches().fixed_share {
+            true => balance.fixed(ceiling),
+            false => balance.share(self.totals(), swap.sizes(), ceiling),
+        };
         self.engine.set_pool_pressure(balance.pressure());
         share
     }
@@ -1230,9 +1234,8 @@ impl Runtime {
 /// Opens the run's trace, if what happens is to be written down.
 fn open_trace(group: &Group, slot: Slot) -> Option<Writer> {
     let path = group.trace_path()?;
-    match std::fs::OpenOptions::new().append(true).open(path) {
-        // A slot serves one process after the other.
-        Ok(file) => Some(Writer::new(file, (slot.index() as u64) << 32 | slot.get(Field::Tenancy))),
+    match Writer::open(&path, slot.tenant()) {
+        Ok(writer) => Some(writer),
         Err(error) => {
             task::say(&format!("cannot open the trace: {error}; this process is not in it (--trace)"));
             None

@@ -662,6 +662,7 @@ fn any_switches(random: &mut Random) -> Switches {
         max_compression_ratio: [75, 100, 30][random.below(3) as usize],
         accept_threshold_percent: [90, 100, 1][random.below(3) as usize],
         shrinker: Shrinker::from_bits(random.below(3)),
+        fixed_share: false,
     }
 }
 

@@ -191,6 +191,12 @@ impl Balance {
         self.share
     }
 
+    /// A share that is given, whatever misses cost: the pool is pressed whenever pages leave the program, as by the kernel.
+    pub fn fixed(&mut self, share: f64) -> f64 {
+        self.pressure = 1.0;
+        share
+    }
+
     /// How hard the pool should be pressed to give memory that the program needs: 1 where a page in the program is worth
     /// more, 0 where it is not. The limit tells how large the pool may become; this, whether it should stay so large.
     pub fn pressure(&self) -> f64 {

@@ -114,6 +114,8 @@ pub struct Switches {
     pub accept_threshold_percent: u8,
     /// What of the pool is written back under pressure.
     pub shrinker: Shrinker,
+    /// Whether the pool may take its most whatever misses cost, and the shrinker is asked whenever pages leave the program.
+    pub fixed_share: bool,
 }
 
 impl Default for Switches {
@@ -124,6 +126,7 @@ impl Default for Switches {
             max_compression_ratio: 75,
             accept_threshold_percent: 90,
             shrinker: Shrinker::default(),
+            fixed_share: false,
         }
     }
 }
@@ -136,6 +139,7 @@ impl Switches {
             | (self.max_compression_ratio as u64) << 24
             | (self.accept_threshold_percent as u64) << 32
             | (self.shrinker as u64) << 40
+            | (self.fixed_share as u64) << 48
     }
 
     /// From [`Switches::to_bits`].
@@ -146,6 +150,7 @@ impl Switches {
             max_compression_ratio: (bits >> 24) as u8,
             accept_threshold_percent: (bits >> 32) as u8,
             shrinker: Shrinker::from_bits(bits >> 40 & 0xff),
+            fixed_share: bits >> 48 & 1 == 1,
         }
     }
 
@@ -225,6 +230,7 @@ mod tests {
             max_compression_ratio: 99,
             accept_threshold_percent: 1,
             shrinker: Shrinker::None,
+            fixed_share: true,
         };
         for switches in [switches, Switches::default()] {
             assert_eq!(Switches::from_bits(switches.to_bits()), switches);

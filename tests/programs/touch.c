@@ -1,12 +1,14 @@
 /* touch: what does it cost to reach a page? Fills a buffer larger than the cap and reads one word of each page.
  *
  *   touch --mib 1024 --fill zero|heap:FILE|random|text --order seq|random|zipf|together --threads T --passes P [--ops N]
+ *         [--writes PERCENT]
  *
  * In order: each thread reads its share of the buffer, page by page; a pass is the whole buffer. At random: each
  * thread reads --ops single pages anywhere in the buffer, all alike or some far more often (Zipf's law with exponent
  * 1.2, the ranks scattered over the buffer); a pass is threads × ops pages. Prints one line of JSON; a
  * pass's time is wall time from the start signal to the last thread's end, divided by all pages that were read.
- * The word that is read is checked each time: zero, or the page's number (mixed).
+ * The word that is read is checked each time: zero, or the page's number (mixed). Of single pages --writes percent are
+ * written too, in their last word.
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
@@ -30,7 +32,7 @@ enum { LATENCY_SUB_BITS = 4, LATENCY_CELLS = 64 << LATENCY_SUB_BITS };
 enum fill { ZERO, HEAP, INCOMPRESSIBLE, TEXT };
 
 static struct {
-    uint64_t mib, threads, passes, ops, seed;
+    uint64_t mib, threads, passes, ops, seed, writes;
     enum fill fill;
     const char *fill_name, *heap_file;
     bool random, zipf, together;
@@ -149,6 +151,12 @@ static uint64_t latency_ns(uint64_t part) {
     return 0;
 }
 
+static void touch_page(uint64_t page, uint64_t *state) {
+    check_page(page);
+    if (options.writes && next(state) % 100 < options.writes)
+        ((volatile uint64_t *)(buffer + page * PAGE_BYTES))[PAGE_WORDS - 1] = *state;
+}
+
 static void read_together(uint64_t *state) {
     for (uint64_t op = 0; op < options.ops; op++) {
         uint64_t page = next(state) % page_count;
@@ -168,7 +176,7 @@ static void *work(void *argument) {
         spans[index].start_ns = now_ns();
         if (options.together) read_together(&state);
         else if (options.random)
-            for (uint64_t op = 0; op < options.ops; op++) check_page(options.zipf ? zipf(&state) : next(&state) % page_count);
+            for (uint64_t op = 0; op < options.ops; op++) touch_page(options.zipf ? zipf(&state) : next(&state) % page_count, &state);
         else
             for (uint64_t page = from; page < to; page++) check_page(page);
         spans[index].end_ns = now_ns();
@@ -203,7 +211,7 @@ static double cpu_seconds(void) {
 static void usage(int status) {
     fprintf(status ? stderr : stdout,
             "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf|together]\n"
-            "             [--threads T] [--passes P] [--ops N_PER_THREAD] [--seed X]\n"
+            "             [--threads T] [--passes P] [--ops N_PER_THREAD] [--writes PERCENT] [--seed X]\n"
             "Prints as JSON what it costs to fill a buffer and to reach its pages.\n");
     exit(status);
 }
@@ -233,6 +241,7 @@ static void parse(int argc, char **argv) {
         else if (!strcmp(name, "--threads")) options.threads = number(value);
         else if (!strcmp(name, "--passes")) options.passes = number(value);
         else if (!strcmp(name, "--ops")) options.ops = number(value);
+        else if (!strcmp(name, "--writes")) options.writes = number(value);
         else if (!strcmp(name, "--seed")) options.seed = number(value);
         else if (!strcmp(name, "--fill")) parse_fill(value);
         else if (!strcmp(name, "--order") && !strcmp(value, "seq")) options.random = false;

@@ -35,8 +35,6 @@ pub struct Setting {
     pub config: Config,
     /// The most of the memory that the pool takes, as a part.
     pub pool_max: f64,
-    /// Whether the pool's share follows what misses cost.
-    pub balances: bool,
     /// What a read from the device takes, and each further page of it, in nanoseconds.
     pub device_ns: f64,
     /// The further pages.
@@ -144,7 +142,6 @@ struct Machine<'a> {
     probation: VecDeque<Slot>,
     next_slot: u16,
     balance: Balance,
-    pressure: f64,
     /// Pages of tables and hashes, at the last look.
     metadata: i64,
     faults: u64,
@@ -185,7 +182,6 @@ impl<'a> Machine<'a> {
             probation: VecDeque::new(),
             next_slot: 0,
             balance: Balance::default(),
-            pressure: 0.0,
             metadata: 0,
             faults: 0,
             device_ns: 0,
@@ -280,13 +276,10 @@ impl<'a> Machine<'a> {
         self.metadata = self.swap.metadata_bytes().div_ceil(PAGE_SIZE) as i64;
         self.swap.observe();
         let ceiling = self.setting.pool_max;
-        let share = if self.setting.balances && self.has_device() {
-            let share = self.balance.share(self.swap.totals(self.device_ns), self.swap.sizes(), ceiling);
-            self.pressure = self.balance.pressure();
-            share
-        } else {
-            self.pressure = if self.has_device() { 1.0 } else { 0.0 };
-            ceiling
+        let share = match self.has_device() {
+            false => ceiling,
+            true if self.setting.config.switches.fixed_share => self.balance.fixed(ceiling),
+            true => self.balance.share(self.swap.totals(self.device_ns), self.swap.sizes(), ceiling),
         };
         let (memory, room) = (self.setting.memory as f64, self.setting.memory * 7 / 8);
         self.swap.zswap().set_pages_max(((memory * share) as usize).min(room as usize));
@@ -308,8 +301,8 @@ impl<'a> Machine<'a> {
         let taken = if self.is_probation_full() { Some(0) } else { self.take_out() };
         if let Some(taken @ 1..) = taken {
             moved = true;
-            if self.pressure > 0.0 {
-                let scan = self.swap.pressure(taken, self.pressure);
+            if self.balance.pressure() > 0.0 {
+                let scan = self.swap.pressure(taken, self.balance.pressure());
                 if scan > 0 {
                     self.write_back(scan, Of::Own);
                 }

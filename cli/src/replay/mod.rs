@@ -127,7 +127,11 @@ impl ReplayArgs {
             return Err(format!("the memory is {given}; it takes {least} at least (--memory)"));
         }
         let config = Config {
-            switches: Switches { shrinker: self.shrinker, ..Switches::default() },
+            switches: Switches {
+                shrinker: self.shrinker,
+                fixed_share: self.fixed_share,
+                ..Switches::default()
+            },
             reclaim: self.reclaim.into(),
             readahead: self.readahead.into(),
             page_cluster: self.page_cluster,
@@ -137,7 +141,6 @@ impl ReplayArgs {
             memory,
             config,
             pool_max: self.max_pool_percent as f64 / 100.0,
-            balances: !self.fixed_share,
             device_ns: if self.no_disk { 0.0 } else { self.device_us * 1e3 },
             device_page_ns: self.device_page_us * 1e3,
         })
