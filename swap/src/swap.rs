@@ -45,7 +45,7 @@ const FAR_SAMPLE: u32 = 16;
 const DROP_CLUSTERS: usize = 1024;
 /// The pool's entries are moved together when so many pages, and such a part of it, would become free.
 const LOOSE_MIN: usize = 64;
-const LOOSE_PART: usize = 16;
+const LOOSE_PART: usize = 48;
 /// Entries that the shrinker's hand passes at once, at least.
 const SCAN_BATCH: f64 = 32.0;
 

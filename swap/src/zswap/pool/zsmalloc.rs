@@ -32,18 +32,18 @@ const SPANS_MAX: u32 = 1 << (32 - SLOT_BITS);
 /// Spans in the first segment of their slab: 1 MiB.
 const FIRST_SEGMENT: usize = 16;
 
-/// Slot sizes: steps of 32 bytes to 512, then of a sixteenth of the power of two below (at most 1/17 lost
-/// to rounding), then one for pages stored as they are.
+/// Slot sizes, each a part of a span, so that next to nothing is left at its end: from 15 slots, for pages stored as they
+/// are, to 32 by one, to 64 by two, then by an eighth of the power of two below. More classes would leave more spans
+/// half-empty than they would save by rounding.
 fn class_sizes() -> Vec<usize> {
-    let mut sizes: Vec<usize> = (2..=16).map(|n| n * 32).collect();
-    let mut base = 512;
-    while base < 4096 {
-        sizes.extend((1..=16).map(|n| base + n * base / 16));
+    let mut counts: Vec<usize> = (15..32).chain((32..64).step_by(2)).collect();
+    let mut base = 64;
+    while base < SLOTS_MAX {
+        counts.extend((0..8).map(|n| base + n * base / 8));
         base *= 2;
     }
-    // The class for whole pages replaces the last step: 15 fit into a span.
-    sizes.push(SPAN_BYTES / 15 / 4 * 4);
-    sizes
+    counts.push(SLOTS_MAX);
+    counts.iter().rev().map(|count| SPAN_BYTES / count / 4 * 4).collect()
 }
 
 #[derive(Debug)]
