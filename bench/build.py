@@ -9,7 +9,7 @@ swap, and the sources and objects that it reads and writes.
   no pool       pagetide run --no-pool
   pool          pagetide run
   kernel        a swap file, zswap off
-  kernel zswap  a swap file, zswap with LZ4, zsmalloc and up to half of the limit, its shrinker on
+  kernel zswap  a swap file, zswap with LZ4 (LZO-RLE where the kernel has none), zsmalloc and up to half of the limit, its shrinker on
   --shrinkers   pagetide run with each shrinker in place of the two arms of the kernel
 
 Each arm builds anew. Reads and writes of the device are swapped pages; hits of the pool stand apart.
@@ -31,7 +31,7 @@ from readahead import SwapFile
 
 BLKIO = Path("/sys/fs/cgroup/blkio")
 SHRINKERS = ("second-chance", "decay", "none")
-ZSWAP = {"enabled": "Y", "compressor": "lz4", "zpool": "zsmalloc", "max_pool_percent": "50", "shrinker_enabled": "Y"}
+ZSWAP = {"enabled": "Y", "zpool": "zsmalloc", "max_pool_percent": "50", "shrinker_enabled": "Y"}
 
 
 class Throttle(lib.Resource):
@@ -85,12 +85,18 @@ def ours(options, jobs, memory, *run_options):
     return result(run, counters["pswpin"], counters["pswpout"], counters["zswpin"])
 
 
+def compressor():
+    """The fastest that the kernel has."""
+    names = Path("/proc/crypto").read_text().split()
+    return "lz4" if "lz4" in names else "lzo-rle"
+
+
 def kernel(options, jobs, memory, zswap):
     command = make(options, jobs)
     with contextlib.ExitStack() as stack:
         stack.enter_context(lib.Setting(lib.PAGE_CLUSTER, 3))
         if lib.ZSWAP.exists():
-            wanted = ZSWAP if zswap else {"enabled": "N"}
+            wanted = {"compressor": compressor(), **ZSWAP} if zswap else {"enabled": "N"}
             for name, value in wanted.items():
                 if (lib.ZSWAP / name).exists():
                     stack.enter_context(lib.Setting(lib.ZSWAP / name, value))

@@ -1065,10 +1065,8 @@ impl Runtime {
     /// Whether copies of pages that come in are worth keeping.
     fn judge_copies(&self, load: ReclaimLoad) {
         let swap = self.engine.swap();
-        let resident = swap.present().max(0) as u64;
         let store_ns = self.engine.store_ns() as f64;
-        let keep =
-            lock(&self.copies).keep(load, store_ns, self.totals(), self.engine.swap().sizes(), resident);
+        let keep = lock(&self.copies).keep(load, store_ns, self.totals(), swap.sizes());
         self.engine.keep_copies(keep);
     }
 

@@ -6,12 +6,14 @@
 //! > ratio × (faults a page on the device) × (device − pool) > (faults a page at the tail of memory) × pool
 //!
 //! where *device* and *pool* are what a fault costs there. The tail of memory (what leaves next) is seen from
-//! outside: in faults a page of what left last, which is on probation, or else of the pool. The idea is
+//! outside: in faults a page of the pool, or in what comes back from probation in each turn of the clock. The idea is
 //! marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and Smaragdakis 1999), with rates in
 //! place of their ghost entries.
 
 /// What a fault on a page in the pool costs: trap, wake-up, decompression, and the eviction that makes room.
 pub const POOL_FAULT_NS: f64 = 12_000.0;
+/// What one on a page on probation costs.
+pub const PROBATION_FAULT_NS: f64 = 4_000.0;
 /// Faults after which the balance is looked at.
 const FAULTS_MIN: u64 = 256;
 /// A side must be so much better before anything changes.
@@ -68,14 +70,7 @@ impl Default for Copies {
 
 impl Copies {
     /// Whether to keep copies. `store_ns` is what it costs to store a page again whose copy was not kept.
-    pub fn keep(
-        &mut self,
-        load: ReclaimLoad,
-        store_ns: f64,
-        totals: Totals,
-        sizes: Sizes,
-        resident: u64,
-    ) -> bool {
+    pub fn keep(&mut self, load: ReclaimLoad, store_ns: f64, totals: Totals, sizes: Sizes) -> bool {
         let device_in = totals.device_in - self.seen.device_in;
         let faults = device_in + totals.pool_in - self.seen.pool_in;
         if faults >= FAULTS_MIN {
@@ -94,7 +89,7 @@ impl Copies {
         // the pool, given back, holds one in the program, which leaves room in the pool again: 1 / (ratio - 1)
         // pages for each copy.
         let surplus = (sizes.stored as f64 / sizes.pool.max(1) as f64 - 1.0).max(0.1);
-        let gain = weight * self.clean * store_ns / resident.max(1) as f64;
+        let gain = weight * self.clean * store_ns / sizes.resident.max(1) as f64;
         let loss = (POOL_FAULT_NS + weight * store_ns) / (surplus * sizes.stored as f64).max(1.0);
         // Or it holds as large an entry that lies on the device else, for want of room.
         gain > loss.max(if sizes.full { self.device_loss } else { 0.0 })
@@ -138,8 +133,8 @@ pub struct Sizes {
     pub pool: u64,
     /// On the device.
     pub device: u64,
-    /// On probation.
-    pub cached: u64,
+    /// In the program.
+    pub resident: u64,
     /// Whether the pool's share is what keeps it from growing.
     pub full: bool,
 }
@@ -179,8 +174,9 @@ impl Balance {
             let device_rate =
                 (device_in as f64 + prior * EXPECTED_RATE * pool_rate) / (sizes.device as f64 + prior);
             let gain = ratio * device_rate * saved;
-            let tail = pool_rate.max(rate(hits, sizes.cached));
-            let loss = tail * POOL_FAULT_NS;
+            // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn of
+            // the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
+            let loss = (pool_rate * POOL_FAULT_NS).max(rate(hits, sizes.resident) * PROBATION_FAULT_NS);
             let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);
             self.pressure = if steps < 0.0 { 1.0 } else { 0.0 };
             if sizes.full {
@@ -208,7 +204,7 @@ impl Balance {
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, cached: 100, full: true };
+    const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, resident: 2000, full: true };
 
     fn settle(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
         settle_in(Sizes { full, ..SIZES }, device_in, pool_in, hits)
@@ -248,7 +244,7 @@ mod tests {
 
     #[test]
     fn pages_that_come_back_from_probation_at_once_are_worth_more_than_cold_ones_on_the_device() {
-        assert_eq!(settle(10, 100, 500, true), 0.1);
+        assert_eq!(settle(1, 10, 500, true), 0.1);
     }
 
     #[test]
@@ -264,7 +260,7 @@ mod tests {
                 totals.device_ns += each.device_in * 100_000;
                 totals.reused += each.reused;
                 totals.stale += each.stale;
-                last = copies.keep(load, 10_000.0, totals, sizes, 1000);
+                last = copies.keep(load, 10_000.0, totals, Sizes { resident: 1000, ..sizes });
             }
             last
         };

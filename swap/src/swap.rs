@@ -840,7 +840,7 @@ impl<S: SpanSource> Swap<S> {
             stored: self.zswap.stored().0,
             pool: self.zswap.pool_pages() as u64,
             device: self.blocks.used(),
-            cached: self.cached().max(0) as u64,
+            resident: self.present().max(0) as u64,
             full: !self.zswap.has_room(),
         }
     }

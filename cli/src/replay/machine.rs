@@ -5,7 +5,7 @@
 
 use super::events::{Said, Steps};
 use pagetide::engine::{COMPACT_CLUSTERS, Limits, TRIM_ENTRIES, TRIM_SCAN};
-use pagetide_swap::balance::{Balance, POOL_FAULT_NS};
+use pagetide_swap::balance::{Balance, POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
@@ -20,8 +20,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What a fault on probation costs, and one that finds a zero page.
-const HIT_NS: f64 = 4_000.0;
+/// What a fault costs that finds a zero page.
 const ZERO_NS: f64 = 6_000.0;
 /// Faults after which the pool's share is looked at.
 const TICK_FAULTS: u64 = 1024;
@@ -236,7 +235,7 @@ impl<'a> Machine<'a> {
         let ahead = transfer.length - 1;
         let cost = match source {
             Source::Hole => 0.0,
-            Source::Frames { .. } => HIT_NS,
+            Source::Frames { .. } => PROBATION_FAULT_NS,
             Source::Zero => ZERO_NS,
             Source::Memory => POOL_FAULT_NS,
             Source::Device { .. } => {
