@@ -140,8 +140,7 @@ def parse():
     parser.add_argument("--cap", type=lib.parse_bytes, default=504 * MIB, help="--memory of the run (default 504M)")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to trace (default %(default)s)")
     parser.add_argument("--operations", type=int, default=200_000, help="accesses of the untraced run (default %(default)s)")
-    parser.add_argument("--pagetide", type=Path, default=lib.PAGETIDE)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    lib.add_program_options(parser)
     return parser.parse_args()
 
 

@@ -254,11 +254,15 @@ def pagetide_command(cap_bytes, command, pagetide=PAGETIDE, run_options=()):
     return [str(Path(pagetide).resolve()), "run", "-q", "--memory", memory, *run_options, "--", *map(str, command)]
 
 
-def add_arm_options(parser):
+def add_program_options(parser):
     parser.add_argument("--pagetide", type=Path, default=PAGETIDE, help="the program under test (default target/release)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+
+
+def add_arm_options(parser):
+    add_program_options(parser)
     parser.add_argument("--preload", type=Path, default=PRELOAD, help="its preload library, for runs with our allocator only")
     parser.add_argument("--run-options", type=shlex.split, default=[], metavar="OPTIONS", help="more options for `pagetide run`, in one word")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
 
 
 # --- Memory cgroups -------------------------------------------------------------------------------------------------

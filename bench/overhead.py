@@ -96,7 +96,7 @@ def rows(found):
             f"{one['pool_total_size'] / MIB:.0f}",
             f"{one['stored_bytes'] / MIB:.0f}",
             f"{100 * one['loose_bytes'] / one['stored_bytes']:.1f}",
-            f"{one['stored_pages'] * 4096 / one['pool_total_size']:.2f}",
+            f"{one['stored_pages'] * kinds.PAGE / one['pool_total_size']:.2f}",
             f"{one['touch']['pass_ns_per_page'][-1] / 1000:.1f}",
         )
 
@@ -109,8 +109,7 @@ def parse():
     parser.add_argument("--turns", type=int, default=2, help="accesses of each half, as many times the pages (default %(default)s)")
     parser.add_argument("--allocator", action="append", choices=ALLOCATORS, help="only this (may be repeated)")
     parser.add_argument("--swap-dir", type=Path, default=Path("/var/tmp"), help="where the swap file lies")
-    parser.add_argument("--pagetide", type=Path, default=lib.PAGETIDE)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures to FILE")
+    lib.add_program_options(parser)
     return parser.parse_args()
 
 

@@ -4,14 +4,14 @@
 After the experiment with which second chance was proposed (2024): a build, and a build beside cold data. Each trace is
 replayed by `pagetide replay --fixed-share` with each scheme; `none` asks the pool for nothing before it is full.
 
-  build        parts of Linux 6.1 by `make -j4`, recorded under a cap (--cap) of which less is left for what is managed than it is
-               replayed with
+  build        parts of Linux 6.1 by `make -j4`, recorded under a cap (--cap) of which less is left for what is managed
+               than it is replayed with
   build, cold  the same beside a process that holds as much as that cap, and sleeps
   bursts       made up: a warm set larger than memory, and bursts of pages that are written once
   bursts, cold the same behind a bulk that was written once
 
-The traces are kept in target/bench-data. Swapins from the device count every page read; stall is
-what the replay estimates (docs/replay.md).
+The traces are kept in target/bench-data. Swapins from the device count every page read; stall is what the replay
+estimates (docs/replay.md).
 """
 
 import argparse
@@ -25,7 +25,6 @@ import kinds
 import lib
 from lib import MIB
 
-SCHEMES = ("second-chance", "decay", "none")
 # Pages of the made-up traces.
 MEMORY, WARM, BULK = 16384, 24000, 60000
 BURST, BURSTS, BETWEEN = 6000, 80, 20000
@@ -48,7 +47,7 @@ def bursts(cold):
                 out.write(f"{page} {'w' if draw.random() < 0.3 else 'r'}\n")
             out.writelines(f"{page} w\n" for page in range(fresh, fresh + BURST))
             fresh += BURST
-    return path, MEMORY * 4096
+    return path, MEMORY * kinds.PAGE
 
 
 def record(options, cold):
@@ -82,7 +81,7 @@ TRACES = {
 
 def measure(options, name):
     path, memory = TRACES[name](options)
-    return {"trace": name, "memory": memory, "schemes": {scheme: replay(options, path, memory, scheme) for scheme in SCHEMES}}
+    return {"trace": name, "memory": memory, "schemes": {scheme: replay(options, path, memory, scheme) for scheme in build.SHRINKERS}}
 
 
 def rows(found):
@@ -117,7 +116,7 @@ def parse():
     parser.add_argument("--jobs", type=int, default=4, help="of make (default %(default)s)")
     parser.add_argument("--targets", default="mm/", help="what is built (default: %(default)s)")
     parser.add_argument("--swap-dir", type=Path, default=Path("/var/tmp"), help="where the swap files lie")
-    lib.add_arm_options(parser)
+    lib.add_program_options(parser)
     return parser.parse_args()
 
 
