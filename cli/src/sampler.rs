@@ -29,6 +29,10 @@ const FREE_FDS: u64 = 8;
 /// Samples in a row in which a process has given nothing of what it was asked for, after which nobody counts on it: it
 /// is stopped, or another program by now, without an engine.
 const DEAF_SAMPLES: u32 = 100;
+/// Samples in a row in which a small process without an engine takes nothing, after which only what it holds is charged.
+const IDLE_SAMPLES: u32 = 5;
+/// Steps of the group that such a process may have been granted.
+const IDLE_STEPS: i64 = 8;
 /// A fork is done after so many samples, or never will be. Samples, not time: a run may be stopped in a fork.
 const FORK_SAMPLES: u32 = 250;
 /// The same where nobody knows whose fork it is: making room for the child may take a slow disk a while,
@@ -62,13 +66,23 @@ struct Watch {
     gone: bool,
     /// What it was asked for, and the samples since that has changed.
     asked: (u64, u32),
+    /// What it held and was granted, and the samples since that has changed.
+    held: ([i64; 2], u32),
 }
 
 impl Watch {
     fn new(slot: Slot) -> Self {
         let process = slot.process();
-        let mut this =
-            Self { process, pid: 0, samples: 0, samples_dead: 0, pidfd: None, gone: false, asked: (0, 0) };
+        let mut this = Self {
+            process,
+            pid: 0,
+            samples: 0,
+            samples_dead: 0,
+            pidfd: None,
+            gone: false,
+            asked: (0, 0),
+            held: ([0; 2], 0),
+        };
         if process.start_time != 0 {
             this.find();
         }
@@ -103,6 +117,13 @@ impl Watch {
             // No pidfd tells, for want of descriptors or because it may be several.
             self.find();
         }
+    }
+
+    /// Whether a process has held and been granted the same for a while.
+    fn idles(&mut self, held: [i64; 2]) -> bool {
+        let samples = if held == self.held.0 { self.held.1 + 1 } else { 0 };
+        self.held = (held, samples);
+        samples >= IDLE_SAMPLES
     }
 
     /// Notes that a process does not answer. An engine that does says so anew.
@@ -204,17 +225,28 @@ impl Sampler {
         }
     }
 
-    fn observe(&self, slot: Slot) {
-        let pid = self.watches[&slot.index()].pid;
-        slot.set(Field::KnownAs, pid.into());
-        let Some(memory) = procfs::memory(&pid.to_string()) else { return };
+    fn observe(&mut self, slot: Slot) {
+        let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
+        slot.set(Field::KnownAs, watch.pid.into());
+        let Some(memory) = procfs::memory(&watch.pid.to_string()) else { return };
         let observed = self.group.charged(&memory);
         slot.set(Field::Observed, observed);
         // An engine that runs accounts for itself.
-        let granted = slot.get(Field::Grant) + slot.get(Field::Added);
-        if slot.get(Field::Armed) == 0 && observed > granted {
-            self.group.take_anyway((observed - granted) as i64);
-            slot.word(Field::Added).fetch_add(observed - granted, AcqRel);
+        if slot.get(Field::Armed) != 0 {
+            return;
+        }
+        let (observed, granted) = (observed as i64, slot.granted());
+        let step = self.group.step();
+        let idles = watch.idles([observed, granted]) && granted <= IDLE_STEPS * step;
+        // What a small one was granted long ago and has not touched it will hardly touch all at once.
+        let charged = if idles { granted.min(observed + step / 4) } else { granted };
+        let more = charged.max(observed) - granted;
+        if more != 0 {
+            self.group.take_anyway(more);
+            slot.word(Field::Added).fetch_add(more as u64, AcqRel);
+        }
+        if idles {
+            slot.set(Field::Spared, 0);
         }
     }
 
@@ -387,8 +419,7 @@ mod tests {
         slot.counters().add(Counter::pswpin, 3);
         sampler.sample();
         let observed = slot.get(Field::Observed);
-        let granted = slot.get(Field::Grant) + slot.get(Field::Added);
-        assert!(observed > 0 && granted >= observed && group.free() < 100_000);
+        assert!(observed > 0 && slot.granted() >= observed as i64 && group.free() < 100_000);
         // A zombie is gone already.
         rustix::process::kill_process(
             Pid::from_raw(child.id() as i32).unwrap(),
@@ -460,6 +491,34 @@ mod tests {
         assert_eq!(scan(), 0);
         assert_eq!(group.free(), 100_000);
         end(parent);
+    }
+
+    #[test]
+    fn of_what_a_small_process_does_not_touch_it_keeps_little() {
+        let (_fd, group) = group(100_000);
+        let mut sampler = Sampler::new(group, None);
+        let [child, large] = [sleeper(), sleeper()];
+        let [slot, rich] = [(&child, 1500), (&large, 4000)].map(|(child, grant)| {
+            let slot = group.claim(identity(child.id())).unwrap();
+            assert!(group.take(grant, 0));
+            slot.set(Field::Grant, grant as u64);
+            slot
+        });
+        // A shell that has just become the sleeper may still grow.
+        let ready = |slot: Slot| slot.granted() < 1500;
+        while !ready(slot) {
+            sampler.sample();
+            std::thread::sleep(INTERVAL);
+        }
+        let observed = slot.get(Field::Observed) as i64;
+        assert_eq!(slot.granted(), observed + group.step() / 4);
+        assert_eq!((rich.granted(), group.free()), (4000, 100_000 - 4000 - slot.granted()));
+        // It takes more: nothing is lost.
+        assert!(group.take(700, 0));
+        slot.word(Field::Grant).fetch_add(700, AcqRel);
+        group.release([slot, rich]);
+        assert_eq!(group.free(), 100_000);
+        [child, large].into_iter().for_each(end);
     }
 
     #[test]

@@ -150,7 +150,7 @@ fn json(report: &Report, group: &Group) -> Value {
             "pid": pid,
             "name": name(pid),
             "armed": slot.get(Field::Armed) != 0,
-            "grant_bytes": slot.get(Field::Grant) * PAGE,
+            "grant_bytes": slot.granted().max(0) as u64 * PAGE,
             "asked_bytes": slot.get(Field::Asked) * PAGE,
             "total_bytes": pages.total * PAGE,
             "resident_bytes": pages.resident * PAGE,
@@ -218,7 +218,7 @@ fn table(report: &Report, group: &Group) -> String {
         let pid = slot.known_as();
         let _ = write!(out, "{pid:>8}  {:<16}", name(pid));
         for pages in
-            [slot.get(Field::Grant), pages.total, pages.resident, pages.pool, pages.swapped, pages.disk]
+            [slot.granted().max(0) as u64, pages.total, pages.resident, pages.pool, pages.swapped, pages.disk]
         {
             let _ = write!(out, "{:>9}", bytes(pages));
         }

@@ -279,7 +279,8 @@ print(sum(os.waitpid(pid, 0)[1] for pid in children))";
 fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {
     let _turn = turn();
     for memory in ["16M", "40M", "256M"] {
-        start(pagetide(memory, "", &[], &[&program("vfork")])).end().succeeds();
+        // The parent and a child of it have 45 MiB each.
+        start(pagetide(memory, "", &["--swap-size", "256M"], &[&program("vfork")])).end().succeeds();
     }
 }
 
@@ -321,6 +322,34 @@ fn chains_of_forked_shells_live_in_little_memory() {
         let ended = start(pagetide("16M", "", &[], &["bash", "-c", chain])).end().succeeds();
         assert_eq!(ended, "108893\n108893\n108893\n");
     }
+}
+
+/// What `pagetide stat` tells of a run, once it does.
+fn report(pid: &str) -> Option<serde_json::Value> {
+    let output = Command::new(PAGETIDE).args(["stat", pid, "--json"]).output().unwrap();
+    output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// An engine would take more than they could give.
+#[test]
+fn small_processes_that_wait_have_no_engine() {
+    let _turn = turn();
+    let many = r#"for i in $(seq 12); do sh -c "sleep 1000; :" & done; wait"#;
+    let run = start(pagetide("40M", "", &[], &["sh", "-c", many]));
+    let pid = run.child.id().to_string();
+    let mut found = None;
+    while found.is_none() && run.started.elapsed() < GUARD {
+        std::thread::sleep(Duration::from_millis(50));
+        found = report(&pid).filter(|report| {
+            let processes = report["process_list"].as_array().unwrap();
+            processes.iter().filter(|process| process["name"] == "sleep").count() == 12
+        });
+    }
+    kill_group(run.child.id());
+    assert!(!run.end().status.success());
+    let report = found.expect("all of them start");
+    let processes = report["process_list"].as_array().unwrap();
+    assert!(processes.iter().all(|process| process["armed"] == false), "{report:#}");
 }
 
 #[test]
@@ -839,9 +868,7 @@ fn stat_shows_a_live_run_that_swaps() {
     while swapped == 0 {
         assert!(run.started.elapsed() < GUARD, "nothing is swapped");
         std::thread::sleep(Duration::from_millis(50));
-        let output = Command::new(PAGETIDE).args(["stat", &pid, "--json"]).output().unwrap();
-        if output.status.success() {
-            let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        if let Some(report) = report(&pid) {
             assert_eq!(report["running"], true);
             swapped = report["bytes"]["now"]["swapped"].as_u64().unwrap();
         }

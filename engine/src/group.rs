@@ -35,7 +35,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 9;
+const VERSION: u64 = 10;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -140,8 +140,8 @@ pub enum Field {
     Frozen,
     /// The time that its program loses to pages which come back, in millionths of all time.
     Pressure,
-    /// Pages that the launcher has taken in the process's name, beside its grant: it was seen to hold them
-    /// before its engine ran, which makes them part of the grant.
+    /// Pages that the launcher has taken in the process's name, beside its grant (it was seen to hold them before its
+    /// engine ran, which makes them part of the grant), less those that it has given back (they were not touched).
     Added,
     /// Whether a thread of the process waits for its bell: others may ask it for pages.
     Listens,
@@ -153,6 +153,9 @@ pub enum Field {
     KnownAs,
     /// How far its engine is with swapoff, and with which: see [`OffState`].
     Swapoff,
+    /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If they
+    /// are, the launcher sees it at its next look. 0 once the engine runs.
+    Spared,
     /// One more than the last field.
     Last,
 }
@@ -540,6 +543,11 @@ impl Group {
         self.header[Header::Free as usize].load(Relaxed) as i64
     }
 
+    /// Pages that all processes were [spared](Field::Spared).
+    pub fn spared(&self) -> u64 {
+        self.live().map(|slot| slot.get(Field::Spared)).sum()
+    }
+
     /// Takes `pages` if at least `reserve` remain.
     pub fn take(&self, pages: i64, reserve: i64) -> bool {
         self.header[Header::Free as usize]
@@ -581,7 +589,7 @@ impl Group {
 
     /// Pages that a process could give. Without an engine nobody knows which of those that were handed out are there.
     fn could_give(slot: Slot) -> u64 {
-        slot.get(if slot.get(Field::Armed) == 0 { Field::Grant } else { Field::Spare })
+        if slot.get(Field::Armed) == 0 { slot.granted().max(0) as u64 } else { slot.get(Field::Spare) }
     }
 
     /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
@@ -711,6 +719,11 @@ impl Slot {
     /// Says that a thread of the process waits for its bell.
     pub fn listen(&self) {
         self.set(Field::Listens, 1);
+    }
+
+    /// Pages that are taken for it.
+    pub fn granted(&self) -> i64 {
+        self.get(Field::Grant).wrapping_add(self.get(Field::Added)) as i64
     }
 
     /// The process's counters.

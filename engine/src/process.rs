@@ -26,6 +26,13 @@ use std::time::Duration;
 /// Pages that processes without an engine leave to others: 16 MiB.
 const ASLEEP_RESERVE: i64 = 4096;
 
+/// Pages of a grant up to which a process that has no engine gets more whatever is left: 3 MiB, of which it touches a
+/// third. An engine takes half a MiB, beside what can never leave.
+const SMALL: i64 = 768;
+/// Steps ([`Group::step`]) that a process without an engine may be spared, and the part of the cap that all may.
+const SPARED_STEPS: i64 = 2;
+const SPARED_PART: i64 = 8;
+
 /// Steps ([`Group::step`]) that a process without an engine holds when others may want some of it.
 const SENTRY_STEPS: i64 = 8;
 /// Address space that is left where there is one: its stack's range takes a 64th of that.
@@ -127,6 +134,7 @@ impl Generation {
         match started {
             Ok(runtime) => {
                 let _ = self.runtime.set(runtime);
+                self.slot.set(Field::Spared, 0);
                 // A sentry has nothing more to do.
                 self.slot.ring();
             }
@@ -307,10 +315,11 @@ impl Process {
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
+        let small = slot.granted() + wanted <= SMALL;
         // An engine that starts takes over what is granted by then: no grant comes between.
         phase.begin_call();
         let armed = runtime.get().is_some();
-        let granted = !armed && self.group.take(wanted, reserve);
+        let granted = !armed && (self.group.take(wanted, reserve) || small && self.take_small(*slot, wanted));
         if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);
@@ -321,6 +330,42 @@ impl Process {
         } else if granted && slot.get(Field::Grant) as i64 > SENTRY_STEPS * self.group.step() {
             self.post_sentry();
         }
+    }
+
+    /// Takes `pages` for a process that is so small that an engine would take more than it could give, from others if
+    /// need be.
+    fn take_small(&self, slot: Slot, pages: i64) -> bool {
+        self.group.take_anyway(pages);
+        if self.group.free() < 0 {
+            self.group.ask(slot, pages);
+        }
+        true
+    }
+
+    /// Charges pages that an allocator has taken for objects of one size each, which it will use bit by bit if at all:
+    /// most of those that a small process takes are never touched. As long as the engine does not run three quarters
+    /// of the first ones are [spared](Field::Spared).
+    pub fn charge_committed(&'static self, pages: i64) {
+        let Generation { slot, runtime, .. } = self.generation();
+        let mut spared = 0;
+        if runtime.get().is_none() {
+            let here = SPARED_STEPS * self.group.step() - slot.get(Field::Spared) as i64;
+            let room = self.group.setup().cap_pages as i64 / SPARED_PART - self.group.spared() as i64;
+            spared = (pages - pages / 4).min(here).min(room).max(0);
+            slot.word(Field::Spared).fetch_add(spared as u64, Relaxed);
+        }
+        self.charge(pages - spared);
+    }
+
+    /// Takes back such a charge.
+    pub fn uncharge_committed(&self, pages: i64) {
+        let spared = self.generation().slot.word(Field::Spared);
+        let mut back = 0;
+        let _ = spared.fetch_update(Relaxed, Relaxed, |spared| {
+            back = spared.min(pages as u64);
+            Some(spared - back)
+        });
+        self.uncharge(pages - back as i64);
     }
 
     /// Starts a guest that waits for the bell, and starts the engine when others ask for pages: the process itself
@@ -358,7 +403,7 @@ impl Process {
             return;
         }
         let now = unspent.fetch_add(pages, Relaxed) + pages;
-        let surplus = now - 4 * self.group.step();
+        let surplus = now - self.group.step() / 2;
         if surplus <= self.group.step() {
             return;
         }
@@ -697,7 +742,7 @@ impl Process {
     /// engine. What the forking thread touches from here to the fork is served all the same.
     pub fn before_fork(&'static self) {
         let slot = self.group.claim(Identity::UNKNOWN);
-        let grant = self.generation().slot.get(Field::Grant) as i64;
+        let grant = self.generation().slot.granted().max(0);
         if self.runtime().is_none()
             && let Some(slot) = slot
         {
@@ -709,6 +754,7 @@ impl Process {
             }
             if small || self.group.take(grant, 0) {
                 slot.set(Field::Grant, grant as u64);
+                slot.set(Field::Spared, self.generation().slot.get(Field::Spared));
             } else {
                 self.arm();
             }

@@ -763,7 +763,7 @@ impl Runtime {
     /// Makes what the launcher took in our name part of the grant.
     fn absorb(&self) {
         let added = self.slot.word(Field::Added).swap(0, SeqCst);
-        if added > 0 {
+        if added != 0 {
             self.slot.word(Field::Grant).fetch_add(added, SeqCst);
             self.engine.budget().give(added as i64);
         }

@@ -84,7 +84,7 @@ pub(crate) fn join() {
         );
     }
     drop(entered);
-    process.charge(COMMITTED_EARLY.swap(0, Relaxed) as i64);
+    process.charge_committed(COMMITTED_EARLY.swap(0, Relaxed) as i64);
 }
 
 /// mimalloc commits memory before it hands it out, and decommits what it does not need for a while.
@@ -100,13 +100,13 @@ unsafe extern "C" fn commit(
     match process() {
         None if on => drop(COMMITTED_EARLY.fetch_add(pages as usize, Relaxed)),
         None => {}
-        Some(process) if on => process.charge(pages),
+        Some(process) if on => process.charge_committed(pages),
         Some(process) => {
             process.enter().dropping(range, |part| {
                 // SAFETY: mimalloc gives the range up; nothing in it is in use.
                 unsafe { crate::advice::drop_pages(part) };
             });
-            process.uncharge(pages);
+            process.uncharge_committed(pages);
         }
     }
     if on && !is_zero.is_null() {
