@@ -10,6 +10,7 @@ use crate::tree;
 use pagetide::group::{Field, Group, Slot};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs::{self, Identity};
+use pagetide_sys::task;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
@@ -33,6 +34,10 @@ const DEAF_SAMPLES: u32 = 100;
 const IDLE_SAMPLES: u32 = 5;
 /// Steps of the group that such a process may have been granted.
 const IDLE_STEPS: i64 = 8;
+/// Pages a processor by which the kernel may err about what a process holds: some versions count them there first. And
+/// how many processors a small process is expected to have been on.
+const INEXACT_PAGES: i64 = 32;
+const INEXACT_PROCESSORS: usize = 8;
 /// A fork is done after so many samples, or never will be. Samples, not time: a run may be stopped in a fork.
 const FORK_SAMPLES: u32 = 250;
 /// The same where nobody knows whose fork it is: making room for the child may take a slow disk a while,
@@ -44,6 +49,8 @@ const NAMELESS_FORK_SAMPLES: u32 = 3000;
 pub struct Sampler {
     group: Group,
     launcher: u32,
+    /// By how many pages the kernel may err about what a process holds.
+    inexact: i64,
     watches: HashMap<usize, Watch>,
     strangers: Strangers,
     peak: Pages,
@@ -150,6 +157,7 @@ impl Sampler {
         Self {
             group,
             launcher: std::process::id(),
+            inexact: INEXACT_PAGES * task::processors().len().min(INEXACT_PROCESSORS) as i64,
             watches: HashMap::new(),
             strangers: Strangers::new(),
             peak: Pages::default(),
@@ -237,16 +245,14 @@ impl Sampler {
         }
         let (observed, granted) = (observed as i64, slot.granted());
         let step = self.group.step();
-        let idles = watch.idles([observed, granted]) && granted <= IDLE_STEPS * step;
         // What a small one was granted long ago and has not touched it will hardly touch all at once.
-        let charged = if idles { granted.min(observed + step / 4) } else { granted };
-        let more = charged.max(observed) - granted;
+        let idles = watch.idles([observed, granted]) && slot.get(Field::Grant) as i64 <= IDLE_STEPS * step;
+        let spare = if idles { granted - observed - (step / 4).max(self.inexact) } else { 0 };
+        let less = spare.min(self.group.uncharged_left()).max(0);
+        let more = (observed - granted).max(-less);
         if more != 0 {
-            self.group.take_anyway(more);
             slot.word(Field::Added).fetch_add(more as u64, AcqRel);
-        }
-        if idles {
-            slot.set(Field::Spared, 0);
+            self.group.give(-more);
         }
     }
 
@@ -272,12 +278,12 @@ impl Sampler {
         if wanted <= 0 {
             return;
         }
-        if let Some(poorest) = slots.iter().copied().min_by_key(|slot| slot.get(Field::Grant)) {
+        if let Some(poorest) = slots.iter().copied().min_by_key(Slot::granted) {
             self.group.ask(poorest, wanted);
         }
         // Nobody holds more than an equal share, or there is one process only: the richest gives anyway.
         if asked() == before
-            && let Some(richest) = listeners().max_by_key(|slot| slot.get(Field::Grant))
+            && let Some(richest) = listeners().max_by_key(Slot::granted)
         {
             let most = slot_spare(richest);
             richest.word(Field::Asked).fetch_add(wanted.min(most).max(0) as u64, AcqRel);
@@ -325,7 +331,7 @@ impl Sampler {
 
 /// Pages that a process could give back beyond what it was asked for.
 fn slot_spare(slot: Slot) -> i64 {
-    slot.get(Field::Grant) as i64 - slot.get(Field::Asked) as i64
+    slot.granted() - slot.get(Field::Asked) as i64
 }
 
 /// Processes of the run that have no slot: static programs, and those that lost LD_PRELOAD.
@@ -511,7 +517,7 @@ mod tests {
             std::thread::sleep(INTERVAL);
         }
         let observed = slot.get(Field::Observed) as i64;
-        assert_eq!(slot.granted(), observed + group.step() / 4);
+        assert_eq!(slot.granted(), observed + (group.step() / 4).max(sampler.inexact));
         assert_eq!((rich.granted(), group.free()), (4000, 100_000 - 4000 - slot.granted()));
         // It takes more: nothing is lost.
         assert!(group.take(700, 0));

@@ -63,6 +63,8 @@ const COPY_SAMPLE: u64 = 16;
 const PARTS_MAX: usize = 64;
 /// Slots kept full of free frames for runs that come in.
 const DONORS_MAX: usize = 4;
+/// A donor with fewer frames is not worth its slot.
+const DONOR_MIN: usize = 64;
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
 
 /// A source of time in nanoseconds: the kernel's, or a test's.
@@ -840,7 +842,8 @@ impl<M: Memory> Engine<M> {
         let first = transfer.first.offset();
         let staged = &self.staged[usize::from(slot_id)];
         // A copy's frame is free only when all of the slot is: where there is no room for both, the page moves.
-        let room = self.budget.free() >= transfer.length as i64;
+        let room =
+            self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.low.load(Relaxed);
         let moves = self.memory.can_move()
             && writable
             && (transfer.length >= MOVE_RUN_MIN || !room || self.ways.masks(Ways::NO_COPY));
@@ -1231,17 +1234,26 @@ impl<M: Memory> Engine<M> {
             return 0;
         }
         // Nobody refers to its frames: they are free, and populated.
-        let slot = lock(&self.staged[usize::from(slot_id)].slot);
+        let mut slot = lock(&self.staged[usize::from(slot_id)].slot);
         let pages = slot.memory_pages();
         if pages >= CLUSTER_PAGES / 2 && self.memory.can_move() && self.runs_wanted.swap(0, Relaxed) > 0 {
-            let mut lists = lock(&self.lists);
-            if lists.donors.len() < DONORS_MAX {
+            let others = self.idle_frames() - pages as i64;
+            let most = (self.low.load(Relaxed) - others).clamp(0, pages as i64) as usize;
+            if most >= DONOR_MIN && lock(&self.lists).donors.len() < DONORS_MAX {
+                let kept = slot.populated().iter().take(most).collect();
+                self.drop_bytes(&mut slot, kept);
                 drop(slot);
-                lists.donors.push(slot_id);
+                lock(&self.lists).donors.push(slot_id);
                 return pages;
             }
         }
         self.drop_frames(slot_id, slot)
+    }
+
+    /// Frames that no page on probation is in: of copies that were mapped, of pages that were stored just now, and of
+    /// donors. They are memory like any other, and save work only: so they are few.
+    fn idle_frames(&self) -> i64 {
+        self.frames.load(Relaxed) - self.swap.cached()
     }
 
     /// Pages of a slot could not be mapped (the kernel was out of memory): they stay on probation, whether

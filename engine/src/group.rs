@@ -39,6 +39,8 @@ const VERSION: u64 = 10;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
+/// The part of the cap that may be handed out without a charge.
+const UNCHARGED_PART: i64 = 8;
 /// Memory goes from one process to another where it saves this many times as much.
 const PRESSURE_RATIO: u64 = 4;
 const SLOT_HEADER_WORDS: usize = 32;
@@ -464,9 +466,14 @@ impl Group {
             slot.word(Field::Taken).load(Relaxed) == 0
                 && slot.word(Field::Taken).compare_exchange(0, 2, AcqRel, Relaxed).is_ok()
         })?;
-        for word in &slot.words[Field::Pid as usize..] {
-            word.store(0, Relaxed);
+        let granted = [Field::Grant as usize, Field::Added as usize];
+        for (index, word) in slot.words.iter().enumerate().skip(Field::Pid as usize) {
+            if !granted.contains(&index) {
+                word.store(0, Relaxed);
+            }
         }
+        // What the launcher has taken in the name of who had the slot, just when that was released.
+        self.give_granted(slot);
         slot.word(Field::Tenancy).fetch_add(1, Relaxed);
         slot.name(process);
         self.header[Header::SlotsSeen as usize].fetch_max(slot.index as u64 + 1, AcqRel);
@@ -532,10 +539,14 @@ impl Group {
         }
         to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
         pagetide_swap::blocks::sweep(self.block_counts(), self.held(slot));
-        for field in [Field::Grant, Field::Added] {
-            self.give(slot.word(field).swap(0, AcqRel) as i64);
-        }
+        self.give_granted(slot);
         slot.word(Field::Taken).store(0, Release);
+    }
+
+    /// Gives back all that is taken for a slot. In one step: part of it may be a debt.
+    fn give_granted(&self, slot: Slot) {
+        let [grant, added] = [Field::Grant, Field::Added].map(|field| slot.word(field).swap(0, AcqRel));
+        self.give(grant.wrapping_add(added) as i64);
     }
 
     /// Pages of the cap that nobody was granted. Negative if unmanaged memory grew past it.
@@ -543,9 +554,12 @@ impl Group {
         self.header[Header::Free as usize].load(Relaxed) as i64
     }
 
-    /// Pages that all processes were [spared](Field::Spared).
-    pub fn spared(&self) -> u64 {
-        self.live().map(|slot| slot.get(Field::Spared)).sum()
+    /// How many more pages may be handed out that nobody is charged for: what processes without an engine have taken
+    /// and do not touch. An eighth of the cap, should they all touch it at once.
+    pub fn uncharged_left(&self) -> i64 {
+        let without = self.live().filter(|slot| slot.get(Field::Armed) == 0);
+        let uncharged: i64 = without.map(|slot| slot.get(Field::Spared) as i64 + slot.debt()).sum();
+        self.setup.cap_pages as i64 / UNCHARGED_PART - uncharged
     }
 
     /// Takes `pages` if at least `reserve` remain.
@@ -595,14 +609,14 @@ impl Group {
     /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
     /// `for_whom` is not asked. False if there is none.
     pub fn ask(&self, for_whom: Slot, pages: i64) -> bool {
-        let share = self.setup.cap_pages / self.live().count().max(1) as u64;
+        let share = (self.setup.cap_pages / self.live().count().max(1) as u64) as i64;
         let richest = self
             .others(for_whom)
-            .filter(|slot| slot.get(Field::Grant) > share)
+            .filter(|slot| slot.granted() > share)
             // Who was asked for much already is passed over: it may be stopped.
-            .max_by_key(|slot| slot.get(Field::Grant) as i64 - 2 * slot.get(Field::Asked) as i64);
+            .max_by_key(|slot| slot.granted() - 2 * slot.get(Field::Asked) as i64);
         let Some(richest) = richest else { return false };
-        let spare = richest.get(Field::Grant) as i64 - share as i64;
+        let spare = richest.granted() - share;
         let asked = richest.get(Field::Asked) as i64;
         if asked < spare {
             richest.word(Field::Asked).fetch_add(pages.min(spare - asked) as u64, AcqRel);
@@ -724,6 +738,21 @@ impl Slot {
     /// Pages that are taken for it.
     pub fn granted(&self) -> i64 {
         self.get(Field::Grant).wrapping_add(self.get(Field::Added)) as i64
+    }
+
+    /// Pages that the launcher has taken back of what the process was granted before it touched them.
+    pub fn debt(&self) -> i64 {
+        (self.get(Field::Added) as i64).min(0).saturating_neg()
+    }
+
+    /// Makes a debt smaller by up to `pages`. Returns by how many.
+    pub fn pay_debt(&self, pages: i64) -> i64 {
+        let mut paid = 0;
+        let _ = self.word(Field::Added).fetch_update(AcqRel, Relaxed, |added| {
+            paid = (added as i64).min(0).saturating_neg().min(pages);
+            (paid > 0).then_some(added.wrapping_add(paid as u64))
+        });
+        paid
     }
 
     /// The process's counters.
@@ -889,5 +918,48 @@ mod tests {
         let memory = pagetide_sys::procfs::Memory { anonymous: 100, shared: 45, tables: 5 };
         assert_eq!(group.charged(&memory), 100 + 15 + 5);
         assert_eq!(group.charged(&pagetide_sys::procfs::Memory { shared: 10, ..memory }), 105);
+    }
+
+    #[test]
+    fn what_nobody_is_charged_for_is_an_eighth_of_the_cap_at_most() {
+        let (_fd, group) = Group::create(setup(0)).unwrap();
+        let [spared, trimmed, armed] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
+        assert_eq!(group.uncharged_left(), 125);
+        spared.set(Field::Spared, 50);
+        trimmed.set(Field::Grant, 100);
+        trimmed.set(Field::Added, -40i64 as u64);
+        for field in [Field::Armed, Field::Spared] {
+            armed.set(field, 1);
+        }
+        assert_eq!(group.uncharged_left(), 125 - 50 - 40);
+        assert_eq!((trimmed.debt(), trimmed.granted()), (40, 60));
+        assert_eq!(trimmed.pay_debt(30), 30);
+        assert_eq!(trimmed.pay_debt(30), 10, "no more than it owes");
+        assert_eq!((trimmed.debt(), trimmed.pay_debt(30), trimmed.granted()), (0, 0, 100));
+        trimmed.set(Field::Added, 7);
+        assert_eq!(
+            (trimmed.debt(), trimmed.pay_debt(30), trimmed.granted()),
+            (0, 0, 107),
+            "seen to hold more"
+        );
+        assert_eq!(group.uncharged_left(), 125 - 50);
+    }
+
+    #[test]
+    fn what_was_taken_for_one_that_was_just_gone_comes_back() {
+        let (_fd, group) = Group::create(setup(0)).unwrap();
+        let slot = group.claim(process(1)).unwrap();
+        group.release([slot]);
+        // The launcher had looked just before.
+        group.take_anyway(30);
+        slot.word(Field::Added).fetch_add(30, AcqRel);
+        let next = group.claim(process(2)).unwrap();
+        assert_eq!((next.index(), next.granted(), group.free()), (slot.index(), 0, 1000));
+        // And a debt is no gain.
+        next.set(Field::Grant, 100);
+        next.set(Field::Added, -60i64 as u64);
+        group.take_anyway(40);
+        group.release([next]);
+        assert_eq!(group.free(), 1000);
     }
 }

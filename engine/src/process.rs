@@ -29,9 +29,10 @@ const ASLEEP_RESERVE: i64 = 4096;
 /// Pages of a grant up to which a process that has no engine gets more whatever is left: 3 MiB, of which it touches a
 /// third. An engine takes half a MiB, beside what can never leave.
 const SMALL: i64 = 768;
-/// Steps ([`Group::step`]) that a process without an engine may be spared, and the part of the cap that all may.
+/// The part of the cap by which such processes may overdraw it, until others have given.
+const SMALL_PART: i64 = 8;
+/// Steps ([`Group::step`]) that a process without an engine may be spared.
 const SPARED_STEPS: i64 = 2;
-const SPARED_PART: i64 = 8;
 
 /// Steps ([`Group::step`]) that a process without an engine holds when others may want some of it.
 const SENTRY_STEPS: i64 = 8;
@@ -315,31 +316,34 @@ impl Process {
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
-        let small = slot.granted() + wanted <= SMALL;
+        let small = slot.granted().max(0) + wanted <= SMALL;
         // An engine that starts takes over what is granted by then: no grant comes between.
         phase.begin_call();
         let armed = runtime.get().is_some();
-        let granted = !armed && (self.group.take(wanted, reserve) || small && self.take_small(*slot, wanted));
+        // For one that is so small that an engine would take more than it could give, from others if need be; unless
+        // those small ones are so many that others have not given for a while.
+        let most = self.group.setup().cap_pages as i64 / SMALL_PART;
+        let granted = !armed && (self.group.take(wanted, reserve) || small && self.group.take(wanted, -most));
         if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);
         }
         phase.end_call();
         if !armed && !granted {
-            self.arm();
-        } else if granted && slot.get(Field::Grant) as i64 > SENTRY_STEPS * self.group.step() {
+            return self.arm();
+        }
+        if granted && self.group.free() < 0 {
+            self.group.ask(*slot, wanted);
+        }
+        if granted && self.handed_out() > SENTRY_STEPS * self.group.step() {
             self.post_sentry();
         }
     }
 
-    /// Takes `pages` for a process that is so small that an engine would take more than it could give, from others if
-    /// need be.
-    fn take_small(&self, slot: Slot, pages: i64) -> bool {
-        self.group.take_anyway(pages);
-        if self.group.free() < 0 {
-            self.group.ask(slot, pages);
-        }
-        true
+    /// Pages that the process was handed out, whatever of them it is charged for.
+    fn handed_out(&self) -> i64 {
+        let slot = self.generation().slot;
+        slot.get(Field::Grant).wrapping_add(slot.get(Field::Spared)) as i64
     }
 
     /// Charges pages that an allocator has taken for objects of one size each, which it will use bit by bit if at all:
@@ -348,11 +352,13 @@ impl Process {
     pub fn charge_committed(&'static self, pages: i64) {
         let Generation { slot, runtime, .. } = self.generation();
         let mut spared = 0;
-        if runtime.get().is_none() {
-            let here = SPARED_STEPS * self.group.step() - slot.get(Field::Spared) as i64;
-            let room = self.group.setup().cap_pages as i64 / SPARED_PART - self.group.spared() as i64;
-            spared = (pages - pages / 4).min(here).min(room).max(0);
-            slot.word(Field::Spared).fetch_add(spared as u64, Relaxed);
+        let here = |spared: u64| SPARED_STEPS * self.group.step() - spared as i64;
+        if runtime.get().is_none() && here(slot.get(Field::Spared)) > 0 {
+            let most = (pages - pages / 4).min(self.group.uncharged_left());
+            let _ = slot.word(Field::Spared).fetch_update(Relaxed, Relaxed, |already| {
+                spared = most.min(here(already)).max(0);
+                Some(already + spared as u64)
+            });
         }
         self.charge(pages - spared);
     }
@@ -410,7 +416,7 @@ impl Process {
         phase.begin_call();
         if runtime.get().is_none() && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok() {
             slot.word(Field::Grant).fetch_sub(surplus as u64, Relaxed);
-            self.group.give(surplus);
+            self.group.give(surplus - slot.pay_debt(surplus));
         }
         phase.end_call();
     }
@@ -742,7 +748,9 @@ impl Process {
     /// engine. What the forking thread touches from here to the fork is served all the same.
     pub fn before_fork(&'static self) {
         let slot = self.group.claim(Identity::UNKNOWN);
-        let grant = self.generation().slot.granted().max(0);
+        let own = self.generation().slot;
+        let [handed_out, added] = [Field::Grant, Field::Added].map(|field| own.get(field));
+        let grant = handed_out.wrapping_add(added) as i64;
         if self.runtime().is_none()
             && let Some(slot) = slot
         {
@@ -753,8 +761,9 @@ impl Process {
                 self.group.take_anyway(grant);
             }
             if small || self.group.take(grant, 0) {
-                slot.set(Field::Grant, grant as u64);
-                slot.set(Field::Spared, self.generation().slot.get(Field::Spared));
+                slot.set(Field::Grant, handed_out);
+                slot.set(Field::Added, added);
+                slot.set(Field::Spared, own.get(Field::Spared));
             } else {
                 self.arm();
             }
@@ -878,7 +887,9 @@ fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
             runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
             group.take_anyway(needed - own);
             // Our engine may have started since the child was granted what it would have needed without.
-            group.give(child.word(Field::Grant).swap(needed as u64, Relaxed) as i64);
+            let added = child.word(Field::Added).swap(0, Relaxed);
+            let grant = child.word(Field::Grant).swap(needed as u64, Relaxed);
+            group.give(grant.wrapping_add(added) as i64);
             // Before it runs anything else it starts its engine: what it shares with us is not to be charged
             // again meanwhile.
             child.set(Field::Armed, 1);

@@ -1015,7 +1015,7 @@ impl Runtime {
         }
         let processes = self.group.live().count().max(1) as u64;
         self.engine.set_sharers(processes as usize);
-        let grant = self.slot.get(Field::Grant).max(setup.cap_pages / processes) as i64;
+        let grant = self.slot.granted().max((setup.cap_pages / processes) as i64);
         let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;

@@ -53,8 +53,17 @@ pub struct Memory {
 
 /// Reads the memory of a process. `None` when it is gone.
 pub fn memory(pid: &str) -> Option<Memory> {
-    let status = small(&format!("/proc/{pid}/status"))?;
+    memory_of(&format!("/proc/{pid}")).or_else(|| {
+        // The first thread may have ended before the others: then its memory is not shown.
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        tasks.flatten().find_map(|task| memory_of(task.path().to_str()?))
+    })
+}
+
+fn memory_of(task: &str) -> Option<Memory> {
+    let status = small(&format!("{task}/status"))?;
     let mut memory = Memory::default();
+    let mut shown = false;
     for line in status.lines() {
         let field = match line.split(':').next()? {
             "RssAnon" => &mut memory.anonymous,
@@ -64,8 +73,9 @@ pub fn memory(pid: &str) -> Option<Memory> {
         };
         let kilobytes: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
         *field = kilobytes / 4;
+        shown = true;
     }
-    Some(memory)
+    shown.then_some(memory)
 }
 
 /// Anonymous pages of this process outside of ranges that `skip` knows, each divided by the number of
@@ -290,6 +300,23 @@ mod tests {
         let memory = memory("self").unwrap();
         assert!(memory.anonymous > 0 && memory.tables > 0);
         assert!(super::memory("0").is_none());
+    }
+
+    #[test]
+    fn memory_is_seen_after_the_first_thread_has_ended() {
+        const SCRIPT: &str = "import ctypes, threading, time; \
+            threading.Thread(target=time.sleep, args=(1000,)).start(); ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = std::process::Command::new("python3").args(["-c", SCRIPT]).spawn().unwrap();
+        let pid = child.id().to_string();
+        let ended = || small(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat.contains(") Z "));
+        while !ended() {
+            std::thread::yield_now();
+        }
+        let seen = memory(&pid);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(seen.unwrap().anonymous > 0);
+        assert!(memory(&pid).is_none());
     }
 
     #[test]
