@@ -1,7 +1,9 @@
 //! Objects of like size share spans (after zsmalloc, Gupta 2014).
 //!
 //! A span is 64 KiB from a [`SpanSource`]; it is cut into equal slots of one size class. A handle names span and slot, so
-//! an object costs no table. A span whose last object goes is given back at once: the pool shrinks with its content.
+//! an object costs no table. Slots are taken from the start of a span, and its pages from the system as they are reached:
+//! each class may have a span that is hardly begun. What is behind the last object goes back, and the span with its last
+//! object: the pool shrinks with its content.
 //!
 //! ```text
 //! handle    31        10 9          0
@@ -16,8 +18,9 @@
 //! ([`crate::Swap::compact`]), so that an object costs neither.
 
 use super::links::Links;
-use super::{PoolSize, SpanSource, Zpool};
+use super::{PoolSize, SpanMemory, SpanSource, Zpool};
 use crate::config::{SPAN_BYTES, SPAN_PAGES};
+use crate::entry::PAGE_SIZE;
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -25,8 +28,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Slots of the smallest class: 1024.
 const SLOT_BITS: u32 = 10;
 const SLOTS_MAX: usize = 1 << SLOT_BITS;
-/// A pool of fewer spans is small: 4 MiB.
-const SMALL_POOL_SPANS: usize = 64;
+/// Fewer pages at the end of a span are not worth a call.
+const TRIM_PAGES: usize = 2;
 /// Spans: 2²² × 64 KiB = 256 GiB of pool.
 const SPANS_MAX: u32 = 1 << (32 - SLOT_BITS);
 /// Spans in the first segment of their slab: 1 MiB.
@@ -58,10 +61,27 @@ struct Span<M> {
     memory: M,
     class: u8,
     used_count: u16,
+    /// Pages that were taken from the system, from the start on.
+    pages: u16,
     frozen: bool,
     /// Compaction has chosen it.
     leaving: bool,
     used: Used,
+}
+
+impl<M: SpanMemory> Span<M> {
+    /// Gives back the pages behind the last object, if that was at `slot`, which is free now, and if they are worth it.
+    /// Returns how many.
+    fn trim(&mut self, slot: usize, size: usize, slots: usize) -> usize {
+        let end = self.used.end(slots);
+        let less = usize::from(self.pages) - (end * size).div_ceil(PAGE_SIZE);
+        if end > slot || less < TRIM_PAGES {
+            return 0;
+        }
+        self.memory.trim(end * size);
+        self.pages -= less as u16;
+        less
+    }
 }
 
 /// Which slots are used: those of most classes fit into one word.
@@ -73,12 +93,17 @@ struct Used {
 impl Used {
     /// None of so many. Those beyond are used for ever.
     fn none_of(slots: usize) -> Self {
-        let word = |at: usize| match slots.saturating_sub(at * 64) {
+        let more = (slots > 64).then(|| Box::new(std::array::from_fn(|at| Self::beyond(slots, at + 1))));
+        Self { first: Self::beyond(slots, 0), more }
+    }
+
+    /// Of a word, the bits that stand for no slot.
+    fn beyond(slots: usize, at: usize) -> u64 {
+        match slots.saturating_sub(at * 64) {
             0 => u64::MAX,
             n @ 1..64 => u64::MAX << n,
             _ => 0,
-        };
-        Self { first: word(0), more: (slots > 64).then(|| Box::new(std::array::from_fn(|at| word(at + 1)))) }
+        }
     }
 
     fn word(&mut self, slot: usize) -> Option<&mut u64> {
@@ -101,9 +126,22 @@ impl Used {
         *word = *word & !(1 << (slot % 64)) | u64::from(on) << (slot % 64);
     }
 
+    fn words(&self) -> impl DoubleEndedIterator<Item = (usize, u64)> {
+        let more = self.more.iter().flat_map(|more| more.iter().enumerate());
+        std::iter::once((0, self.first)).chain(more.map(|(at, &word)| (at + 1, word)))
+    }
+
+    /// One more than the last of `slots` that is used.
+    fn end(&self, slots: usize) -> usize {
+        let used = self.words().rev().map(|(at, word)| (at, word & !Self::beyond(slots, at)));
+        used.filter(|&(_, word)| word != 0)
+            .map(|(at, word)| at * 64 + word.ilog2() as usize + 1)
+            .next()
+            .unwrap_or(0)
+    }
+
     fn first_clear(&self) -> Option<usize> {
-        let words = std::iter::once(self.first).chain(self.more.iter().flat_map(|more| **more));
-        let (at, word) = words.enumerate().find(|&(_, word)| word != u64::MAX)?;
+        let (at, word) = self.words().find(|&(_, word)| word != u64::MAX)?;
         Some(at * 64 + word.trailing_ones() as usize)
     }
 }
@@ -113,8 +151,15 @@ struct Lists<S> {
     source: S,
     /// Of each class, the spans with a free slot that take objects; and numbers of spans that are no more.
     spans: Links,
-    /// Of each class, the free slots of those spans.
-    free_slots: Vec<usize>,
+    /// Of each class, what those spans have.
+    listed: Vec<Listed>,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Listed {
+    spans: usize,
+    free_slots: usize,
+    pages: usize,
 }
 
 /// The pool.
@@ -150,7 +195,7 @@ impl<S: SpanSource> Zsmalloc<S> {
             .map(|size| Class { size, slots: (SPAN_BYTES / size).min(SLOTS_MAX) })
             .collect();
         let spans = Links::new(classes.len() + 1);
-        let lists = Lists { source, spans, free_slots: vec![0; classes.len()] };
+        let lists = Lists { source, spans, listed: vec![Listed::default(); classes.len()] };
         Self {
             classes,
             spans: Slab::default(),
@@ -184,16 +229,6 @@ impl<S: SpanSource> Zsmalloc<S> {
         Some(look(span, slot * size..(slot + 1) * size))
     }
 
-    /// The class to use in place of `class`: a small pool would be all half-empty spans if each class had
-    /// its own, so there an object goes to the next larger class that has room.
-    fn roomier(&self, lists: &Lists<S>, class: usize) -> usize {
-        let PoolSize { pages, frozen, .. } = self.size();
-        if pages.saturating_sub(frozen) >= SMALL_POOL_SPANS * SPAN_PAGES {
-            return class;
-        }
-        (class..self.classes.len()).find(|&class| lists.free_slots[class] > 0).unwrap_or(class)
-    }
-
     fn add_span(&self, lists: &mut Lists<S>, class: usize) -> Option<u32> {
         let old = lists.spans.first(self.unused());
         if old.is_none() && lists.spans.len() == SPANS_MAX {
@@ -210,11 +245,17 @@ impl<S: SpanSource> Zsmalloc<S> {
         });
         let slots = self.classes[class].slots;
         let used = Used::none_of(slots);
-        *self.span(id).expect("made above") =
-            Some(Span { memory, class: class as u8, used_count: 0, frozen: false, leaving: false, used });
+        *self.span(id).expect("made above") = Some(Span {
+            memory,
+            class: class as u8,
+            used_count: 0,
+            pages: 0,
+            frozen: false,
+            leaving: false,
+            used,
+        });
         lists.spans.unlink(id);
-        lists.link(id, class, slots);
-        self.pages.fetch_add(SPAN_PAGES, Relaxed);
+        lists.link(id, class, slots, 0);
         Some(id)
     }
 
@@ -223,7 +264,7 @@ impl<S: SpanSource> Zsmalloc<S> {
         let class = usize::from(span.class);
         let free = self.classes[class].slots - usize::from(span.used_count);
         if free > 0 && !span.frozen && !span.leaving {
-            lists.link(id, class, free);
+            lists.link(id, class, free, usize::from(span.pages));
         }
     }
 
@@ -231,13 +272,13 @@ impl<S: SpanSource> Zsmalloc<S> {
     fn change_all(&self, mut change: impl FnMut(u32, &mut Span<S::Span>)) {
         let mut lists = lock(&self.lists);
         (0..self.classes.len()).for_each(|class| lists.spans.clear(class));
-        lists.free_slots.fill(0);
+        lists.listed.fill(Listed::default());
         let mut frozen = 0;
         for id in 0..lists.spans.len() {
             let mut guard = self.span(id).expect("made when it was added");
             let Some(span) = guard.as_mut() else { continue };
             change(id, span);
-            frozen += if span.frozen { SPAN_PAGES } else { 0 };
+            frozen += if span.frozen { usize::from(span.pages) } else { 0 };
             self.list(&mut lists, id, span);
         }
         self.frozen.store(frozen, Relaxed);
@@ -252,7 +293,6 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
             return None;
         }
         let mut lists = lock(&self.lists);
-        let class = self.roomier(&lists, class);
         let id = match lists.spans.first(class) {
             Some(id) => id,
             None => self.add_span(&mut lists, class)?,
@@ -264,9 +304,16 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
         debug_assert!(slot < slots);
         span.used.set(slot, true);
         span.used_count += 1;
-        lists.free_slots[class] -= 1;
+        let reached = ((slot + 1) * size).div_ceil(PAGE_SIZE);
+        let more = reached.saturating_sub(usize::from(span.pages));
+        span.pages += more as u16;
+        // They count before they are written.
+        self.pages.fetch_add(more, Relaxed);
+        let listed = &mut lists.listed[class];
+        listed.free_slots -= 1;
+        listed.pages += more;
         if usize::from(span.used_count) == slots {
-            lists.spans.unlink(id);
+            lists.unlink(id, class, 0, usize::from(span.pages));
         }
         // The span's lock keeps others from the object until it is whole.
         drop(lists);
@@ -296,28 +343,31 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
         span.used_count -= 1;
         let left = usize::from(span.used_count);
         if left > 0 {
+            let less = if span.frozen { 0 } else { span.trim(slot, size, slots) };
             if lists.spans.is_linked(id) {
-                lists.free_slots[class] += 1;
+                lists.listed[class].free_slots += 1;
+                lists.listed[class].pages -= less;
             } else {
                 self.list(&mut lists, id, span);
             }
+            self.pages.fetch_sub(less, Relaxed);
             return;
         }
         let span = guard.take().expect("it is there");
         drop(guard);
+        let pages = usize::from(span.pages);
         if lists.spans.is_linked(id) {
-            lists.spans.unlink(id);
-            lists.free_slots[class] -= slots - 1;
+            lists.unlink(id, class, slots - 1, pages);
         }
         lists.spans.link(self.unused(), id);
         // Under the lock, as whoever counts anew.
         if span.frozen {
-            self.frozen.fetch_sub(SPAN_PAGES, Relaxed);
+            self.frozen.fetch_sub(pages, Relaxed);
         }
         drop(lists);
         drop(span);
         // Its memory has gone back: now it counts no more.
-        self.pages.fetch_sub(SPAN_PAGES, Relaxed);
+        self.pages.fetch_sub(pages, Relaxed);
     }
 
     fn is_frozen(&self, handle: u32) -> bool {
@@ -342,15 +392,24 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
 
     fn loose_pages(&self) -> usize {
         let lists = lock(&self.lists);
-        let spans = lists.free_slots.iter().zip(&self.classes).map(|(free, class)| free / class.slots);
-        spans.sum::<usize>() * SPAN_PAGES
+        let loose = |(listed, class): (&Listed, &Class)| match listed.free_slots / class.slots {
+            // What is loose in the span that is left is soon used, or is no more than that.
+            0 => 0,
+            _ => {
+                let used = listed.spans * class.slots - listed.free_slots;
+                let (spans, rest) = (used / class.slots, used % class.slots);
+                listed.pages
+                    - (spans * SPAN_PAGES + (rest * class.size).div_ceil(PAGE_SIZE)).min(listed.pages)
+            }
+        };
+        lists.listed.iter().zip(&self.classes).map(loose).sum()
     }
 
     fn compact(&self) {
         self.change_all(|_, span| span.leaving = false);
         for (class, &Class { slots, .. }) in self.classes.iter().enumerate() {
             let mut lists = lock(&self.lists);
-            let spans = lists.free_slots[class] / slots;
+            let spans = lists.listed[class].free_slots / slots;
             if spans == 0 {
                 continue;
             }
@@ -362,8 +421,7 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
                 let mut guard = self.span(id).expect("a listed span exists");
                 let span = guard.as_mut().expect("a listed span exists");
                 span.leaving = true;
-                lists.spans.unlink(id);
-                lists.free_slots[class] -= slots - usize::from(span.used_count);
+                lists.unlink(id, class, slots - usize::from(span.used_count), usize::from(span.pages));
             }
         }
     }
@@ -374,9 +432,22 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
 }
 
 impl<S> Lists<S> {
-    fn link(&mut self, id: u32, class: usize, free: usize) {
+    /// Lists a span that has free slots, and holds pages.
+    fn link(&mut self, id: u32, class: usize, free: usize, pages: usize) {
         self.spans.link(class, id);
-        self.free_slots[class] += free;
+        let listed = &mut self.listed[class];
+        listed.spans += 1;
+        listed.free_slots += free;
+        listed.pages += pages;
+    }
+
+    /// Takes a span with so much off its list.
+    fn unlink(&mut self, id: u32, class: usize, free: usize, pages: usize) {
+        self.spans.unlink(id);
+        let listed = &mut self.listed[class];
+        listed.spans -= 1;
+        listed.free_slots -= free;
+        listed.pages -= pages;
     }
 }
 
