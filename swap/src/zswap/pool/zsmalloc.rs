@@ -462,4 +462,45 @@ mod tests {
         assert!(*sizes.last().unwrap() >= crate::entry::PAGE_SIZE + 64);
         assert!(sizes.len() < 256 && sizes.iter().all(|size| SPAN_BYTES / size <= SLOTS_MAX));
     }
+
+    #[test]
+    fn pages_count_as_they_are_reached_and_go_with_the_last_object_in_them() {
+        let pool = Zsmalloc::new(super::super::Heap);
+        let stored: Vec<u32> = (0..20).map(|_| pool.insert([&[7; 1000], &[]]).unwrap()).collect();
+        // 1008 bytes a slot, after rounding to a class.
+        assert_eq!((pool.size().pages, pool.loose_pages()), (5, 0));
+        let small = pool.insert([&[7; 30], &[]]).unwrap();
+        assert_eq!(pool.size().pages, 6);
+        // One in the middle is used again, and one page at the end is not worth a call.
+        pool.remove(stored[3], &mut |_| {});
+        assert_eq!(pool.insert([&[8; 1000], &[]]), Some(stored[3]));
+        stored[16..].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
+        assert_eq!(pool.size().pages, 6);
+        stored[8..16].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
+        assert_eq!(pool.size().pages, 3);
+        let mut found = Vec::new();
+        assert!(pool.read(stored[3], &mut |bytes| found = bytes[..1000].to_vec()));
+        assert_eq!(found, [8; 1000]);
+        // What another process may read is not touched.
+        pool.freeze();
+        stored[4..8].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
+        assert_eq!((pool.size().pages, pool.size().frozen), (3, 3));
+        stored[..4].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
+        pool.remove(small, &mut |_| {});
+        assert_eq!(pool.size(), PoolSize { index_bytes: pool.size().index_bytes, ..PoolSize::default() });
+    }
+
+    #[test]
+    fn the_last_slot_in_use_is_found() {
+        for slots in [15, 63, 64, 65, 200, SLOTS_MAX] {
+            let mut used = Used::none_of(slots);
+            assert_eq!((used.end(slots), used.first_clear()), (0, Some(0)));
+            for slot in [0, slots / 2, slots - 1] {
+                used.set(slot, true);
+                assert_eq!(used.end(slots), slot + 1);
+            }
+            used.set(slots - 1, false);
+            assert_eq!(used.end(slots), slots / 2 + 1);
+        }
+    }
 }
