@@ -75,6 +75,8 @@ struct Watch {
     asked: (u64, u32),
     /// What it held and was granted, and the samples since that has changed.
     held: ([i64; 2], u32),
+    /// By how much it holds more than the kernel's count says, once it idles, if that can be told.
+    uncounted: Option<i64>,
 }
 
 impl Watch {
@@ -89,6 +91,7 @@ impl Watch {
             gone: false,
             asked: (0, 0),
             held: ([0; 2], 0),
+            uncounted: None,
         };
         if process.start_time != 0 {
             this.find();
@@ -131,6 +134,15 @@ impl Watch {
         let samples = if held == self.held.0 { self.held.1 + 1 } else { 0 };
         self.held = (held, samples);
         samples >= IDLE_SAMPLES
+    }
+
+    /// By how much a process that idles may hold more than the kernel's count says. It is counted but once.
+    fn uncounted(&mut self, counted: u64, inexact: i64) -> i64 {
+        if self.held.1 == IDLE_SAMPLES {
+            let found = procfs::counted_anonymous(self.pid);
+            self.uncounted = found.map(|pages| (pages as i64 - counted as i64).max(0));
+        }
+        self.uncounted.unwrap_or(inexact)
     }
 
     /// Notes that a process does not answer. An engine that does says so anew.
@@ -247,7 +259,11 @@ impl Sampler {
         let step = self.group.step();
         // What a small one was granted long ago and has not touched it will hardly touch all at once.
         let idles = watch.idles([observed, granted]) && slot.get(Field::Grant) as i64 <= IDLE_STEPS * step;
-        let spare = if idles { granted - observed - (step / 4).max(self.inexact) } else { 0 };
+        let spare = if idles {
+            granted - observed - watch.uncounted(memory.anonymous, self.inexact) - step / 4
+        } else {
+            0
+        };
         let less = spare.min(self.group.uncharged_left()).max(0);
         let more = (observed - granted).max(-less);
         if more != 0 {

@@ -41,7 +41,8 @@ pub enum Found {
 }
 
 impl Found {
-    const ALL: [Self; 6] =
+    /// All of them.
+    pub const ALL: [Self; 6] =
         [Self::Hole, Self::Probation, Self::Same, Self::Pool, Self::Device, Self::Anywhere];
 }
 

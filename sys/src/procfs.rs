@@ -60,6 +60,13 @@ pub fn memory(pid: &str) -> Option<Memory> {
     })
 }
 
+/// Anonymous pages of a process, counted one by one: exact where the count that the kernel keeps is not, and slower.
+/// `None` if this kernel, or this process, does not show them.
+pub fn counted_anonymous(pid: u32) -> Option<u64> {
+    let kilobytes = field(&small(&format!("/proc/{pid}/smaps_rollup"))?, "Anonymous:")?;
+    Some(kilobytes * 1024 / crate::PAGE as u64)
+}
+
 fn memory_of(task: &str) -> Option<Memory> {
     let status = small(&format!("{task}/status"))?;
     let mut memory = Memory::default();
@@ -300,6 +307,15 @@ mod tests {
         let memory = memory("self").unwrap();
         assert!(memory.anonymous > 0 && memory.tables > 0);
         assert!(super::memory("0").is_none());
+    }
+
+    #[test]
+    fn anonymous_pages_are_counted() {
+        let pages = std::hint::black_box(vec![1u8; 1000 * crate::PAGE]);
+        let counted = counted_anonymous(std::process::id()).unwrap();
+        assert!((1000..1 << 18).contains(&counted), "{counted}");
+        drop(pages);
+        assert_eq!(counted_anonymous(0), None);
     }
 
     #[test]
