@@ -1256,6 +1256,13 @@ impl<S: SpanSource> Swap<S> {
         moved
     }
 
+    /// Moves all entries of pages that are stored alone, and returns how many: for tests.
+    #[cfg(feature = "shuttle")]
+    pub fn compact_all(&self) -> usize {
+        self.zswap.empty();
+        self.table.touched(0..CLUSTERS_MAX).map(|number| self.compact_cluster(number)).sum()
+    }
+
     fn compact_cluster(&self, number: ClusterNumber) -> usize {
         let Some(mut cluster) = self.table.lock(number) else { return 0 };
         let (mut moved, mut offset) = (0, 0);
@@ -1267,7 +1274,8 @@ impl<S: SpanSource> Swap<S> {
                 && !word.is_writeback()
                 && let Some(there) = self.zswap.relocate(handle)
             {
-                self.set(&mut cluster, offset, word.with_place(Place::Pool(there)));
+                let moved_word = word.with_place(Place::Pool(there)).with_referenced(word.is_referenced());
+                self.set(&mut cluster, offset, moved_word);
                 self.zswap.vacate(handle);
                 moved += 1;
             }

@@ -19,7 +19,7 @@ use pagetide_swap::{
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const CLUSTER: ClusterNumber = ClusterNumber(3);
@@ -451,6 +451,40 @@ fn a_reader_and_writeback() {
             world.settle(kind, 4);
         });
     }
+}
+
+/// Entries move while they are read, kept, found clean, replaced, written back and dropped.
+#[test]
+fn a_reader_and_compaction() {
+    let moved = Arc::new(AtomicU64::new(0));
+    let count = moved.clone();
+    in_any_order(move || {
+        let kind = KINDS[0];
+        let world = World::new();
+        world.touch(0..4, kind);
+        world.evict();
+        let count = count.clone();
+        together(
+            &world,
+            vec![
+                Box::new(move |world| {
+                    count.fetch_add(world.swap.compact_all() as u64, Relaxed);
+                    world.discard(3..4);
+                    count.fetch_add(world.swap.compact_all() as u64, Relaxed);
+                }),
+                Box::new(move |world| {
+                    assert_eq!(world.read(0, Window::NONE, true), kind(0));
+                    assert_eq!(world.read(1, Window::ahead(2), true), kind(1));
+                }),
+                Box::new(|world| {
+                    world.evict();
+                    world.write_back();
+                }),
+            ],
+        );
+        world.settle(kind, 4);
+    });
+    assert!(moved.load(Relaxed) > 0);
 }
 
 #[test]

@@ -371,6 +371,12 @@ impl<S: SpanSource> Zswap<S> {
         self.pages.compact();
     }
 
+    /// Chooses everything: for tests in which there is little.
+    #[cfg(feature = "shuttle")]
+    pub fn empty(&self) {
+        self.pages.empty();
+    }
+
     /// Copies an entry that lies where memory is to be emptied to somewhere else, and returns its handle there. Its owner
     /// then names that one, and lets the old one go by [`Zswap::vacate`].
     pub fn relocate(&self, handle: Handle) -> Option<Handle> {
