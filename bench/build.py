@@ -10,6 +10,8 @@ swap, and the sources and objects that it reads and writes.
   pool          pagetide run
   kernel        a swap file, zswap off
   kernel zswap  a swap file, zswap with LZ4 (LZO-RLE where the kernel has none), zsmalloc and up to half of the limit, its shrinker on
+  same total    pagetide run with the cap and what zswap's pool took at most in the arm before: a cgroup of version 1 does
+                not count that pool
   --shrinkers   pagetide run with each shrinker in place of the two arms of the kernel
 
 Each arm builds anew. Reads and writes of the device are swapped pages; hits of the pool stand apart.
@@ -22,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 import cap
@@ -61,6 +64,24 @@ def make(options, jobs):
     build = f'make -s -C {cap.linux_source()} O="$PWD/build"'
     subprocess.run(["sh", "-c", f"rm -rf build && {build} tinyconfig && {build} prepare"], cwd=lib.DATA, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return ["sh", "-c", f"{build} -j{jobs} {options.targets} 2>&1 && find build -name '*.o' | wc -l"]
+
+
+@contextlib.contextmanager
+def zswap_peak():
+    """The most bytes that zswap's pool takes meanwhile: in the first element, at the end."""
+    peak, done = [0], threading.Event()
+
+    def sample():
+        while not done.wait(0.01):
+            peak[0] = max(peak[0], lib.read_fields("/proc/meminfo").get("Zswap", 0) * 1024)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        done.set()
+        thread.join()
 
 
 def pages(counters, *names):
@@ -104,10 +125,11 @@ def kernel(options, jobs, memory, zswap):
         throttle = stack.enter_context(Throttle(options.swap_dir, options.bandwidth))
         cgroup = stack.enter_context(lib.Cgroup(memory, lib.Swap.ALLOWED))
         before = lib.read_fields("/proc/vmstat")
+        peak = stack.enter_context(zswap_peak())
         run = lib.run_in(cgroup, throttle.command(command), cwd=lib.DATA, timeout_seconds=options.timeout)
         after = lib.read_fields("/proc/vmstat")
     more = {name: after.get(name, 0) - before.get(name, 0) for name in ("pswpin", "pswpout", "zswpin")}
-    return result(run, more["pswpin"], more["pswpout"], more["zswpin"])
+    return {**result(run, more["pswpin"], more["pswpout"], more["zswpin"]), "zswap_peak": peak[0]}
 
 
 def arms(options, jobs, memory):
@@ -120,7 +142,15 @@ def arms(options, jobs, memory):
     if not options.skip_kernel:
         found["kernel"] = lambda: kernel(options, jobs, memory, zswap=False)
         if lib.ZSWAP.exists():
-            found["kernel zswap"] = lambda: kernel(options, jobs, memory, zswap=True)
+            peaks = []
+
+            def with_zswap():
+                one = kernel(options, jobs, memory, zswap=True)
+                peaks.append(one["zswap_peak"])
+                return one
+
+            found["kernel zswap"] = with_zswap
+            found["same total"] = lambda: ours(options, jobs, memory + peaks[-1])
     return found
 
 
