@@ -2,7 +2,9 @@
 """Which entries of the pool go to the device: second chance (Linux 6.12) against decay (Linux 6.8), by replay.
 
 After the experiment with which second chance was proposed (2024): a build, and a build beside cold data. Each trace is
-replayed by `pagetide replay --fixed-share` with each scheme; `none` asks the pool for nothing before it is full.
+replayed by `pagetide replay --fixed-share` with each scheme; `none` asks the pool for nothing before it is full. With
+--shares each is replayed with shares of 20, 35 and 50 % for the pool, and with the balance, which is to stall at most 5 %
+longer than the best of them.
 
   build        parts of Linux 6.1 by `make -j4`, recorded under a cap (--cap) of which less is left for what is managed
                than it is replayed with
@@ -65,8 +67,18 @@ def record(options, cold):
     return path, options.memory
 
 
-def replay(options, path, memory, scheme):
-    words = ["replay", path, "--memory", memory, "--fixed-share", "--shrinker", scheme, "--max-pool-percent", options.percent]
+SHARES = (20, 35, 50)
+
+
+def ways(options):
+    """What each trace is replayed with, by name."""
+    if options.shares:
+        return {"balance": [], **{f"{share} %": ["--fixed-share", "--max-pool-percent", share] for share in SHARES}}
+    return {name: ["--fixed-share", "--shrinker", name, "--max-pool-percent", options.percent] for name in build.SHRINKERS}
+
+
+def replay(options, path, memory, more):
+    words = ["replay", path, "--memory", memory, *more]
     done = subprocess.run([str(word) for word in (options.pagetide, *words, "--json")], check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(done.stdout)
 
@@ -81,7 +93,7 @@ TRACES = {
 
 def measure(options, name):
     path, memory = TRACES[name](options)
-    return {"trace": name, "memory": memory, "schemes": {scheme: replay(options, path, memory, scheme) for scheme in build.SHRINKERS}}
+    return {"trace": name, "memory": memory, "schemes": {scheme: replay(options, path, memory, more) for scheme, more in ways(options).items()}}
 
 
 def rows(found):
@@ -107,12 +119,21 @@ def changes(one):
     return f"{one['trace']}: decay → second chance: swapins from the device {change('pswpin'):+.1f} %, written back {change('zswpwb'):+.1f} %"
 
 
+def against_best(one):
+    """The balance against the best share, in percent."""
+    stalls = {name: outcome["stalled_s"] for name, outcome in one["schemes"].items()}
+    balance = stalls.pop("balance")
+    best = min(stalls, key=stalls.get)
+    return f"{one['trace']}: balance against a share of {best}: stall {100 * (balance / stalls[best] - 1):+.1f} % (goal: at most +5)"
+
+
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", choices=TRACES, help="only this (may be repeated)")
     parser.add_argument("--memory", type=lib.parse_bytes, default=80 * MIB, help="what the builds are replayed with (default 80M)")
     parser.add_argument("--cap", type=lib.parse_bytes, default=120 * MIB, help="what they are recorded in (default 120M; a third is not managed)")
     parser.add_argument("--percent", type=int, default=20, help="the most that the pool takes of it (default %(default)s)")
+    parser.add_argument("--shares", action="store_true", help="the balance against fixed shares, not one scheme against another")
     parser.add_argument("--jobs", type=int, default=4, help="of make (default %(default)s)")
     parser.add_argument("--targets", default="mm/", help="what is built (default: %(default)s)")
     parser.add_argument("--swap-dir", type=Path, default=Path("/var/tmp"), help="where the swap files lie")
@@ -128,7 +149,7 @@ def main(options):
     header = ("trace", "scheme", "accesses", "pool hits", "device in", "written back", "device out", "stall s")
     lib.print_table(header, rows(found))
     for one in found:
-        print(changes(one))
+        print(against_best(one) if options.shares else changes(one))
     return 0
 
 
