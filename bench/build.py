@@ -61,6 +61,7 @@ class Throttle(lib.Resource):
 
 
 def make(options, jobs):
+    lib.require({name: name for name in ("make", "gcc", "flex", "bison", "bc")})
     build = f'make -s -C {cap.linux_source()} O="$PWD/build"'
     subprocess.run(["sh", "-c", f"rm -rf build && {build} tinyconfig && {build} prepare"], cwd=lib.DATA, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return ["sh", "-c", f"{build} -j{jobs} {options.targets} 2>&1 && find build -name '*.o' | wc -l"]

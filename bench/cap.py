@@ -117,12 +117,14 @@ def make_once(name, script):
     """Something in the directory of the data that a shell script makes as `partial`."""
     if not (lib.DATA / name).exists():
         lib.progress(f"making {name}")
+        lib.DATA.mkdir(parents=True, exist_ok=True)
         subprocess.run(shell(f"set -e; rm -rf partial; mkdir partial; {script}; mv partial {name}"), check=True, cwd=lib.DATA)
     return name
 
 
 def linux_source():
     """A large C project that any machine can have."""
+    lib.require({"linux-source-6.1": LINUX_ARCHIVE})
     return make_once("linux", f"tar -C partial --strip-components=1 -xf {LINUX_ARCHIVE}")
 
 

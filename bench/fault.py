@@ -145,8 +145,7 @@ def parse():
 
 
 def main(options):
-    if not lib.have("perf"):
-        raise lib.BenchError("perf is missing: apt-get install linux-perf")
+    lib.require({"linux-perf": "perf"})
     facts = lib.print_machine()
     was_mounted = TRACING.joinpath("events").exists()
     try:

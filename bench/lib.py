@@ -631,5 +631,11 @@ def have(program):
     return shutil.which(program) is not None or (isinstance(program, Path) and program.exists())
 
 
+def require(packages):
+    """Fails unless of each of Debian's packages the program (or file) is there."""
+    if missing := [package for package, program in packages.items() if not have(program)]:
+        raise BenchError(f"not installed: apt-get install {' '.join(missing)}")
+
+
 if __name__ == "__main__":
     sys.exit("lib.py holds what speed.py, cap.py and fits.py share; run one of those")

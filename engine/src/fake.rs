@@ -24,7 +24,7 @@ use pagetide_swap::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -615,10 +615,9 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
     let Setup { slots, limits, pool_pages_max, span_pages, config, device, ways } = setup;
     let memory = FakeMemory::default();
     let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
-    let counts: &'static [AtomicU8] = Vec::leak((0..count).map(|_| AtomicU8::new(0)).collect());
     let swap = Swap::new(
         HeapSpans::new(span_pages),
-        Blocks::new(counts, words(count.div_ceil(64))),
+        Blocks::private(count),
         Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: Some(Cipher::new([5, 6])) },
         config,
         Counters::new(words(Counter::ALL.len())),

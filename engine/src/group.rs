@@ -7,7 +7,7 @@
 //! ```text
 //! ┌────────┬────────────────┬──────────────────────────┬─────────────────┬──────────────────────────┐
 //! │ header │ totals of dead │ slots, one a process     │ block counts    │ held blocks, a bitmap a  │
-//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot                     │
+//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot, with a summary     │
 //! └────────┴────────────────┴──────────────────────────┴─────────────────┴──────────────────────────┘
 //! ```
 //!
@@ -18,6 +18,7 @@
 
 use crate::latency::{self, Latency};
 use crate::recorder;
+use pagetide_swap::held::Held;
 use pagetide_swap::{Counter, Counters, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
@@ -35,7 +36,7 @@ pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 pub const SLOTS: usize = 250;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
-const VERSION: u64 = 10;
+const VERSION: u64 = 11;
 const HEADER_WORDS: usize = 64;
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
@@ -278,7 +279,7 @@ fn counts_bytes(blocks: u64) -> usize {
 
 /// Words of one slot's bitmap, in whole pages: untouched pages of the file take no memory.
 fn held_words(blocks: u64) -> usize {
-    (blocks as usize).div_ceil(64).next_multiple_of(512)
+    Held::words(blocks as usize).next_multiple_of(512)
 }
 
 impl Group {
@@ -515,7 +516,7 @@ impl Group {
 
     fn release_when_settled(&self, swap: &Path, slots: impl IntoIterator<Item = Slot>) {
         let slots: Vec<_> = slots.into_iter().collect();
-        if slots.iter().any(|&slot| self.held(slot).iter().any(|bits| bits.load(Relaxed) != 0)) {
+        if slots.iter().any(|&slot| !self.held(slot).is_empty()) {
             // A write that is still under way must not come after one of whoever has the block next. What cannot be
             // waited for has ended by now, as a rule; and whoever reads a wrong block knows by its hash.
             let _ = pagetide_device::file::settle(swap, self.setup.swap_identity);
@@ -538,7 +539,7 @@ impl Group {
             word.fetch_add(count, Relaxed);
         }
         to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
-        pagetide_swap::blocks::sweep(self.block_counts(), self.held(slot));
+        pagetide_swap::blocks::sweep(self.block_counts(), &self.held(slot));
         self.give_granted(slot);
         slot.word(Field::Taken).store(0, Release);
     }
@@ -675,10 +676,10 @@ impl Group {
     }
 
     /// Which blocks a process holds.
-    pub fn held(&self, slot: Slot) -> &'static [AtomicU64] {
+    pub fn held(&self, slot: Slot) -> Held {
         let words = held_words(self.setup.blocks);
         let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8 + counts_bytes(self.setup.blocks);
-        self.shared.words(offset + slot.index * words * 8, words)
+        Held::new(self.shared.words(offset + slot.index * words * 8, words), self.setup.blocks as usize)
     }
 }
 

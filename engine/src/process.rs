@@ -812,7 +812,7 @@ impl Process {
         if let Some(index) = generation.forking.load(Relaxed).checked_sub(1) {
             let slot = self.group.slot(index);
             runtime.share_pool(slot);
-            runtime.engine().swap().blocks().share_with(self.group.held(slot));
+            runtime.engine().swap().blocks().share_with(&self.group.held(slot));
         }
     }
 

@@ -18,7 +18,6 @@ use pagetide_swap::{
 };
 use serde_json::{Value, json};
 use std::hint::black_box;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Mutex, OnceLock};
 use std::time::Instant;
 
@@ -114,11 +113,9 @@ fn pages() -> impl Iterator<Item = PageIndex> {
 }
 
 fn swap(blocks: usize) -> Swap<Heap> {
-    let counts: &'static [AtomicU8] = Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect());
-    let held: &'static [AtomicU64] = Vec::leak((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
     let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
     let config = Config::for_cap(CLUSTERS * CLUSTER_PAGES as u64);
-    Swap::new(Heap, Blocks::new(counts, held), keys, config, Counters::private())
+    Swap::new(Heap, Blocks::private(blocks), keys, config, Counters::private())
 }
 
 /// Takes whole clusters out and stores their pages where `place` says.

@@ -1,7 +1,7 @@
 //! Device space: which blocks of the swap file are in use, and by whom.
 //!
 //! The counts are shared by every process of a run; a block is free when its count is zero. Each process
-//! also marks the blocks that it holds in a bitmap of its own, likewise shared, so that the launcher can
+//! also marks the blocks that it holds in a bitmap of its own ([`Held`]), likewise shared, so that the launcher can
 //! give back what a killed process held. Counts change by atomic operations only and no step allocates:
 //! freeing memory never needs memory.
 //!
@@ -9,11 +9,10 @@
 //! before the bit is set, and the bit is cleared before the count goes down.
 
 use crate::hash::{HASH_BYTES, PageHash};
+use crate::held::Held;
 use std::ops::Range;
 use std::sync::OnceLock;
-use std::sync::atomic::{
-    AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::AcqRel, Ordering::Relaxed};
 
 /// Blocks of an extent at least: 2 MiB, whose hashes take 6 KiB.
 const EXTENT_MIN: usize = 512;
@@ -24,7 +23,7 @@ const EXTENTS_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct Blocks {
     counts: &'static [AtomicU8],
-    held: &'static [AtomicU64],
+    held: Held,
     /// Blocks of an extent.
     extent: usize,
     /// The extents that this process found free and took: where its next runs come from.
@@ -52,9 +51,8 @@ pub struct BlockRun {
 }
 
 impl Blocks {
-    /// Space described by shared `counts` (one a block) and this process's `held` bits.
-    pub fn new(counts: &'static [AtomicU8], held: &'static [AtomicU64]) -> Self {
-        assert!(held.len() * 64 >= counts.len());
+    /// Space described by shared `counts` (one a block) and what this process has `held`.
+    pub fn new(counts: &'static [AtomicU8], held: Held) -> Self {
         let extent = counts.len().div_ceil(EXTENTS_MAX).next_multiple_of(64).max(EXTENT_MIN);
         let extents = counts.len().div_ceil(extent);
         Self {
@@ -72,7 +70,14 @@ impl Blocks {
 
     /// No device.
     pub fn none() -> Self {
-        Self::new(&[], &[])
+        Self::private(0)
+    }
+
+    /// Space that no other process shares.
+    pub fn private(blocks: usize) -> Self {
+        let counts = Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect());
+        let words = Vec::leak((0..Held::words(blocks)).map(|_| AtomicU64::new(0)).collect());
+        Self::new(counts, Held::new(words, blocks))
     }
 
     /// Blocks in all.
@@ -137,7 +142,7 @@ impl Blocks {
         let Range { start: mut at, end } = self.blocks_of(extent);
         let mut length = 0;
         while at < end && length < wanted {
-            if at.is_multiple_of(64) && self.held[at / 64].load(Relaxed) == u64::MAX {
+            if at.is_multiple_of(64) && self.held.holds_all_from(at) {
                 (at, length) = (at + 64, 0);
                 continue;
             }
@@ -177,14 +182,14 @@ impl Blocks {
         // The plain load keeps the walk over used blocks cheap.
         let free = self.is_free(block) && self.counts[block].compare_exchange(0, 1, AcqRel, Relaxed).is_ok();
         if free {
-            self.held[block / 64].fetch_or(1 << (block % 64), AcqRel);
+            self.held.set(block);
         }
         free
     }
 
     /// Gives up this process's hold on a block.
     pub fn free(&self, block: u64) {
-        if release(self.counts, self.held, block as usize) {
+        if release(self.counts, &self.held, block as usize) {
             self.used.fetch_sub(1, Relaxed);
             self.freed.fetch_add(1, Relaxed);
         }
@@ -210,23 +215,14 @@ impl Blocks {
     }
 
     /// Makes `child` a holder of everything that this process holds: before a fork.
-    pub fn share_with(&self, child: &[AtomicU64]) {
-        for (index, bits) in self.held.iter().enumerate() {
-            let bits = bits.load(Acquire);
-            for bit in Bits(bits) {
-                // 255 holders is more processes than a run may have.
-                self.counts[index * 64 + bit].fetch_add(1, AcqRel);
-            }
-            // The child's bits are clear: what need not be written takes no memory.
-            if bits != 0 {
-                child[index].store(bits, Relaxed);
-            }
-        }
+    pub fn share_with(&self, child: &Held) {
+        // 255 holders is more processes than a run may have.
+        self.held.copy_to(child, |block| _ = self.counts[block].fetch_add(1, AcqRel));
     }
 
     /// The view of a forked child: the same contents and hashes, held by its own bits. What it writes goes
     /// to extents of its own.
-    pub fn for_child(&self, held: &'static [AtomicU64]) -> Self {
+    pub fn for_child(&self, held: Held) -> Self {
         Self {
             cursor: AtomicU64::new(self.cursor.load(Relaxed)),
             used: AtomicU64::new(self.used()),
@@ -237,7 +233,7 @@ impl Blocks {
 }
 
 /// The positions of the bits that are set.
-struct Bits(u64);
+pub(crate) struct Bits(pub u64);
 
 impl Iterator for Bits {
     type Item = usize;
@@ -248,9 +244,8 @@ impl Iterator for Bits {
     }
 }
 
-fn release(counts: &[AtomicU8], held: &[AtomicU64], block: usize) -> bool {
-    let bit = 1 << (block % 64);
-    let was_held = held[block / 64].fetch_and(!bit, AcqRel) & bit != 0;
+fn release(counts: &[AtomicU8], held: &Held, block: usize) -> bool {
+    let was_held = held.clear(block);
     if was_held {
         counts[block].fetch_sub(1, AcqRel);
     }
@@ -258,14 +253,8 @@ fn release(counts: &[AtomicU8], held: &[AtomicU64], block: usize) -> bool {
 }
 
 /// Frees every block that `held` names: what the launcher does for a process that died.
-pub fn sweep(counts: &[AtomicU8], held: &[AtomicU64]) -> u64 {
-    let mut freed = 0;
-    for (index, word) in held.iter().enumerate() {
-        for bit in Bits(word.load(Acquire)) {
-            freed += u64::from(release(counts, held, index * 64 + bit));
-        }
-    }
-    freed
+pub fn sweep(counts: &[AtomicU8], held: &Held) -> u64 {
+    held.blocks().map(|block| u64::from(release(counts, held, block))).sum()
 }
 
 #[cfg(test)]
@@ -273,13 +262,13 @@ pub(crate) mod tests {
     use super::*;
 
     pub(crate) fn space(blocks: usize) -> Blocks {
-        Blocks::new(counts(blocks), bits(blocks))
+        Blocks::private(blocks)
     }
     fn counts(blocks: usize) -> &'static [AtomicU8] {
         Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect())
     }
-    fn bits(blocks: usize) -> &'static [AtomicU64] {
-        Vec::leak((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    fn bits(blocks: usize) -> Held {
+        Held::new(Vec::leak((0..Held::words(blocks)).map(|_| AtomicU64::new(0)).collect()), blocks)
     }
 
     #[test]
@@ -329,11 +318,11 @@ pub(crate) mod tests {
         let (parent_bits, child_bits) = (bits(64), bits(64));
         let parent = Blocks::new(counts, parent_bits);
         parent.allocate(64).unwrap();
-        parent.share_with(child_bits);
+        parent.share_with(&child_bits);
         parent.free(7);
         assert_eq!(parent.allocate(1), None, "the child still holds it");
-        assert_eq!(sweep(counts, child_bits), 64);
+        assert_eq!(sweep(counts, &child_bits), 64);
         assert_eq!(parent.allocate(1), Some(BlockRun { start: 7, length: 1 }));
-        assert_eq!(sweep(counts, child_bits), 0, "sweeping twice frees nothing twice");
+        assert_eq!(sweep(counts, &child_bits), 0, "sweeping twice frees nothing twice");
     }
 }

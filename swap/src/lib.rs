@@ -29,6 +29,7 @@ pub mod config;
 pub mod entry;
 pub mod error;
 pub mod hash;
+pub mod held;
 mod latch;
 pub mod place;
 pub mod policy;

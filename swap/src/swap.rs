@@ -18,6 +18,7 @@ use crate::config::Config;
 use crate::entry::{CLUSTER_PAGES, CLUSTER_SHIFT, ClusterNumber, PAGE_SIZE, PageIndex};
 use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
+use crate::held::Held;
 use crate::place::{Handle, Place};
 use crate::policy::{Policy, Seen};
 use crate::reclaim::Queue;
@@ -360,7 +361,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// The same subsystem in a forked child, which inherited all of it copy-on-write: what it holds on
     /// the device is told by `held`, what it counts by `counters`. Nothing may have been under way.
-    pub fn for_child(&self, held: &'static [std::sync::atomic::AtomicU64], counters: Counters) -> Self {
+    pub fn for_child(&self, held: Held, counters: Counters) -> Self {
         Self {
             table: Arc::clone(&self.table),
             zswap: Arc::clone(&self.zswap),

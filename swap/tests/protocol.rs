@@ -19,7 +19,7 @@ use pagetide_swap::{
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 const CLUSTER: ClusterNumber = ClusterNumber(3);
@@ -74,12 +74,9 @@ fn written(offset: usize) -> u64 {
 
 impl World {
     fn new() -> Arc<Self> {
-        let counts: &'static [AtomicU8] = Vec::leak((0..BLOCKS).map(|_| AtomicU8::new(0)).collect());
-        let held: &'static [AtomicU64] =
-            Vec::leak((0..BLOCKS.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
         let config = Config::for_cap(1024);
-        let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, Counters::private());
+        let swap = Swap::new(Heap, Blocks::private(BLOCKS), keys, config, Counters::private());
         swap.zswap().set_pages_max(1 << 20);
         Arc::new(Self { swap, outside: Mutex::default() })
     }

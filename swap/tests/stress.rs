@@ -17,7 +17,7 @@ use pagetide_swap::{
     PageIndex, Place, Scratch, Source, State, StoreOutcome, Stored, Swap, Swapin, Switches, Transfer, Window,
 };
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
 const THREADS: u64 = 8;
@@ -104,12 +104,9 @@ struct Worker<'a> {
 
 impl World {
     fn new(zpool: Allocator) -> Self {
-        let counts: &'static [AtomicU8] = Vec::leak((0..BLOCKS).map(|_| AtomicU8::new(0)).collect());
-        let held: &'static [AtomicU64] =
-            Vec::leak((0..BLOCKS.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
         let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: Some(Cipher::new([5, 6])) };
         let config = Config { zpool, ..Config::for_cap(PAGES / 2) };
-        let swap = Swap::new(Heap, Blocks::new(counts, held), keys, config, Counters::private());
+        let swap = Swap::new(Heap, Blocks::private(BLOCKS), keys, config, Counters::private());
         swap.zswap().set_pages_max(PAGES as usize);
         let outside = Outside {
             program: vec![None; PAGES as usize],

@@ -17,7 +17,6 @@ use pagetide_swap::{
     Source, SpanMemory, SpanSource, State, StoreError, StoreOutcome, Stored, Swap, Swapin,
 };
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What a fault costs that finds a zero page.
@@ -163,13 +162,10 @@ impl<'a> Machine<'a> {
     fn new(steps: &'a Steps, setting: Setting) -> Self {
         // Room for every page, and as many copies.
         let blocks = if setting.device_ns > 0.0 { 2 * steps.pages as usize + 4096 } else { 0 };
-        let counts: &'static [AtomicU8] = Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect());
-        let held: &'static [AtomicU64] =
-            Vec::leak((0..blocks.div_ceil(64)).map(|_| AtomicU64::new(0)).collect());
-        let space = if blocks == 0 { Blocks::none() } else { Blocks::new(counts, held) };
         // Contents are told apart by numbers: there is nothing to hide or to prove.
         let keys = Keys { hash: HashKey::new([0; 4]), cipher: None };
-        let swap = Swap::new(Spans::default(), space, keys, setting.config, Counters::private());
+        let swap =
+            Swap::new(Spans::default(), Blocks::private(blocks), keys, setting.config, Counters::private());
         let mut this = Self {
             setting,
             swap,
