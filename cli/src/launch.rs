@@ -93,6 +93,9 @@ pub struct RunArgs {
     /// What decides which memory leaves
     #[arg(long, value_name = "POLICY", default_value = "second-chance")]
     reclaim: Policy,
+    /// Have all processes run at once, however little there is for each
+    #[arg(long)]
+    no_load_control: bool,
     /// Which neighbours of a page come in with it
     #[arg(long, value_name = "RULE", default_value = "object")]
     readahead: Neighbours,
@@ -365,7 +368,7 @@ impl<'a> Launcher<'a> {
             child: 0,
             started: now,
             group,
-            sampler: Sampler::new(group, args.max_stall),
+            sampler: Sampler::new(group, args.max_stall, !args.no_load_control),
             stats: args.stats.as_deref().map(StatFile::new),
             next_sample: now + INTERVAL,
             next_stats: now + STATS_INTERVAL,

@@ -7,6 +7,7 @@ mod doctor;
 mod failure;
 mod launch;
 mod limits;
+mod load;
 #[allow(unsafe_code, reason = "the only file that may")]
 mod os;
 mod replay;

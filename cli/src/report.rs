@@ -267,6 +267,7 @@ impl Report {
             "disk_bytes_written": self.now.counter(Counter::pswpout) * PAGE,
             "compression_ratio": self.ratio,
             "stalled_s": self.now.counter(Counter::stalled_ns) as f64 / 1e9,
+            "rested_s": self.now.counter(Counter::rested_ns) as f64 / 1e9,
             "fault_latency_us": { "p50": micros(0.5), "p99": micros(0.99), "p99_9": micros(0.999), "max": maximum },
             "processes": self.now.processes,
         })
@@ -323,7 +324,11 @@ impl Report {
             let maximum = show_nanos(self.latencies[latency::BUCKETS]);
             format!("fault latency p50 {}, p99 {}, max {maximum}", quantile(0.5), quantile(0.99))
         };
-        format!("stalled {stalled:.1} s of {:.1} s; {latency}", self.elapsed.as_secs_f64())
+        let rested = match self.now.counter(Counter::rested_ns) {
+            0 => String::new(),
+            nanos => format!(", rested {:.1} s", nanos as f64 / 1e9),
+        };
+        format!("stalled {stalled:.1} s{rested} of {:.1} s; {latency}", self.elapsed.as_secs_f64())
     }
 }
 

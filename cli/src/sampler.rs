@@ -4,11 +4,13 @@
 //! themselves (those whose engine does not run yet, and those that have no slot), asks for pages when the
 //! cap is overdrawn, and keeps the peaks.
 
+use crate::load::{LoadControl, Seen};
 use crate::report::{Gathered, Pages};
 use crate::stall::Stall;
 use crate::tree;
 use pagetide::group::{Field, Group, Slot};
 use pagetide_swap::Counter;
+use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_sys::procfs::{self, Identity};
 use pagetide_sys::task;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -57,6 +59,7 @@ pub struct Sampler {
     stored_most: u64,
     ratio: Option<f64>,
     stall: Option<Stall>,
+    load: Option<LoadControl>,
     now: Gathered,
 }
 
@@ -164,8 +167,9 @@ fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
 }
 
 impl Sampler {
-    /// A sampler for the run of `group`, of which this process is the launcher.
-    pub fn new(group: Group, max_stall: Option<Duration>) -> Self {
+    /// A sampler for the run of `group`, of which this process is the launcher, with load control or without.
+    pub fn new(group: Group, max_stall: Option<Duration>, load_control: bool) -> Self {
+        let load = || LoadControl::new(task::processors().len(), group.setup().cap_pages, Instant::now());
         Self {
             group,
             launcher: std::process::id(),
@@ -176,6 +180,7 @@ impl Sampler {
             stored_most: 0,
             ratio: None,
             stall: max_stall.map(|window| Stall::new(window, Instant::now())),
+            load: load_control.then(load),
             now: Gathered::from(&group),
         }
     }
@@ -200,6 +205,7 @@ impl Sampler {
         self.watches.retain(|_, watch| !watch.gone);
         self.gather();
         self.ask(&slots);
+        self.control_load(&slots);
         let (nanos, waits) = (self.now.counter(Counter::stalled_ns), self.now.stalled > 0);
         self.stall.as_mut().is_some_and(|stall| stall.sample(Instant::now(), nanos, waits))
     }
@@ -307,6 +313,18 @@ impl Sampler {
         }
     }
 
+    /// Has processes rest, or go on.
+    fn control_load(&mut self, slots: &[Slot]) {
+        let Some(load) = &mut self.load else { return };
+        let running = |slot: &&Slot| slot.get(Field::Armed) != 0 && slot.get(Field::Taken) == 1;
+        let seen: Vec<_> = slots.iter().filter(running).map(|&slot| seen(slot)).collect();
+        if let Some(order) = load.sample(Instant::now(), self.group.free(), &seen)
+            && let Some(slot) = slots.iter().find(|slot| slot.tenant() == order.tenant)
+        {
+            slot.set_resting(order.rests);
+        }
+    }
+
     /// What the run holds, as last sampled.
     pub fn now(&self) -> Gathered {
         self.now
@@ -342,6 +360,20 @@ impl Sampler {
         self.strangers.seen.contains_key(&pid)
             || self.watches.values().any(|watch| watch.pid == pid)
             || tree::descends(pid, self.launcher)
+    }
+}
+
+/// What load control sees of a process.
+fn seen(slot: Slot) -> Seen {
+    let count =
+        |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
+    let refaults = count(&[Counter::zswpin, Counter::swpin_zero]) as f64 * POOL_FAULT_NS;
+    let hits = count(&[Counter::swap_cache_hit]) as f64 * PROBATION_FAULT_NS;
+    Seen {
+        tenant: slot.tenant(),
+        faults: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
+        lost_ns: (refaults + hits) as u64 + count(&[Counter::stalled_ns]),
+        size: slot.get(Field::Resident) + slot.get(Field::Cached) + slot.get(Field::Swapped),
     }
 }
 
@@ -435,7 +467,7 @@ mod tests {
     #[test]
     fn a_process_is_charged_while_it_lives_and_released_when_it_dies() {
         let (_fd, group) = group(100_000);
-        let mut sampler = Sampler::new(group, None);
+        let mut sampler = Sampler::new(group, None, true);
         let child = sleeper();
         let slot = group.claim(identity(child.id())).unwrap();
         slot.counters().add(Counter::pswpin, 3);
@@ -463,14 +495,14 @@ mod tests {
         let (_fd, group) = group(1000);
         let slot = group.claim(Identity { start_time: 1, ..Identity::own() }).unwrap();
         slot.set(Field::Armed, 1);
-        Sampler::new(group, None).sample();
+        Sampler::new(group, None, true).sample();
         assert_eq!(group.live().count(), 0);
     }
 
     #[test]
     fn a_fork_under_way_is_given_time() {
         let (_fd, group) = group(1000);
-        let mut sampler = Sampler::new(group, None);
+        let mut sampler = Sampler::new(group, None, true);
         let child = sleeper();
         group.claim(identity(child.id())).unwrap();
         group.claim(Identity::UNKNOWN).unwrap();
@@ -518,7 +550,7 @@ mod tests {
     #[test]
     fn of_what_a_small_process_does_not_touch_it_keeps_little() {
         let (_fd, group) = group(100_000);
-        let mut sampler = Sampler::new(group, None);
+        let mut sampler = Sampler::new(group, None, true);
         let [child, large] = [sleeper(), sleeper()];
         let [slot, rich] = [(&child, 1500), (&large, 4000)].map(|(child, grant)| {
             let slot = group.claim(identity(child.id())).unwrap();
@@ -554,7 +586,7 @@ mod tests {
             slot
         });
         group.take_anyway(900 + 500);
-        let mut sampler = Sampler::new(group, None);
+        let mut sampler = Sampler::new(group, None, true);
         let asked = || [deaf, other].map(|slot| slot.get(Field::Asked));
         sampler.sample();
         assert_eq!(asked(), [400, 0]);
@@ -574,7 +606,7 @@ mod tests {
         slot.listen();
         slot.set(Field::Grant, 900);
         group.take_anyway(900 + 150);
-        let mut sampler = Sampler::new(group, None);
+        let mut sampler = Sampler::new(group, None, true);
         sampler.sample();
         assert_eq!(slot.get(Field::Asked), 50);
         sampler.sample();

@@ -230,6 +230,8 @@ pub struct Engine<M: Memory> {
     lists: Mutex<Lists>,
     requests: Mutex<Requests>,
     waiting: Mutex<VecDeque<Waiting>>,
+    /// Faults that wait while the process rests.
+    resting: Mutex<VecDeque<Waiting>>,
     streams: Streams,
     latency: Latency,
     clock: Clock,
@@ -343,6 +345,7 @@ impl<M: Memory> Engine<M> {
             lists: Mutex::new(Lists { empty, ..Lists::default() }),
             requests: Mutex::default(),
             waiting: Mutex::new(VecDeque::with_capacity(64)),
+            resting: Mutex::new(VecDeque::with_capacity(64)),
             streams: Streams::default(),
             latency,
             clock,
@@ -616,6 +619,27 @@ impl<M: Memory> Engine<M> {
         self.c(Counter::allocstall, 1);
         self.stalled.fetch_add(1, Relaxed);
         lock(&self.waiting).push_back(Waiting { page, write, since, parked: self.now() });
+    }
+
+    /// Leaves a fault parked until [`Engine::end_rest`], however much room there is: the process makes way for others.
+    pub fn rest(&self, page: PageIndex, write: bool) {
+        let now = self.now();
+        lock(&self.resting).push_back(Waiting { page, write, since: now, parked: now });
+    }
+
+    /// Has the faults that rest wait for no more than room. False if there are none. They are answered by
+    /// [`Engine::retry_waiting`]; how long they rested is counted apart from what they wait for memory.
+    pub fn end_rest(&self) -> bool {
+        let now = self.now();
+        let mut resting = std::mem::take(&mut *lock(&self.resting));
+        let any = !resting.is_empty();
+        for fault in &mut resting {
+            self.swap.counters().add(Counter::rested_ns, now.saturating_sub(fault.parked));
+            (fault.since, fault.parked) = (now, now);
+            self.stalled.fetch_add(1, Relaxed);
+        }
+        lock(&self.waiting).append(&mut resting);
+        any
     }
 
     /// Holds back (or lets go) the faults that wait: while a fork is under way.
@@ -1341,6 +1365,11 @@ impl<M: Memory> Engine<M> {
             if !folio.is_empty() {
                 stored += self.store_folio(slot_id, number.page(first), folio, &mut outgoing, work);
                 self.settle_pool();
+                if self.waiting() > 0 && busy == Busy::Wait {
+                    // Nobody waits for the rest of the cluster.
+                    self.drop_stored(slot_id, number);
+                    self.retry_waiting(work);
+                }
             }
         }
         let Outgoing { mut batch, mut unsent } = outgoing;

@@ -44,7 +44,7 @@ const PRESSURE_MIN: u64 = 10_000;
 const UNCHARGED_PART: i64 = 8;
 /// Memory goes from one process to another where it saves this many times as much.
 const PRESSURE_RATIO: u64 = 4;
-const SLOT_HEADER_WORDS: usize = 32;
+const SLOT_HEADER_WORDS: usize = 40;
 const COUNTER_WORDS: usize = 64;
 const SLOT_WORDS: usize = 256;
 const _: () = assert!(Counters::CELLS <= COUNTER_WORDS);
@@ -159,6 +159,8 @@ pub enum Field {
     /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If they
     /// are, the launcher sees it at its next look. 0 once the engine runs.
     Spared,
+    /// How often the process was told to rest and to go on: odd while its faults are to wait (see [`Slot::set_resting`]).
+    Rest,
     /// One more than the last field.
     Last,
 }
@@ -754,6 +756,14 @@ impl Slot {
             (paid > 0).then_some(added.wrapping_add(paid as u64))
         });
         paid
+    }
+
+    /// Tells the process to rest, or to go on.
+    pub fn set_resting(&self, rests: bool) {
+        let next = |count: u64| (count % 2 != u64::from(rests)).then_some(count + 1);
+        if self.word(Field::Rest).fetch_update(AcqRel, Acquire, next).is_ok() {
+            self.ring();
+        }
     }
 
     /// The process's counters.

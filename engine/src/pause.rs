@@ -65,6 +65,11 @@ impl Pause {
         may
     }
 
+    /// Whether a fork is about to stop everybody, or has.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed_by.is_some()
+    }
+
     /// Begins a piece of work; waits while frozen.
     pub fn begin_work(&self) {
         let mut state = self.lock();

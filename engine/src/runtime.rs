@@ -56,6 +56,10 @@ const DISCOUNT_SHARE: u32 = 100;
 /// second number when others had time to give some.
 const RESIDENT_MIN: i64 = 128;
 const RESIDENT_FLOOR: i64 = 512;
+/// Nanoseconds between looks at descriptors that pin, where reclaim begins often. What the C library opens is seen at once.
+const PINS_INTERVAL: u64 = 10_000_000;
+/// A rest that nobody ends is over after this time.
+const REST_MAX: Duration = Duration::from_secs(4);
 /// Reclaim sleeps when no fault has come for this long.
 const SPIN_IDLE: Duration = Duration::from_millis(1);
 
@@ -114,6 +118,10 @@ pub struct Runtime {
     spun: AtomicBool,
     /// What is to go wrong, for tests.
     injection: Injection,
+    /// When descriptors were looked at that pin, by the clock.
+    pins_seen: AtomicU64,
+    /// The last order to rest that has been obeyed for long enough.
+    rested_out: AtomicU64,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
     /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when it
@@ -474,9 +482,11 @@ impl Runtime {
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
             reclaimer: AtomicU32::new(0),
-            may_spin: AtomicBool::new(true),
+            may_spin: AtomicBool::new(false),
             spun: AtomicBool::new(false),
             injection,
+            pins_seen: AtomicU64::new(0),
+            rested_out: AtomicU64::new(0),
             lifted: AtomicBool::new(false),
             swap_paths,
             trace: Mutex::new(trace),
@@ -601,6 +611,8 @@ impl Runtime {
                         self.pause.begin_completion();
                         self.engine.fault(page, fault.write, clock(), &mut work);
                         self.pause.end_completion();
+                    } else if self.rests() {
+                        self.engine.rest(page, fault.write);
                     } else if self.pause.try_work(fault.tid) {
                         self.engine.fault(page, fault.write, clock(), &mut work);
                         self.pause.end_work();
@@ -653,7 +665,7 @@ impl Runtime {
                     self.kick.wait(Duration::from_millis(100));
                 }
                 (idle, moved) = (0, 0);
-                if self.engine.is_short() {
+                if self.engine.is_short() && clock() - self.pins_seen.load(Relaxed) > PINS_INTERVAL {
                     self.pause.begin_work();
                     self.look_for_pins();
                     self.pause.end_work();
@@ -703,6 +715,30 @@ impl Runtime {
         }
     }
 
+    /// Whether faults are to wait while other processes get on. Not those that a fork waits for.
+    fn rests(&self) -> bool {
+        let order = self.slot.get(Field::Rest);
+        order % 2 == 1
+            && order != self.rested_out.load(Relaxed)
+            && !self.lifted.load(SeqCst)
+            && !self.pause.is_closed()
+    }
+
+    /// Ends a rest when it is over, or when nobody says so for too long. `order` is the last one and when it was seen.
+    fn follow_rest(&self, order: &mut (u64, Instant)) {
+        let word = self.slot.get(Field::Rest);
+        if word != order.0 {
+            *order = (word, Instant::now());
+        } else if word % 2 == 1 && order.1.elapsed() > REST_MAX {
+            // Whoever gave it is stopped, or dead.
+            self.rested_out.store(word, Relaxed);
+        }
+        // A fault that came just as this one ended is found the next time.
+        if !self.rests() && self.engine.end_rest() {
+            self.kick.now();
+        }
+    }
+
     /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
     fn spin(&self) -> bool {
@@ -746,6 +782,11 @@ impl Runtime {
     /// How much should be free.
     fn target(&self) -> i64 {
         self.engine.limits().high + self.asked()
+    }
+
+    /// Whether no other process of the run has an engine: nobody else wants the processors.
+    fn is_alone(&self) -> bool {
+        self.group.live().all(|slot| slot.index() == self.slot.index() || slot.get(Field::Armed) == 0)
     }
 
     /// Takes what the group has to spare.
@@ -870,6 +911,7 @@ impl Runtime {
         let mut looked = self.times();
         let mut vigil = Vigil::default();
         let mut refaults = self.refault_ns();
+        let mut rest = (0, Instant::now());
         loop {
             let seen = self.slot.get(Field::Bell);
             if lock(&self.errands).is_empty() && self.asked() == 0 {
@@ -885,6 +927,7 @@ impl Runtime {
                 *lock(&errand.done) = true;
                 errand.ended.notify_all();
             }
+            self.follow_rest(&mut rest);
             // While a fork is under way this thread is there for its errands alone: waiting here for the
             // thaw would leave them undone, and the fork waiting for them.
             if !self.pause.try_work(0) {
@@ -918,7 +961,7 @@ impl Runtime {
                 let load = now.since(&looked);
                 self.judge_copies(load);
                 let spun = self.spun.swap(false, Relaxed);
-                self.may_spin.store(vigil.judge(spun, load.waits, now.clock), Relaxed);
+                self.may_spin.store(vigil.judge(spun, load.waits, now.clock) && self.is_alone(), Relaxed);
                 let lost = self.refault_ns();
                 self.level(lost - refaults, now.clock - looked.clock);
                 (looked, refaults) = (now, lost);
@@ -1003,6 +1046,7 @@ impl Runtime {
         if !self.engine.memory().may_pin() && procfs::may_pin(procfs::own_pid()) {
             self.engine.memory().note_pins();
         }
+        self.pins_seen.store(clock(), Relaxed);
     }
 
     fn set_pool_max(&self) {
@@ -1014,7 +1058,9 @@ impl Runtime {
             return;
         }
         let processes = self.group.live().count().max(1) as u64;
-        self.engine.set_sharers(processes as usize);
+        // Those without an engine keep nothing free.
+        let armed = self.group.live().filter(|slot| slot.get(Field::Armed) != 0).count();
+        self.engine.set_sharers(armed);
         let grant = self.slot.granted().max((setup.cap_pages / processes) as i64);
         let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.

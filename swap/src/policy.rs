@@ -11,12 +11,12 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     /// `pages` of the cluster came back from probation.
     fn hit(&self, history: &mut History, pages: usize);
 
-    /// Pages of the cluster came back from their places that are used as often as those in memory.
-    fn refault(&self, history: &mut History);
+    /// `pages` of the cluster came back from their places that are used as often as those in memory.
+    fn refault(&self, history: &mut History, pages: usize);
 
-    /// The cluster's turn to leave has come: whether it stays this once. Asked again it must let go: reclaim goes round
-    /// the queue but once.
-    fn spares(&self, history: &mut History) -> bool;
+    /// The turn to leave of a cluster with so many pages `present` has come: whether it stays this once. Asked again and
+    /// again it must let go after [`SPARED_MAX`] times.
+    fn spares(&self, history: &mut History, present: usize) -> bool;
 
     /// Is told every few hundredths of a second what has come back so far.
     fn observe(&self, seen: Seen);
@@ -64,6 +64,11 @@ impl Reclaim {
     }
 }
 
+/// A cluster is hot if this part of its pages came back.
+const HOT_PART: u32 = 4;
+/// How often in a row a cluster is spared at most: all of what is there came back, half, a quarter.
+pub const SPARED_MAX: usize = 3;
+
 /// Shares are in parts of this.
 const WHOLE: u32 = 64;
 const SHARE_MIN: u32 = WHOLE / 16;
@@ -73,8 +78,10 @@ const SEEN_MIN: u64 = 256;
 
 /// A cluster that is hot goes round once more; probation is as long as it finds hot pages.
 ///
-/// A cluster is hot if a quarter of its pages came back from probation, or if some came back from their places that are
-/// used as often as what is in memory (`workingset_activate_anon`).
+/// A cluster is hot if as many pages came back as a quarter of what is there: from probation, or from their places if they
+/// are used as often as what is in memory (`workingset_activate_anon`). Each time that it is spared half of that is
+/// forgotten, so one of which all came back goes round three times (the *generalised clock*, Smith 1978). What never left
+/// counts as cold: pages that were touched for the first time leave before those that proved to be wanted again.
 ///
 /// What waits on probation cannot be reached without a fault, of a few µs; what is found hot there is spared being
 /// stored and read again, of a few tens. So probation grows, to a quarter of the memory, while a page there is wanted
@@ -98,19 +105,21 @@ impl Default for SecondChance {
 
 impl Policy for SecondChance {
     fn hit(&self, history: &mut History, pages: usize) {
-        history.hits += pages as u16;
+        history.heat += pages as u16;
         // A quarter came back: what is left there is likely hot too.
-        history.referenced |= history.hits * 4 >= history.taken;
-        history.workingset |= history.referenced;
+        history.workingset |= u32::from(history.heat) * HOT_PART >= history.taken.into();
     }
 
-    fn refault(&self, history: &mut History) {
-        history.referenced = true;
+    fn refault(&self, history: &mut History, pages: usize) {
+        history.heat += pages as u16;
         history.workingset = true;
     }
 
-    fn spares(&self, history: &mut History) -> bool {
-        std::mem::take(&mut history.referenced)
+    fn spares(&self, history: &mut History, present: usize) -> bool {
+        // What came back may have gone again by now.
+        let heat = history.heat.min(present as u16);
+        history.heat = heat / 2;
+        heat > 0 && u32::from(heat) * HOT_PART >= present as u32
     }
 
     fn observe(&self, seen: Seen) {
@@ -145,13 +154,11 @@ impl Policy for SecondChance {
 pub struct Fifo;
 
 impl Policy for Fifo {
-    fn hit(&self, history: &mut History, pages: usize) {
-        history.hits += pages as u16;
-    }
+    fn hit(&self, _: &mut History, _: usize) {}
 
-    fn refault(&self, _: &mut History) {}
+    fn refault(&self, _: &mut History, _: usize) {}
 
-    fn spares(&self, _: &mut History) -> bool {
+    fn spares(&self, _: &mut History, _: usize) -> bool {
         false
     }
 
@@ -167,20 +174,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cluster_is_spared_once_if_a_quarter_came_back() {
+    fn a_cluster_is_spared_as_often_as_the_part_that_came_back_is_halved_down_to_a_quarter() {
         let policy = Reclaim::SecondChance.policy();
-        let mut history = History { taken: 8, ..History::default() };
-        policy.hit(&mut history, 1);
-        assert!(!policy.spares(&mut history));
-        policy.hit(&mut history, 1);
-        assert!(policy.spares(&mut history) && history.workingset);
-        assert!(!policy.spares(&mut history));
-        policy.refault(&mut history);
-        assert!(policy.spares(&mut history) && !policy.spares(&mut history));
+        let spared = |came_back: usize, present: usize| {
+            let mut history = History { taken: 8, ..History::default() };
+            policy.hit(&mut history, came_back);
+            (0..10).take_while(|_| policy.spares(&mut history, present)).count()
+        };
+        assert_eq!(
+            [0, 1, 2, 3, 4, 7, 8].map(|came_back| spared(came_back, 8)),
+            [0, 0, 1, 1, 2, 2, SPARED_MAX]
+        );
+        assert_eq!(spared(500, 8), SPARED_MAX, "more came back than is left");
+        assert_eq!((spared(8, 512), spared(8, 32)), (0, 1), "of the others nobody knows");
+        let mut history = History::default();
+        policy.refault(&mut history, 8);
+        assert!(history.workingset && policy.spares(&mut history, 32) && !policy.spares(&mut history, 32));
         let fifo = Reclaim::Fifo.policy();
         fifo.hit(&mut history, 8);
-        fifo.refault(&mut history);
-        assert!(!fifo.spares(&mut history));
+        fifo.refault(&mut history, 8);
+        assert!(!fifo.spares(&mut history, 8));
     }
 
     /// What comes back in each of some rounds, by how often a page on probation is wanted against one at a place.

@@ -88,6 +88,8 @@ counters! {
     allocstall,
     /// Nanoseconds that faults waited for room or for the device, summed over threads.
     stalled_ns,
+    /// Nanoseconds that faults waited since their process was to rest while others get on, summed over threads.
+    rested_ns,
     /// Forks that handed swapped memory on.
     forks,
     /// Pages that would not move and were copied instead.

@@ -20,7 +20,7 @@ use crate::error::{LoadError, StoreError};
 use crate::hash::{HashKey, PageHash};
 use crate::held::Held;
 use crate::place::{Handle, Place};
-use crate::policy::{Policy, Seen};
+use crate::policy::{Policy, SPARED_MAX, Seen};
 use crate::reclaim::Queue;
 use crate::stats::{Counter, Counters};
 use crate::streams::{Readahead, Window};
@@ -664,7 +664,7 @@ impl<S: SpanSource> Swap<S> {
         }
         if activated > 0 {
             let mut history = cluster.history();
-            self.policy.refault(&mut history);
+            self.policy.refault(&mut history, activated as usize);
             cluster.set_history(history);
             self.counters.add(Counter::workingset_activate_anon, activated);
             self.counters.add(Counter::workingset_restore_anon, restored);
@@ -787,8 +787,8 @@ impl<S: SpanSource> Swap<S> {
     ///
     /// A cluster with a transfer under way is passed over: its pages are on the move.
     pub fn victim(&self) -> Option<ClusterGuard<'_>> {
-        // Once round, and the first again: all may have been referenced.
-        for _ in 0..=self.queue.len() {
+        // All may be as hot as can be.
+        for _ in 0..=SPARED_MAX * self.queue.len() {
             let mut cluster = self.table.lock_or_create(self.queue.pop()?);
             let history = cluster.history();
             let history = History { queued: false, ..history };
@@ -800,7 +800,7 @@ impl<S: SpanSource> Swap<S> {
                 continue;
             }
             let mut judged = history;
-            if cluster.locked() > 0 || self.policy.spares(&mut judged) {
+            if cluster.locked() > 0 || self.policy.spares(&mut judged, cluster.present()) {
                 cluster.set_history(judged);
                 self.enqueue(&mut cluster);
                 continue;
@@ -858,7 +858,7 @@ impl<S: SpanSource> Swap<S> {
         let ids = self.table.touched(numbers).filter_map(|number| {
             let mut cluster = self.table.lock(number)?;
             let history = cluster.history();
-            cluster.set_history(History { referenced: false, ..history });
+            cluster.set_history(History { heat: 0, ..history });
             Some(number)
         });
         self.queue.hasten(&ids.collect())
@@ -914,7 +914,7 @@ impl<S: SpanSource> Swap<S> {
         }
         let history = cluster.history();
         out.shadow = self.workingset.evict(out.taken as u64, history.workingset);
-        cluster.set_history(History { hits: 0, taken: out.taken as u16, workingset: false, ..history });
+        cluster.set_history(History { heat: 0, taken: out.taken as u16, workingset: false, ..history });
         if cluster.present() > 0 {
             self.enqueue(cluster);
         }

@@ -65,14 +65,12 @@ const fn place_in_leaf(number: usize) -> usize {
 pub struct History {
     /// Whether the cluster stands in the reclaim queue.
     pub queued: bool,
-    /// Second chance: probation hits say that its pages are hot.
-    pub referenced: bool,
     /// Whether pages of it belong to the working set.
     pub workingset: bool,
     /// Whether the cluster stands in the queue for writeback.
     pub pooled: bool,
-    /// Probation hits since the last take-out.
-    pub hits: u16,
+    /// Pages that came back since the last take-out, as [`crate::policy`] remembers them.
+    pub heat: u16,
     /// Pages that the last take-out took.
     pub taken: u16,
 }
@@ -673,17 +671,16 @@ impl History {
         Self { queued: self.queued, pooled: self.pooled, ..Self::default() }
     }
 
-    const FLAGS: u32 = 4;
+    const FLAGS: u32 = 3;
     const BITS: u32 = 13;
     const MASK: u32 = (1 << Self::BITS) - 1;
 
     fn to_bits(self) -> u32 {
         let number = |value: u16| u32::from(value).min(Self::MASK);
         u32::from(self.queued)
-            | u32::from(self.referenced) << 1
-            | u32::from(self.workingset) << 2
-            | u32::from(self.pooled) << 3
-            | number(self.hits) << Self::FLAGS
+            | u32::from(self.workingset) << 1
+            | u32::from(self.pooled) << 2
+            | number(self.heat) << Self::FLAGS
             | number(self.taken) << (Self::FLAGS + Self::BITS)
     }
 
@@ -691,10 +688,9 @@ impl History {
         let number = |shift: u32| (bits >> shift & Self::MASK) as u16;
         Self {
             queued: bits & 1 != 0,
-            referenced: bits & 2 != 0,
-            workingset: bits & 4 != 0,
-            pooled: bits & 8 != 0,
-            hits: number(Self::FLAGS),
+            workingset: bits & 2 != 0,
+            pooled: bits & 4 != 0,
+            heat: number(Self::FLAGS),
             taken: number(Self::FLAGS + Self::BITS),
         }
     }

@@ -1,0 +1,312 @@
+//! Load control: which processes rest while others get on.
+//!
+//! Where several processes together want more memory than there is, each takes from the others what they will want back
+//! next: all of them run, and all of them wait for pages. Fewer at a time get more done, as long as the processors have
+//! work. So while memory is short, pages come back fast and more processes are at work than there are processors (and one
+//! more), one of them *rests*: its faults wait, and the others take its memory. The smallest goes first, which has the
+//! least to lose and, among equals that started one after the other, the most still to do. It goes on when there is room
+//! for it, when too few are at work, and after a second in any case, from when on it is spared for as long.
+//!
+//! That is the load control of early multiprogramming systems, which swapped whole processes out (Denning, *Thrashing: its
+//! causes and prevention*, 1968); Linux 2.6.9 to 3.4 had its mirror image, a token that protected one process from
+//! losing pages (Jiang and Zhang, *Token-ordered LRU*, 2005).
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+/// How long a process rests at most, and is spared afterwards at least.
+const REST: Duration = Duration::from_secs(1);
+/// Between two orders: what the first has changed is seen by then.
+const SETTLES: Duration = Duration::from_millis(40);
+/// A process is at work while the last of its faults is not older.
+const AT_WORK: Duration = Duration::from_millis(100);
+/// The time that is lost to pages which come back, in all, as a part of one processor's, above which somebody rests.
+const LOSS_MIN: f64 = 0.1;
+/// What a sample counts against those before it.
+const SMOOTHING: f64 = 0.5;
+/// Memory is short when less than this part of it is free.
+const SHORT_PART: i64 = 64;
+/// What a process that ends counts against those before it, for what one comes to take.
+const TYPICAL_PART: f64 = 1.0 / 8.0;
+
+/// What is seen of a process whose engine runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Which one.
+    pub tenant: u64,
+    /// Faults so far.
+    pub faults: u64,
+    /// Nanoseconds lost so far to pages that came back.
+    pub lost_ns: u64,
+    /// Pages that it has in memory and out.
+    pub size: u64,
+}
+
+/// What a process is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// Which one.
+    pub tenant: u64,
+    /// Whether it rests.
+    pub rests: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    faults: u64,
+    lost_ns: u64,
+    worked_at: Instant,
+    /// The part of its time that it loses.
+    loss: f64,
+    size: u64,
+    state: State,
+}
+
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum State {
+    Runs { spared_until: Instant },
+    Rests { since: Instant },
+}
+
+/// Load control of one run.
+#[derive(Debug)]
+pub struct LoadControl {
+    /// As many may be at work in any case.
+    at_work_min: usize,
+    total: i64,
+    known: HashMap<u64, Known>,
+    /// What a process comes to take in the end.
+    typical: f64,
+    last: Instant,
+    ordered: Instant,
+}
+
+impl LoadControl {
+    /// For a run of `total` pages on so many processors. One process more than those may always be at work: some wait for
+    /// the device, or for room.
+    pub fn new(processors: usize, total: u64, now: Instant) -> Self {
+        let at_work_min = processors + 1;
+        Self {
+            at_work_min,
+            total: total as i64,
+            known: HashMap::new(),
+            typical: 0.0,
+            last: now,
+            ordered: now,
+        }
+    }
+
+    /// Takes a sample of all processes whose engine runs, and of the pages that are free. Says who is to do something else
+    /// than before.
+    pub fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Option<Order> {
+        self.look(now, seen);
+        if now.saturating_duration_since(self.ordered) < SETTLES {
+            return None;
+        }
+        let order = self.go_on(now, free).or_else(|| self.rest(now, free))?;
+        let known = self.known.get_mut(&order.tenant).expect("an order is for one of them");
+        known.state = match known.state {
+            State::Runs { .. } => State::Rests { since: now },
+            State::Rests { since } => State::Runs { spared_until: now + REST.max(now - since) },
+        };
+        self.ordered = now;
+        Some(order)
+    }
+
+    fn look(&mut self, now: Instant, seen: &[Seen]) {
+        let time = now.saturating_duration_since(self.last).as_nanos().max(1) as f64;
+        self.last = now;
+        let mut old = std::mem::take(&mut self.known);
+        for one in seen {
+            let mut known = old.remove(&one.tenant).unwrap_or(Known {
+                faults: one.faults,
+                lost_ns: one.lost_ns,
+                worked_at: now,
+                loss: 0.0,
+                size: 0,
+                state: State::Runs { spared_until: now },
+            });
+            if one.faults != known.faults {
+                known.worked_at = now;
+            }
+            let loss = one.lost_ns.saturating_sub(known.lost_ns) as f64 / time;
+            known.loss += (loss - known.loss) * SMOOTHING;
+            (known.faults, known.lost_ns, known.size) = (one.faults, one.lost_ns, one.size);
+            self.known.insert(one.tenant, known);
+        }
+        for ended in old.values() {
+            self.typical += (ended.size as f64 - self.typical) * TYPICAL_PART;
+        }
+    }
+
+    fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
+        self.known.iter().filter(move |(_, known)| {
+            matches!(known.state, State::Runs { .. })
+                && now.saturating_duration_since(known.worked_at) <= AT_WORK
+        })
+    }
+
+    /// Who has rested for long enough.
+    fn go_on(&self, now: Instant, free: i64) -> Option<Order> {
+        let since = |known: &Known| match known.state {
+            State::Rests { since } => Some(since),
+            State::Runs { .. } => None,
+        };
+        let resting = self.known.iter().filter_map(|(&tenant, known)| Some((since(known)?, tenant)));
+        let (since, tenant) = resting.min()?;
+        let over = now.saturating_duration_since(since) >= REST;
+        let need = (self.known[&tenant].size as f64).max(self.typical) as i64;
+        let room = free > need.min(self.total / 2);
+        let idle = self.at_work(now).count() < self.at_work_min;
+        (over || room || idle).then_some(Order { tenant, rests: false })
+    }
+
+    /// Who should rest now.
+    fn rest(&self, now: Instant, free: i64) -> Option<Order> {
+        let short = free < self.total / SHORT_PART;
+        let loss: f64 = self.at_work(now).map(|(_, known)| known.loss).sum();
+        if !short || loss < LOSS_MIN || self.at_work(now).count() <= self.at_work_min {
+            return None;
+        }
+        let spared =
+            |known: &Known| matches!(known.state, State::Runs { spared_until } if spared_until > now);
+        let (&tenant, _) = self
+            .at_work(now)
+            .filter(|(_, known)| !spared(known))
+            .min_by_key(|&(&tenant, known)| (known.size, tenant))?;
+        Some(Order { tenant, rests: true })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TOTAL: u64 = 10_000;
+    const TICK: Duration = Duration::from_millis(20);
+
+    /// A run on two processors, in which every process that does not rest faults.
+    struct World {
+        control: LoadControl,
+        now: Instant,
+        free: i64,
+        processes: Vec<Process>,
+    }
+
+    struct Process {
+        size: u64,
+        faults: u64,
+        lost_ns: u64,
+        idle: bool,
+        rests: bool,
+        rested: Duration,
+    }
+
+    impl World {
+        fn new(sizes: &[u64]) -> Self {
+            let now = Instant::now();
+            let process = |&size| Process {
+                size,
+                faults: 0,
+                lost_ns: 0,
+                idle: false,
+                rests: false,
+                rested: Duration::ZERO,
+            };
+            Self {
+                control: LoadControl::new(2, TOTAL, now),
+                now,
+                free: 0,
+                processes: sizes.iter().map(process).collect(),
+            }
+        }
+
+        /// Goes on for some time, in which each process at work loses a part of it. Returns who was told what.
+        fn run(&mut self, time: Duration, loss: f64) -> Vec<(u64, bool)> {
+            let mut orders = Vec::new();
+            let end = self.now + time;
+            while self.now < end {
+                self.now += TICK;
+                for process in &mut self.processes {
+                    process.rested += if process.rests { TICK } else { Duration::ZERO };
+                    if !process.rests && !process.idle {
+                        process.faults += 1;
+                        process.lost_ns += (TICK.as_nanos() as f64 * loss) as u64;
+                    }
+                }
+                let seen = |(tenant, process): (usize, &Process)| Seen {
+                    tenant: tenant as u64,
+                    faults: process.faults,
+                    lost_ns: process.lost_ns,
+                    size: process.size,
+                };
+                let seen: Vec<_> = self.processes.iter().enumerate().map(seen).collect();
+                if let Some(Order { tenant, rests }) = self.control.sample(self.now, self.free, &seen) {
+                    assert_ne!(self.processes[tenant as usize].rests, rests, "an order changes something");
+                    self.processes[tenant as usize].rests = rests;
+                    orders.push((tenant, rests));
+                }
+            }
+            orders
+        }
+    }
+
+    const SOON: Duration = Duration::from_millis(400);
+
+    #[test]
+    fn the_smallest_of_too_many_rest_and_one_more_than_processors_go_on() {
+        let mut world = World::new(&[5000, 2000, 4000, 3000, 6000]);
+        assert_eq!(world.run(SOON, 0.2), [(1, true), (3, true)]);
+    }
+
+    #[test]
+    fn nobody_rests_without_need() {
+        let mut few = World::new(&[5000; 3]);
+        assert_eq!(few.run(3 * REST, 0.9), [], "as many as may be at work");
+        let mut calm = World::new(&[5000; 5]);
+        assert_eq!(calm.run(3 * REST, 0.01), [], "little is lost");
+        let mut roomy = World::new(&[5000; 5]);
+        roomy.free = TOTAL as i64 / SHORT_PART;
+        assert_eq!(roomy.run(3 * REST, 0.9), [], "memory is free");
+        let mut waiting = World::new(&[5000; 5]);
+        waiting.processes[0].idle = true;
+        waiting.processes[4].idle = true;
+        waiting.run(AT_WORK * 2, 0.0);
+        assert_eq!(waiting.run(3 * REST, 0.9), [], "those that wait are not at work");
+    }
+
+    #[test]
+    fn a_rest_ends_when_there_is_room_or_too_few_are_at_work() {
+        let mut world = World::new(&[2000, 3000, 3000, 3000]);
+        assert_eq!(world.run(SOON, 0.2), [(0, true)]);
+        world.free = 2001;
+        assert_eq!(world.run(SOON, 0.2), [(0, false)], "it fits");
+        let mut world = World::new(&[2000, 3000, 3000, 3000]);
+        assert_eq!(world.run(SOON, 0.2), [(0, true)]);
+        world.processes[3].idle = true;
+        assert_eq!(world.run(SOON, 0.2), [(0, false)], "the others wait, for it perhaps");
+        let mut world = World::new(&[2000, 3000, 3000, 3000]);
+        assert_eq!(world.run(SOON, 0.2), [(0, true)]);
+        world.processes.pop();
+        world.free = 2000;
+        assert_eq!(world.run(SOON, 0.2), [(0, false)], "one has ended");
+    }
+
+    #[test]
+    fn all_have_their_turn() {
+        let mut world = World::new(&[3000; 8]);
+        world.run(REST * 64, 0.3);
+        let rested: Vec<_> = world.processes.iter().map(|process| process.rested.as_secs_f64()).collect();
+        // Three of eight are at work: each rests about five eighths of the time, those that were spared a little less.
+        assert!(rested.iter().all(|&rested| (24.0..=48.0).contains(&rested)), "{rested:?}");
+    }
+
+    #[test]
+    fn a_rest_is_over_after_a_while() {
+        let mut world = World::new(&[1000, 5000, 5000, 5000]);
+        assert_eq!(world.run(SOON, 0.2), [(0, true)]);
+        let orders = world.run(REST, 0.2);
+        assert_eq!(orders[0], (0, false));
+        assert!(!world.run(REST - SOON, 0.2).contains(&(0, true)), "and not begun again at once");
+    }
+}
