@@ -318,10 +318,10 @@ impl Sampler {
         let Some(load) = &mut self.load else { return };
         let running = |slot: &&Slot| slot.get(Field::Armed) != 0 && slot.get(Field::Taken) == 1;
         let seen: Vec<_> = slots.iter().filter(running).map(|&slot| seen(slot)).collect();
-        if let Some(order) = load.sample(Instant::now(), self.group.free(), &seen)
-            && let Some(slot) = slots.iter().find(|slot| slot.tenant() == order.tenant)
-        {
-            slot.set_resting(order.rests);
+        for order in load.sample(Instant::now(), self.group.free(), &seen) {
+            if let Some(slot) = slots.iter().find(|slot| slot.tenant() == order.tenant) {
+                slot.set_resting(order.rests);
+            }
         }
     }
 

@@ -161,6 +161,8 @@ pub enum Field {
     Spared,
     /// How often the process was told to rest and to go on: odd while its faults are to wait (see [`Slot::set_resting`]).
     Rest,
+    /// How often it was told so since it rests.
+    RestAgain,
     /// One more than the last field.
     Last,
 }
@@ -609,6 +611,12 @@ impl Group {
         if slot.get(Field::Armed) == 0 { slot.granted().max(0) as u64 } else { slot.get(Field::Spare) }
     }
 
+    /// Pages that a process gives while others could do with less.
+    fn would_give(slot: Slot) -> u64 {
+        let in_program = || slot.get(Field::Resident) + slot.get(Field::Frames);
+        Self::could_give(slot).min(if slot.keeps_pool() { in_program() } else { u64::MAX })
+    }
+
     /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
     /// `for_whom` is not asked. False if there is none.
     pub fn ask(&self, for_whom: Slot, pages: i64) -> bool {
@@ -628,10 +636,21 @@ impl Group {
         true
     }
 
+    /// Asks a process that rests for `pages`. False if there is none that has not been asked for all.
+    pub fn ask_resting(&self, for_whom: Slot, pages: u64) -> bool {
+        let unasked = |slot: &Slot| Self::would_give(*slot).saturating_sub(slot.get(Field::Asked));
+        let resting = self.others(for_whom).filter(|slot| slot.is_resting() && slot.get(Field::Armed) != 0);
+        let Some(slot) = resting.max_by_key(unasked).filter(|slot| unasked(slot) > 0) else { return false };
+        slot.word(Field::Asked).fetch_add(pages.min(unasked(&slot)), AcqRel);
+        slot.ring();
+        true
+    }
+
     /// Asks every process but `for_whom` that has some to give back `pages` of them, whatever its share: the last
-    /// resort of one that has nothing. Shares do not tell what can leave.
+    /// resort of one that has nothing. Shares do not tell what can leave. Nobody rests then, and keeps a pool.
     pub fn ask_all(&self, for_whom: Slot, pages: u64) {
         for slot in self.others(for_whom) {
+            slot.set_resting(false);
             let spare = Self::could_give(slot);
             let missing = pages.min(spare).saturating_sub(slot.get(Field::Asked));
             if missing > 0 {
@@ -646,7 +665,7 @@ impl Group {
     /// as long as nobody misses any. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: Slot, pages: u64) {
         let pressure = for_whom.get(Field::Pressure);
-        let spare = |slot: &Slot| Self::could_give(*slot);
+        let spare = |slot: &Slot| Self::would_give(*slot);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
         let Some(calmest) = can_give.min_by_key(|slot| slot.get(Field::Pressure)) else { return };
@@ -758,10 +777,30 @@ impl Slot {
         paid
     }
 
-    /// Tells the process to rest, or to go on.
+    /// Whether the process is to rest.
+    pub fn is_resting(&self) -> bool {
+        self.get(Field::Rest) % 2 == 1
+    }
+
+    /// Whether the process has only begun to rest: what it has in its pool is small, and dear to bring back from elsewhere.
+    pub fn keeps_pool(&self) -> bool {
+        self.is_resting() && self.get(Field::RestAgain) == 0
+    }
+
+    /// Tells the process to rest (anew, if it does already), or to go on.
     pub fn set_resting(&self, rests: bool) {
-        let next = |count: u64| (count % 2 != u64::from(rests)).then_some(count + 1);
-        if self.word(Field::Rest).fetch_update(AcqRel, Acquire, next).is_ok() {
+        let next = |order: u64| match (order % 2 == 1, rests) {
+            (true, true) => Some(order + 2),
+            (false, false) => None,
+            (true, false) | (false, true) => Some(order + 1),
+        };
+        if let Ok(order) = self.word(Field::Rest).fetch_update(AcqRel, Acquire, next) {
+            let again = self.word(Field::RestAgain);
+            if order % 2 == 1 {
+                again.fetch_add(1, AcqRel)
+            } else {
+                again.swap(0, AcqRel)
+            };
             self.ring();
         }
     }

@@ -56,6 +56,8 @@ const DISCOUNT_SHARE: u32 = 100;
 /// second number when others had time to give some.
 const RESIDENT_MIN: i64 = 128;
 const RESIDENT_FLOOR: i64 = 512;
+/// How long memory that a resting process gives is waited for: about what it takes to store a cluster.
+const RELIEF: Duration = Duration::from_millis(2);
 /// Nanoseconds between looks at descriptors that pin, where reclaim begins often. What the C library opens is seen at once.
 const PINS_INTERVAL: u64 = 10_000_000;
 /// A rest that nobody ends is over after this time.
@@ -676,11 +678,15 @@ impl Runtime {
             self.pause.begin_work();
             let start = clock();
             self.borrow();
-            let progress = if self.has_little() && !self.engine.is_short() {
+            let progress = if self.has_little() && self.slot.keeps_pool() && !self.engine.is_short() {
+                // Whoever asked can do with less, or asks all.
+                self.slot.set(Field::Asked, 0);
+                Progress::Freed(0)
+            } else if self.has_little() && !self.engine.is_short() {
                 // Others want some: not the little that it runs in, but the pool's.
                 self.engine.reclaim_pool(&mut work)
             } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
-                self.engine.reclaim(&mut work)
+                if self.is_relieved() { Progress::Moved } else { self.engine.reclaim(&mut work) }
             } else {
                 Progress::Freed(0)
             };
@@ -801,6 +807,19 @@ impl Runtime {
         }
     }
 
+    /// Whether a process that rests has just given memory which this one needs, in place of its own.
+    fn is_relieved(&self) -> bool {
+        if self.asked() > 0 || self.engine.is_hastened() || self.slot.is_resting() {
+            return false;
+        }
+        let seen = self.group.demand();
+        if !self.group.ask_resting(self.slot, self.group.step() as u64) {
+            return false;
+        }
+        self.group.wait_free(seen, RELIEF);
+        self.group.free() > 0
+    }
+
     /// Makes what the launcher took in our name part of the grant.
     fn absorb(&self) {
         let added = self.slot.word(Field::Added).swap(0, SeqCst);
@@ -828,9 +847,9 @@ impl Runtime {
 
     /// Gives back what is free beyond what is needed soon, where others may need it.
     fn return_surplus(&self) {
-        let keep = 2 * self.engine.limits().high + self.group.step();
-        let surplus = self.engine.budget().free() - keep;
-        if surplus > self.group.step() && !self.lifted.load(SeqCst) && self.group.live().nth(1).is_some() {
+        let step = if self.group.free() < self.group.step() { 0 } else { self.group.step() };
+        let surplus = self.engine.budget().free() - 2 * self.engine.limits().high - step;
+        if surplus > step && !self.lifted.load(SeqCst) && self.group.live().nth(1).is_some() {
             self.return_grant(surplus);
         }
     }
