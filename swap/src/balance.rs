@@ -3,12 +3,14 @@
 //! A page of the pool holds as many pages as it compresses, and each of those is served from memory instead
 //! of the device. It costs one page that would have stayed in the program. So the pool should grow while
 //!
-//! > ratio × (faults a page on the device) × (device − pool) > (faults a page at the tail of memory) × pool
+//! > ratio × (faults that a larger pool would save) × (device − pool) > (faults that more memory would save) × pool
 //!
-//! where *device* and *pool* are what a fault costs there. The tail of memory (what leaves next) is seen from
-//! outside: in faults a page of the pool, or in what comes back from probation in each turn of the clock. The idea is
-//! marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and Smaragdakis 1999), with rates in
-//! place of their ghost entries.
+//! where *device* and *pool* are what a fault costs there, and both sides are rates a page. Shadows tell what would have
+//! been saved: a page that comes from the device before twice as many have left as a page is old that is written back
+//! would have been in a pool twice as large; one that comes from the pool before as many have left as are in the program
+//! would have been there if that were twice as much. What is used all the time comes back from probation in each turn of the
+//! clock. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and Smaragdakis 1999), with
+//! shadows in place of their ghost entries.
 
 /// What a fault on a page in the pool costs: trap, wake-up, decompression, and the eviction that makes room.
 pub const POOL_FAULT_NS: f64 = 12_000.0;
@@ -19,6 +21,8 @@ const FAULTS_MIN: u64 = 256;
 /// A side must be so much better before anything changes.
 const MARGIN: f64 = 1.25;
 const STEP: f64 = 1.0 / 64.0;
+/// How hard the pool is pressed where a page in the program is worth as much as what the pool holds in its place.
+const PRESSURE: f64 = 0.5;
 const SHARE_MIN: f64 = 0.1;
 /// The share to begin with.
 const SHARE_FIRST: f64 = 0.8;
@@ -101,8 +105,12 @@ impl Copies {
 pub struct Totals {
     /// Pages that came from the pool.
     pub pool_in: u64,
+    /// Those of them that twice the memory in the program would have had.
+    pub pool_near: u64,
     /// Pages that came from the device.
     pub device_in: u64,
+    /// Those of them that a pool of twice the size would have had.
+    pub device_near: u64,
     /// What they waited for it, in nanoseconds.
     pub device_ns: u64,
     /// Pages that came back from probation.
@@ -165,20 +173,23 @@ impl Balance {
                 let cost = (totals.device_ns - self.seen.device_ns) as f64 / device_in as f64;
                 self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
             }
-            self.seen = totals;
+            let before = std::mem::replace(&mut self.seen, totals);
             let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
             let ratio = rate(sizes.stored, sizes.pool);
             let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
             let pool_rate = rate(pool_in, sizes.stored);
+            let near = totals.device_near - before.device_near;
             let prior = (sizes.stored as f64 * EXPECTED_WEIGHT).max(1.0);
-            let device_rate =
-                (device_in as f64 + prior * EXPECTED_RATE * pool_rate) / (sizes.device as f64 + prior);
+            let seen = sizes.device as f64 / (sizes.device as f64 + prior);
+            let device_rate = seen * rate(near, sizes.stored) + (1.0 - seen) * EXPECTED_RATE * pool_rate;
             let gain = ratio * device_rate * saved;
             // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn of
             // the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
-            let loss = (pool_rate * POOL_FAULT_NS).max(rate(hits, sizes.resident) * PROBATION_FAULT_NS);
+            let pool_near = totals.pool_near - before.pool_near;
+            let loss = (pool_rate.max(rate(pool_near, sizes.resident)) * POOL_FAULT_NS)
+                .max(rate(hits, sizes.resident) * PROBATION_FAULT_NS);
             let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);
-            self.pressure = if steps < 0.0 { 1.0 } else { 0.0 };
+            self.pressure = (loss / gain.max(1.0) * PRESSURE).min(1.0);
             if sizes.full {
                 self.share += steps * STEP;
             }
@@ -193,8 +204,9 @@ impl Balance {
         share
     }
 
-    /// How hard the pool should be pressed to give memory that the program needs: 1 where a page in the program is worth
-    /// more, 0 where it is not. The limit tells how large the pool may become; this, whether it should stay so large.
+    /// How hard the pool should be pressed to give memory that the program needs: by what a page there is worth against what
+    /// the pool holds in its place, 1 at most. The limit tells how large the pool may become; this, whether it should stay so
+    /// large. The shrinker finds what is cold, so a little pressure is right also where the pool is worth more.
     pub fn pressure(&self) -> f64 {
         self.pressure
     }
@@ -211,23 +223,47 @@ mod tests {
     }
 
     fn settle_in(sizes: Sizes, device_in: u64, pool_in: u64, hits: u64) -> f64 {
+        let each = Totals { device_in, device_near: device_in, pool_in, hits, ..Totals::default() };
+        balanced(sizes, each).0
+    }
+
+    /// The share and the pressure where so much comes in time after time.
+    fn balanced(sizes: Sizes, each: Totals) -> (f64, f64) {
         let mut balance = Balance::default();
         let mut totals = Totals::default();
         let mut share = 0.0;
         for _ in 0..100 {
-            totals.device_in += device_in;
-            totals.device_ns += device_in * 100_000;
-            totals.pool_in += pool_in;
-            totals.hits += hits;
+            totals.device_in += each.device_in;
+            totals.device_near += each.device_near;
+            totals.device_ns += each.device_in * 100_000;
+            totals.pool_in += each.pool_in;
+            totals.pool_near += each.pool_near;
+            totals.hits += each.hits;
             totals.displaced += 1;
             share = balance.share(totals, sizes, 0.8);
         }
-        share
+        (share, balance.pressure())
     }
 
     #[test]
     fn evenly_used_pages_belong_into_the_pool() {
         assert_eq!(settle(100, 300, 10, true), 0.8);
+    }
+
+    #[test]
+    fn what_comes_from_the_device_after_long_would_not_have_been_in_a_larger_pool() {
+        let far = Totals { device_in: 300, device_near: 1, pool_in: 300, ..Totals::default() };
+        assert_eq!(balanced(SIZES, far).0, 0.1);
+        assert_eq!(balanced(SIZES, Totals { device_near: 300, ..far }).0, 0.8);
+    }
+
+    #[test]
+    fn the_pool_is_pressed_by_what_the_program_misses() {
+        let each = Totals { device_in: 100, device_near: 100, pool_in: 300, ..Totals::default() };
+        let pressure = |pool_near| balanced(SIZES, Totals { pool_near, ..each }).1;
+        assert!(pressure(0) > 0.0 && pressure(0) < 0.2, "a little in any case: {}", pressure(0));
+        assert!(pressure(300) > pressure(0));
+        assert_eq!(balanced(SIZES, Totals { device_near: 0, pool_near: 300, ..each }).1, 1.0);
     }
 
     #[test]

@@ -47,6 +47,8 @@ const DROP_CLUSTERS: usize = 1024;
 /// The pool's entries are moved together when so many pages, and such a part of it, would become free.
 const LOOSE_MIN: usize = 64;
 const LOOSE_PART: usize = 48;
+/// What an entry's age counts, when it is written back, against that of those before it.
+const AGE_PART: u64 = 256;
 /// Entries that the shrinker's hand passes at once, at least.
 const SCAN_BATCH: f64 = 32.0;
 
@@ -81,6 +83,12 @@ pub struct Swap<S: SpanSource> {
     /// Kept copies that turned out to be of older contents.
     copies: AtomicI64,
     copies_stale: AtomicU64,
+    /// How many others had left since those did that are written back, of late; and pages from the device that came back
+    /// before twice as many had.
+    age: AtomicU64,
+    near: AtomicU64,
+    /// Pages from the pool that came back before as many others had left as are in memory.
+    pool_near: AtomicU64,
     /// Pages from the device, one after the other, that did not go into the pool when they left again; and how many
     /// were not tried for that.
     far: AtomicU32,
@@ -294,6 +302,9 @@ impl<S: SpanSource + Clone + 'static> Swap<S> {
             same: AtomicI64::new(0),
             copies: AtomicI64::new(0),
             copies_stale: AtomicU64::new(0),
+            age: AtomicU64::new(0),
+            near: AtomicU64::new(0),
+            pool_near: AtomicU64::new(0),
             far: AtomicU32::new(0),
             tried: AtomicU32::new(0),
             compacting: AtomicU64::new(0),
@@ -379,6 +390,9 @@ impl<S: SpanSource> Swap<S> {
             same: AtomicI64::new(self.same_filled()),
             copies: AtomicI64::new(self.copies()),
             copies_stale: AtomicU64::new(0),
+            age: AtomicU64::new(0),
+            near: AtomicU64::new(0),
+            pool_near: AtomicU64::new(0),
             far: AtomicU32::new(0),
             tried: AtomicU32::new(0),
             compacting: AtomicU64::new(0),
@@ -661,6 +675,15 @@ impl<S: SpanSource> Swap<S> {
             let refault = self.workingset.refault(word.shadow(), present);
             activated += u64::from(refault.activate);
             restored += u64::from(refault.restore);
+            match word.place() {
+                Some(Place::Device(_))
+                    if self.workingset.distance(word.shadow()) <= 2 * self.age.load(Relaxed) =>
+                {
+                    self.near.fetch_add(1, Relaxed);
+                }
+                Some(Place::Pool(_)) if refault.activate => _ = self.pool_near.fetch_add(1, Relaxed),
+                _ => {}
+            }
         }
         if activated > 0 {
             let mut history = cluster.history();
@@ -826,6 +849,8 @@ impl<S: SpanSource> Swap<S> {
         Totals {
             pool_in: get(Counter::zswpin),
             device_in: get(Counter::pswpin),
+            device_near: self.near.load(Relaxed),
+            pool_near: self.pool_near.load(Relaxed),
             device_ns,
             hits: get(Counter::swap_cache_hit),
             displaced: get(Counter::pool_limit_hit) + get(Counter::zswpwb),
@@ -1417,6 +1442,8 @@ impl<S: SpanSource> Swap<S> {
             && self.zswap.hash(handle) == Some(hash);
         match written {
             Some(block) if current => {
+                let (age, old) = (self.workingset.distance(word.shadow()), self.age.load(Relaxed));
+                self.age.store(old - old / AGE_PART + age / AGE_PART, Relaxed);
                 self.set(&mut cluster, owner.offset(), word.with_place(Place::Device(block)));
                 self.zswap.free(handle);
                 self.counters.add(Counter::zswpwb, 1);

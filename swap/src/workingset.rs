@@ -61,10 +61,15 @@ impl Workingset {
         Shadow(self.ticks(clock) | if workingset { WORKINGSET } else { 0 })
     }
 
+    /// How many pages have left since this one.
+    pub fn distance(&self, shadow: Shadow) -> u64 {
+        let now = self.ticks(self.evictions.load(Relaxed));
+        u64::from(now.wrapping_sub(shadow.0) & !WORKINGSET) << self.grain
+    }
+
     /// A page comes back, to `present` pages.
     pub fn refault(&self, shadow: Shadow, present: u64) -> Refault {
-        let now = self.ticks(self.evictions.load(Relaxed));
-        let distance = u64::from(now.wrapping_sub(shadow.0) & !WORKINGSET) << self.grain;
+        let distance = self.distance(shadow);
         let activate = distance <= present;
         Refault { activate, restore: activate && shadow.0 & WORKINGSET != 0 }
     }
