@@ -959,6 +959,38 @@ mod tests {
     }
 
     #[test]
+    fn who_rests_is_asked_first_and_keeps_its_pool_for_a_while() {
+        let (_fd, group) = Group::create(setup(0)).unwrap();
+        let [needy, rests, works] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
+        for slot in [rests, works] {
+            slot.set(Field::Armed, 1);
+            slot.set(Field::Resident, 30);
+            slot.set(Field::Spare, 100);
+            slot.listen();
+        }
+        let asked = || [rests, works].map(|slot| slot.get(Field::Asked));
+        assert!(!group.ask_resting(needy, 50));
+        rests.set_resting(true);
+        assert!(rests.is_resting() && rests.keeps_pool());
+        assert!(group.ask_resting(needy, 50) && !group.ask_resting(needy, 50));
+        assert_eq!(asked(), [30, 0], "what it has in the program");
+        rests.set_resting(true);
+        assert!(rests.is_resting() && !rests.keeps_pool(), "it was told again");
+        assert!(
+            group.ask_resting(needy, 50) && group.ask_resting(needy, 50) && !group.ask_resting(needy, 50)
+        );
+        assert_eq!(asked(), [100, 0]);
+        rests.set_resting(false);
+        rests.set_resting(false);
+        assert!(!rests.is_resting());
+        rests.set_resting(true);
+        assert!(rests.keeps_pool());
+        group.ask_all(needy, 10);
+        assert!(!rests.is_resting(), "where nothing is left nobody rests");
+        assert_eq!(asked(), [100, 10]);
+    }
+
+    #[test]
     fn the_group_page_and_the_launcher_are_charged_once_and_as_they_change() {
         let (_fd, group) = Group::create(setup(0)).unwrap();
         group.charge_own(50, 20);

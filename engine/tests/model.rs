@@ -59,6 +59,8 @@ struct World {
     may_lose: bool,
     /// Whether the device goes out of use now and then.
     swaps_off: bool,
+    /// Whether the process rests just now.
+    rests: bool,
     stamp: u64,
     reads: usize,
 }
@@ -76,6 +78,7 @@ impl World {
             granted,
             may_lose: false,
             swaps_off: false,
+            rests: false,
             stamp: 0,
             reads: 0,
         }
@@ -130,7 +133,10 @@ impl World {
             if !access.delivered {
                 access.delivered = true;
                 let write = matches!(access.action, Action::Write(_));
-                self.engine.fault(access.page, write, fake::clock(), &mut self.work);
+                match self.rests {
+                    true => self.engine.rest(access.page, write),
+                    false => self.engine.fault(access.page, write, fake::clock(), &mut self.work),
+                }
                 return false;
             }
             if !self.memory().is_woken(ticket) {
@@ -274,6 +280,12 @@ impl World {
         }
     }
 
+    /// What waited meanwhile waits for no more than room.
+    fn end_rest(&mut self) {
+        self.rests = false;
+        self.engine.end_rest();
+    }
+
     /// With enough room given, every access ends, every page is right, and nothing is left locked.
     fn check_end(&mut self) {
         self.memory().set_no_memory_every(0);
@@ -283,6 +295,7 @@ impl World {
         self.engine.budget().give(room);
         self.granted += room;
         self.engine.hold_waiting(false);
+        self.end_rest();
         for _ in 0..1000 {
             if self.threads.iter().all(Option::is_none) {
                 break;
@@ -407,9 +420,11 @@ impl World {
     fn event(&mut self, random: &mut Random) {
         match random.below(1000) {
             0..600 => self.run_thread(random),
-            600..760 => {
+            600..758 => {
                 self.engine.reclaim(&mut self.work);
             }
+            758 => self.rests = true,
+            759 => self.end_rest(),
             760..764 if self.swaps_off => drop(self.engine.swapoff()),
             764 if self.swaps_off => self.engine.swapon(),
             760..900 => {
@@ -1276,6 +1291,23 @@ fn a_fault_without_room_is_answered_when_there_is_some() {
     world.engine.retry_waiting(&mut world.work);
     assert!(world.step(&mut access));
     world.check_books();
+    world.check_end();
+}
+
+#[test]
+fn faults_of_a_process_that_rests_wait_whatever_room_there_is() {
+    let mut world = plain(None, 0, 10);
+    world.rests = true;
+    let mut access = world.access(page(BASE), Action::Write(7));
+    assert!(!world.step(&mut access) && !world.step(&mut access));
+    world.engine.retry_waiting(&mut world.work);
+    assert!(!world.step(&mut access));
+    // It wants nothing meanwhile: others may have what there is.
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (0, 0));
+    assert!(world.engine.end_rest() && !world.engine.end_rest());
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (1, 1));
+    world.engine.retry_waiting(&mut world.work);
+    assert!(world.step(&mut access));
     world.check_end();
 }
 

@@ -224,8 +224,13 @@ impl<S: SpanSource> Zsmalloc<S> {
     ) -> Option<T> {
         let (id, slot) = split(handle);
         let mut guard = self.span(id)?;
-        let span = guard.as_mut().filter(|span| span.used.contains(slot))?;
-        let size = self.classes[usize::from(span.class)].size;
+        let span = guard.as_mut()?;
+        let Class { size, slots } = self.classes[usize::from(span.class)];
+        // Whoever writes an entry back looks without the owner's lock: by now the span may be another class's, of which
+        // slots that are not there are in use for ever.
+        if slot >= slots || !span.used.contains(slot) {
+            return None;
+        }
         Some(look(span, slot * size..(slot + 1) * size))
     }
 
@@ -493,6 +498,18 @@ mod tests {
         stored[..4].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
         pool.remove(small, &mut |_| {});
         assert_eq!(pool.size(), PoolSize { index_bytes: pool.size().index_bytes, ..PoolSize::default() });
+    }
+
+    #[test]
+    fn a_handle_of_an_object_that_was_freed_finds_nothing_in_a_span_of_fewer_slots() {
+        let pool = Zsmalloc::new(super::super::Heap);
+        let old: Vec<u32> = (0..SLOTS_MAX).map(|_| pool.insert([&[7; 30], &[]]).unwrap()).collect();
+        old.iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
+        let new = pool.insert([&[8; 4000], &[]]).unwrap();
+        assert_eq!(split(new).0, split(old[0]).0, "the same span");
+        let found = |&&handle: &&u32| pool.read(handle, &mut |bytes| assert_eq!(bytes[0], 8));
+        assert_eq!(old.iter().filter(found).count(), 1, "the one that has the new one's slot");
+        assert!(old.iter().all(|&handle| !pool.is_frozen(handle) && !pool.is_leaving(handle)));
     }
 
     #[test]
