@@ -42,6 +42,8 @@ pub struct Seen {
     pub lost_ns: u64,
     /// Pages that it has in memory and out.
     pub size: u64,
+    /// Those of them that are out.
+    pub out: u64,
 }
 
 /// What a process is to do.
@@ -61,6 +63,7 @@ struct Known {
     /// The part of its time that it loses.
     loss: f64,
     size: u64,
+    out: u64,
     /// Whether it has rested before.
     rested: bool,
     state: State,
@@ -145,6 +148,7 @@ impl LoadControl {
                 worked_at: now,
                 loss: 0.0,
                 size: 0,
+                out: 0,
                 rested: false,
                 state: State::Runs { since: now },
             });
@@ -153,7 +157,8 @@ impl LoadControl {
             }
             let loss = one.lost_ns.saturating_sub(known.lost_ns) as f64 / time;
             known.loss += (loss - known.loss) * SMOOTHING;
-            (known.faults, known.lost_ns, known.size) = (one.faults, one.lost_ns, one.size);
+            (known.faults, known.lost_ns) = (one.faults, one.lost_ns);
+            (known.size, known.out) = (one.size, one.out);
             self.known.insert(one.tenant, known);
         }
         for ended in old.values() {
@@ -176,10 +181,10 @@ impl LoadControl {
         })
     }
 
-    /// Those at work that may rest: they have run for long enough since they rested last.
+    /// Those at work that may rest: they have something out, and have run for long enough since they rested last.
     fn unspared(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
         let ran = move |known: &Known| now.saturating_duration_since(known.state.since());
-        self.at_work(now).filter(move |(_, known)| !known.rested || ran(known) >= REST)
+        self.at_work(now).filter(move |(_, known)| known.out > 0 && (!known.rested || ran(known) >= REST))
     }
 
     /// Who can go on beside the others.
@@ -238,6 +243,7 @@ mod tests {
         faults: u64,
         lost_ns: u64,
         idle: bool,
+        fits: bool,
         rests: bool,
         rested: Duration,
         ordered: Instant,
@@ -251,6 +257,7 @@ mod tests {
                 faults: 0,
                 lost_ns: 0,
                 idle: false,
+                fits: false,
                 rests: false,
                 rested: Duration::ZERO,
                 ordered: now,
@@ -281,6 +288,7 @@ mod tests {
                     faults: process.faults,
                     lost_ns: process.lost_ns,
                     size: process.size,
+                    out: if process.fits { 0 } else { process.size / 2 },
                 };
                 let seen: Vec<_> = self.processes.iter().enumerate().map(seen).collect();
                 for Order { tenant, rests } in self.control.sample(self.now, self.free, &seen) {
@@ -314,6 +322,9 @@ mod tests {
         let mut roomy = World::new(&[5000; 5]);
         roomy.free = TOTAL as i64 / SHORT_PART;
         assert_eq!(roomy.run(3 * REST, 0.9), [], "memory is free");
+        let mut fitting = World::new(&[5000; 5]);
+        fitting.processes.iter_mut().for_each(|process| process.fits = true);
+        assert_eq!(fitting.run(3 * REST, 0.9), [], "nothing of them is out");
         let mut waiting = World::new(&[5000; 5]);
         waiting.processes[0].idle = true;
         waiting.processes[4].idle = true;

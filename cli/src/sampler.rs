@@ -220,6 +220,9 @@ impl Sampler {
 
     /// Takes the last sample: CMD has ended.
     pub fn sample_last(&mut self) {
+        // Nobody controls what goes on without it.
+        self.load = None;
+        self.group.live().for_each(|slot| slot.set_resting(false));
         self.strangers.next_scan = Instant::now();
         self.sample();
     }
@@ -316,8 +319,11 @@ impl Sampler {
     /// Has processes rest, or go on.
     fn control_load(&mut self, slots: &[Slot]) {
         let Some(load) = &mut self.load else { return };
-        let running = |slot: &&Slot| slot.get(Field::Armed) != 0 && slot.get(Field::Taken) == 1;
-        let seen: Vec<_> = slots.iter().filter(running).map(|&slot| seen(slot)).collect();
+        // Not those whose fork is still under way.
+        let runs = |field| move |slot: &&Slot| slot.get(field) != 0;
+        let slots = slots.iter().filter(runs(Field::Armed)).filter(runs(Field::StartTime));
+        let slots: Vec<Slot> = slots.filter(|slot| slot.get(Field::Taken) == 1).copied().collect();
+        let seen: Vec<_> = slots.iter().map(|&slot| seen(slot)).collect();
         for order in load.sample(Instant::now(), self.group.free(), &seen) {
             if let Some(slot) = slots.iter().find(|slot| slot.tenant() == order.tenant) {
                 slot.set_resting(order.rests);
@@ -368,12 +374,14 @@ fn seen(slot: Slot) -> Seen {
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
     let refaults = count(&[Counter::zswpin, Counter::swpin_zero]) as f64 * POOL_FAULT_NS;
+    let out = slot.get(Field::Cached) + slot.get(Field::Swapped);
     let hits = count(&[Counter::swap_cache_hit]) as f64 * PROBATION_FAULT_NS;
     Seen {
         tenant: slot.tenant(),
         faults: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
         lost_ns: (refaults + hits) as u64 + count(&[Counter::stalled_ns]),
-        size: slot.get(Field::Resident) + slot.get(Field::Cached) + slot.get(Field::Swapped),
+        size: slot.get(Field::Resident) + out,
+        out,
     }
 }
 

@@ -655,6 +655,17 @@ impl<M: Memory> Engine<M> {
         self.overdrawing.store(false, SeqCst);
     }
 
+    /// Answers all faults that wait, also while they are held back and there is no room: a fork waits for those threads,
+    /// which may have locks that it needs.
+    pub fn answer_waiting(&self, work: &mut Workspace) {
+        debug_assert!(self.cannot_wait(), "a fault that waits again would wait for the end of the fork");
+        for _ in 0..self.waiting() {
+            let Some(Waiting { page, write, since, .. }) = lock(&self.waiting).pop_front() else { return };
+            self.stalled.fetch_sub(1, Relaxed);
+            self.fault(page, write, since, work);
+        }
+    }
+
     /// Answers faults that waited for room. Called when there is some.
     pub fn retry_waiting(&self, work: &mut Workspace) {
         // Each is tried once a call: what finds no room waits again, behind the others.

@@ -32,6 +32,8 @@ use std::time::Duration;
 
 /// Names the group page to the processes of a run: a path.
 pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
+/// Pages that a process may have in memory whatever the others have.
+pub const RESIDENT_MIN: i64 = 128;
 /// Processes that a run may have at one time.
 pub const SLOTS: usize = 250;
 
@@ -614,7 +616,9 @@ impl Group {
     /// Pages that a process gives while others could do with less.
     fn would_give(slot: Slot) -> u64 {
         let in_program = || slot.get(Field::Resident) + slot.get(Field::Frames);
-        Self::could_give(slot).min(if slot.keeps_pool() { in_program() } else { u64::MAX })
+        let most =
+            if slot.keeps_pool() { in_program().saturating_sub(RESIDENT_MIN as u64) } else { u64::MAX };
+        Self::could_give(slot).min(most)
     }
 
     /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
@@ -780,6 +784,11 @@ impl Slot {
     /// Whether the process is to rest.
     pub fn is_resting(&self) -> bool {
         self.get(Field::Rest) % 2 == 1
+    }
+
+    /// Ends a rest that was ordered by `order`, if it goes on.
+    pub fn end_rest(&self, order: u64) {
+        let _ = self.word(Field::Rest).compare_exchange(order, order + 1, AcqRel, Relaxed);
     }
 
     /// Whether the process has only begun to rest: what it has in its pool is small, and dear to bring back from elsewhere.
@@ -964,7 +973,7 @@ mod tests {
         let [needy, rests, works] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
         for slot in [rests, works] {
             slot.set(Field::Armed, 1);
-            slot.set(Field::Resident, 30);
+            slot.set(Field::Resident, RESIDENT_MIN as u64 + 30);
             slot.set(Field::Spare, 100);
             slot.listen();
         }

@@ -782,6 +782,11 @@ impl Process {
             });
             // Nothing is taken out from here to the fork.
             runtime.pause.rehearse(|| {
+                // Of threads that have locks which the rehearsal needs, or the fork itself.
+                runtime.errand(|runtime| {
+                    runtime.engine().end_rest();
+                    runtime.engine().answer_waiting(&mut Workspace::default());
+                });
                 // A process whose children belong to another pid namespace cannot start threads. They can.
                 if let Err(error) = guest::rehearse()
                     && error.kind() != ErrorKind::InvalidInput

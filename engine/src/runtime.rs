@@ -11,7 +11,7 @@
 //! from the program's `malloc`.
 
 use crate::engine::{Engine, Limits, Parts, Progress, Swapoff, Workspace};
-use crate::group::{Field, Group, Knobs, OffState, Slot};
+use crate::group::{Field, Group, Knobs, OffState, RESIDENT_MIN, Slot};
 use crate::injection::{Fault, Injection};
 use crate::kernel::{PoolMemory, ProgramMemory};
 use crate::memory::Memory;
@@ -52,12 +52,12 @@ const HOPELESS_ROUNDS: usize = 40;
 /// [`DISCOUNT_SHARE`] of the time.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_SHARE: u32 = 100;
-/// Pages that a process may have in memory whatever the others have; up to this many at once, up to the
-/// second number when others had time to give some.
-const RESIDENT_MIN: i64 = 128;
+/// What a process may have in memory whatever the others have, as [`RESIDENT_MIN`], when those had time to give some.
 const RESIDENT_FLOOR: i64 = 512;
 /// How long memory that a resting process gives is waited for: about what it takes to store a cluster.
 const RELIEF: Duration = Duration::from_millis(2);
+/// Nanoseconds until it is asked for again, where none came.
+const RELIEF_AGAIN: u64 = 20_000_000;
 /// Nanoseconds between looks at descriptors that pin, where reclaim begins often. What the C library opens is seen at once.
 const PINS_INTERVAL: u64 = 10_000_000;
 /// A rest that nobody ends is over after this time.
@@ -122,8 +122,8 @@ pub struct Runtime {
     injection: Injection,
     /// When descriptors were looked at that pin, by the clock.
     pins_seen: AtomicU64,
-    /// The last order to rest that has been obeyed for long enough.
-    rested_out: AtomicU64,
+    /// When relief is looked for again, by the clock.
+    relief_after: AtomicU64,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
     /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when it
@@ -488,7 +488,7 @@ impl Runtime {
             spun: AtomicBool::new(false),
             injection,
             pins_seen: AtomicU64::new(0),
-            rested_out: AtomicU64::new(0),
+            relief_after: AtomicU64::new(0),
             lifted: AtomicBool::new(false),
             swap_paths,
             trace: Mutex::new(trace),
@@ -658,6 +658,7 @@ impl Runtime {
         let mut idle = 0;
         let mut moved = 0;
         let mut futility = Futility::default();
+        let mut desperate = false;
         self.reclaimer.store(task::tid(), Relaxed);
         let mut place = Place::Anywhere;
         loop {
@@ -667,7 +668,9 @@ impl Runtime {
                     self.kick.wait(Duration::from_millis(100));
                 }
                 (idle, moved) = (0, 0);
-                if self.engine.is_short() && clock() - self.pins_seen.load(Relaxed) > PINS_INTERVAL {
+                if self.engine.is_short()
+                    && clock().saturating_sub(self.pins_seen.load(Relaxed)) > PINS_INTERVAL
+                {
                     self.pause.begin_work();
                     self.look_for_pins();
                     self.pause.end_work();
@@ -677,16 +680,22 @@ impl Runtime {
             self.injection.stall(Fault::StallReclaim);
             self.pause.begin_work();
             let start = clock();
-            self.borrow();
-            let progress = if self.has_little() && self.slot.keeps_pool() && !self.engine.is_short() {
+            if self.borrow() > 0 {
+                self.engine.retry_waiting(&mut work);
+            }
+            let gives_little = self.has_little() && !self.engine.is_short();
+            let progress = if gives_little && self.slot.keeps_pool() && self.group.free() >= 0 {
                 // Whoever asked can do with less, or asks all.
                 self.slot.set(Field::Asked, 0);
                 Progress::Freed(0)
-            } else if self.has_little() && !self.engine.is_short() {
+            } else if gives_little {
                 // Others want some: not the little that it runs in, but the pool's.
                 self.engine.reclaim_pool(&mut work)
             } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
-                if self.is_relieved() { Progress::Moved } else { self.engine.reclaim(&mut work) }
+                match self.relief() {
+                    0 => self.engine.reclaim(&mut work),
+                    pages => Progress::Freed(pages),
+                }
             } else {
                 Progress::Freed(0)
             };
@@ -705,11 +714,15 @@ impl Runtime {
                 Progress::Nothing => idle += 1,
             }
             if futility.note(progress, &self.engine) {
-                self.group.ask(self.slot, self.engine.limits().high);
-                if self.group.free() <= 0 && self.engine.requests() == 0 {
+                self.group.ask_all(self.slot, self.engine.limits().high as u64);
+                if desperate && self.group.free() <= 0 && self.engine.requests() == 0 {
                     self.give_up();
                 }
+                // Those that were asked have until the next look.
+                desperate = true;
+                self.group.wait_free(self.group.demand(), Duration::from_millis(20));
             }
+            desperate &= futility.strikes > 0;
             // Pages that will not leave come round again and again: a full round of those is no progress.
             let round = self.engine.swap().queue().len() + 64;
             if moved > round {
@@ -723,11 +736,7 @@ impl Runtime {
 
     /// Whether faults are to wait while other processes get on. Not those that a fork waits for.
     fn rests(&self) -> bool {
-        let order = self.slot.get(Field::Rest);
-        order % 2 == 1
-            && order != self.rested_out.load(Relaxed)
-            && !self.lifted.load(SeqCst)
-            && !self.pause.is_closed()
+        self.slot.is_resting() && !self.lifted.load(SeqCst) && !self.pause.is_closed()
     }
 
     /// Ends a rest when it is over, or when nobody says so for too long. `order` is the last one and when it was seen.
@@ -737,7 +746,7 @@ impl Runtime {
             *order = (word, Instant::now());
         } else if word % 2 == 1 && order.1.elapsed() > REST_MAX {
             // Whoever gave it is stopped, or dead.
-            self.rested_out.store(word, Relaxed);
+            self.slot.end_rest(word);
         }
         // A fault that came just as this one ended is found the next time.
         if !self.rests() && self.engine.end_rest() {
@@ -795,29 +804,40 @@ impl Runtime {
         self.group.live().all(|slot| slot.index() == self.slot.index() || slot.get(Field::Armed) == 0)
     }
 
-    /// Takes what the group has to spare.
-    fn borrow(&self) {
-        let wanted = self.engine.limits().high - self.engine.budget().free();
-        if wanted > 0 {
-            let taken = self.group.take_up_to(wanted.max(self.group.step()));
-            if taken > 0 {
-                self.slot.word(Field::Grant).fetch_add(taken as u64, SeqCst);
-                self.engine.budget().give(taken);
-            }
+    /// Takes what the group has to spare: no more than it needs, where others have asked for some. Returns how many pages.
+    fn borrow(&self) -> usize {
+        let limits = self.engine.limits();
+        let (goal, step) = if self.asked() > 0 { (limits.low, 0) } else { (limits.high, self.group.step()) };
+        let wanted = goal - self.engine.budget().free();
+        if wanted <= 0 {
+            return 0;
         }
+        let taken = self.group.take_up_to(wanted.max(step));
+        if taken > 0 {
+            self.slot.word(Field::Grant).fetch_add(taken as u64, SeqCst);
+            self.engine.budget().give(taken);
+        }
+        taken as usize
     }
 
-    /// Whether a process that rests has just given memory which this one needs, in place of its own.
-    fn is_relieved(&self) -> bool {
+    /// Takes memory that a process which rests gives, in place of its own. Returns how many pages.
+    fn relief(&self) -> usize {
         if self.asked() > 0 || self.engine.is_hastened() || self.slot.is_resting() {
-            return false;
+            return 0;
         }
         let seen = self.group.demand();
-        if !self.group.ask_resting(self.slot, self.group.step() as u64) {
-            return false;
+        if clock() < self.relief_after.load(Relaxed)
+            || !self.group.ask_resting(self.slot, self.group.step() as u64)
+        {
+            return 0;
         }
         self.group.wait_free(seen, RELIEF);
-        self.group.free() > 0
+        let pages = self.borrow();
+        if pages == 0 {
+            // It is slow, or has none after all.
+            self.relief_after.store(clock() + RELIEF_AGAIN, Relaxed);
+        }
+        pages
     }
 
     /// Makes what the launcher took in our name part of the grant.
