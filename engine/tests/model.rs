@@ -1312,6 +1312,26 @@ fn faults_of_a_process_that_rests_wait_whatever_room_there_is() {
 }
 
 #[test]
+fn a_fork_answers_what_rests_or_waits_also_without_room() {
+    let mut world = plain(None, 0, 1);
+    world.put(BASE, noise(1));
+    let mut waits = world.access(page(BASE + 1), Action::Write(7));
+    assert!(!world.step(&mut waits) && !world.step(&mut waits));
+    world.rests = true;
+    let mut rests = world.access(page(BASE + 2), Action::Write(8));
+    assert!(!world.step(&mut rests) && !world.step(&mut rests));
+    world.engine.hold_waiting(true);
+    world.end_rest();
+    assert_eq!(world.engine.waiting(), 2);
+    world.engine.answer_waiting(&mut world.work);
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (0, 0));
+    assert!(world.step(&mut waits) && world.step(&mut rests));
+    world.engine.hold_waiting(false);
+    world.check_books();
+    world.check_end();
+}
+
+#[test]
 fn faults_that_are_held_back_wait() {
     let mut world = plain(None, 0, 10);
     let mut access = world.access(page(BASE), Action::Write(7));
