@@ -58,7 +58,7 @@ const RESIDENT_FLOOR: i64 = 512;
 const RELIEF: Duration = Duration::from_millis(2);
 /// Nanoseconds until it is asked for again, where none came.
 const RELIEF_AGAIN: u64 = 20_000_000;
-/// Nanoseconds between looks at descriptors that pin, where reclaim begins often. What the C library opens is seen at once.
+/// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at once.
 const PINS_INTERVAL: u64 = 10_000_000;
 /// A rest that nobody ends is over after this time.
 const REST_MAX: Duration = Duration::from_secs(4);
@@ -120,8 +120,8 @@ pub struct Runtime {
     spun: AtomicBool,
     /// What is to go wrong, for tests.
     injection: Injection,
-    /// When descriptors were looked at that pin, by the clock.
-    pins_seen: AtomicU64,
+    /// When reclaim looks next at descriptors that pin, by the clock.
+    pins_due: AtomicU64,
     /// When relief is looked for again, by the clock.
     relief_after: AtomicU64,
     /// Whether the cap is lifted: then nothing is given back.
@@ -487,7 +487,7 @@ impl Runtime {
             may_spin: AtomicBool::new(false),
             spun: AtomicBool::new(false),
             injection,
-            pins_seen: AtomicU64::new(0),
+            pins_due: AtomicU64::new(0),
             relief_after: AtomicU64::new(0),
             lifted: AtomicBool::new(false),
             swap_paths,
@@ -668,18 +668,15 @@ impl Runtime {
                     self.kick.wait(Duration::from_millis(100));
                 }
                 (idle, moved) = (0, 0);
-                if self.engine.is_short()
-                    && clock().saturating_sub(self.pins_seen.load(Relaxed)) > PINS_INTERVAL
-                {
-                    self.pause.begin_work();
-                    self.look_for_pins();
-                    self.pause.end_work();
-                }
                 continue;
             }
             self.injection.stall(Fault::StallReclaim);
             self.pause.begin_work();
             let start = clock();
+            if start >= self.pins_due.load(Relaxed) {
+                // Before anything is taken out: also what was opened before there was an engine.
+                self.look_for_pins();
+            }
             if self.borrow() > 0 {
                 self.engine.retry_waiting(&mut work);
             }
@@ -1085,7 +1082,7 @@ impl Runtime {
         if !self.engine.memory().may_pin() && procfs::may_pin(procfs::own_pid()) {
             self.engine.memory().note_pins();
         }
-        self.pins_seen.store(clock(), Relaxed);
+        self.pins_due.store(clock() + PINS_INTERVAL, Relaxed);
     }
 
     fn set_pool_max(&self) {

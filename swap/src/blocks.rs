@@ -53,6 +53,7 @@ pub struct BlockRun {
 impl Blocks {
     /// Space described by shared `counts` (one a block) and what this process has `held`.
     pub fn new(counts: &'static [AtomicU8], held: Held) -> Self {
+        assert!(held.covers(counts.len()));
         let extent = counts.len().div_ceil(EXTENTS_MAX).next_multiple_of(64).max(EXTENT_MIN);
         let extents = counts.len().div_ceil(extent);
         Self {

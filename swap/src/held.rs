@@ -47,6 +47,11 @@ impl Held {
         Self { summary, bits: &bits[..blocks.div_ceil(WORD_BITS)] }
     }
 
+    /// Whether it has a bit for each of so many blocks.
+    pub fn covers(&self, blocks: usize) -> bool {
+        self.bits.len() * WORD_BITS >= blocks
+    }
+
     /// Notes that a block is held.
     pub fn set(&self, block: usize) {
         self.sum_up(block / WORD_BITS);
