@@ -739,6 +739,26 @@ fn locks_hold_and_advice_is_taken() {
     }
 }
 
+/// What is pinned before there is an engine: it learns of it from the C library's calls or, where those were passed by,
+/// from the descriptors, before the first page leaves.
+#[test]
+fn pages_that_were_pinned_before_there_is_an_engine_stay() {
+    let _turn = turn();
+    let pinned = program("pinned");
+    for option in [None, Some("--hidden")] {
+        for mask in ["", "remap", "pool"] {
+            println!("PAGETIDE_MASK={mask} pinned {}", option.unwrap_or_default());
+            let command: Vec<&str> = std::iter::once(&*pinned).chain(option).collect();
+            let ended = start(pagetide("28M", mask, &[], &command)).end();
+            if ended.status.code() == Some(77) {
+                println!("left out: no io_uring here");
+                return;
+            }
+            ended.succeeds();
+        }
+    }
+}
+
 #[test]
 fn objects_that_grow_and_shrink_keep_what_is_in_them() {
     let _turn = turn();

@@ -1092,6 +1092,14 @@ impl<M: Memory> Engine<M> {
         Some(at)
     }
 
+    /// Waits for the end of a take-out under way, which may not have seen what the caller did before.
+    pub fn await_taken(&self) {
+        let cluster = self.taking.load(SeqCst);
+        while cluster != 0 && self.taking.load(SeqCst) == cluster {
+            std::thread::yield_now();
+        }
+    }
+
     /// Ends a protection.
     pub fn unprotect(&self, token: usize) {
         self.protected[token].store(0, SeqCst);

@@ -11,7 +11,7 @@ use pagetide_sys::staging;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
 
@@ -20,7 +20,7 @@ const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
 pub struct ProgramMemory {
     kernel: Kernel,
     ways: Ways,
-    may_pin: AtomicBool,
+    may_pin: Arc<AtomicBool>,
 }
 
 /// The pool's memory.
@@ -63,12 +63,12 @@ impl std::ops::DerefMut for PoolSpan {
 }
 
 impl ProgramMemory {
-    /// The memory behind `kernel`, by the ways that are not masked.
-    pub fn new(kernel: Kernel, ways: Ways) -> Self {
+    /// The memory behind `kernel`, by the ways that are not masked. `may_pin`: whether the kernel may pin pages of it.
+    pub fn new(kernel: Kernel, ways: Ways, may_pin: Arc<AtomicBool>) -> Self {
         if ways.masks(Ways::NO_SCAN) {
             kernel.pagemap().mask_scan();
         }
-        Self { kernel, ways, may_pin: AtomicBool::new(false) }
+        Self { kernel, ways, may_pin }
     }
 
     /// The kernel's side.
@@ -78,7 +78,7 @@ impl ProgramMemory {
 
     /// The program has opened something through which the kernel may pin its pages.
     pub fn note_pins(&self) {
-        self.may_pin.store(true, Relaxed);
+        self.may_pin.store(true, SeqCst);
     }
 
     /// Registers a range.
@@ -124,7 +124,7 @@ impl Memory for ProgramMemory {
     }
 
     fn may_pin(&self) -> bool {
-        self.may_pin.load(Relaxed)
+        self.may_pin.load(SeqCst)
     }
 
     fn wake(&self, page: PageIndex, count: usize) {

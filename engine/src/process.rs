@@ -19,8 +19,8 @@ use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::{self, SignalsBlocked};
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLockWriteGuard};
 use std::time::Duration;
 
 /// Pages that processes without an engine leave to others: 16 MiB.
@@ -61,6 +61,8 @@ pub struct Process {
     open: OpenKernel,
     generations: Box<[OnceLock<Box<Generation>>]>,
     current: AtomicUsize,
+    /// Whether something was opened through which pages may be pinned, with an engine or before.
+    pins: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
@@ -248,6 +250,7 @@ impl Process {
             open,
             generations: (0..GENERATIONS).map(|_| OnceLock::new()).collect(),
             current: AtomicUsize::new(0),
+            pins: Arc::default(),
         };
         let _ = this.generations[0].set(Box::new(Generation::new(slot, Regions::default(), 0)));
         Some(this)
@@ -268,6 +271,17 @@ impl Process {
     /// The engine, if it runs.
     pub fn runtime(&self) -> Option<&'static Runtime> {
         self.generation().runtime.get().copied()
+    }
+
+    /// The program is about to open something through which its pages may be pinned. From the return on none leaves in a
+    /// way that takes pinned ones along.
+    pub fn note_pins(&self) {
+        self.pins.store(true, SeqCst);
+        // Either the engine that starts meanwhile sees this before it takes anything out, or it is seen here.
+        fence(SeqCst);
+        if let Some(runtime) = self.runtime() {
+            runtime.engine().await_taken();
+        }
     }
 
     /// Prepares for taking locks of the engine.
@@ -451,6 +465,7 @@ impl Process {
             slot: generation.slot,
             heritage,
             open: self.open,
+            pins: Arc::clone(&self.pins),
             stop: Box::new(move || {
                 // Mapping calls under way end first; new ones wait until the engine has the regions.
                 generation.assembling.store(true, Relaxed);

@@ -36,7 +36,9 @@ use pagetide_sys::spans::Spans;
 use pagetide_sys::{guest, task};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst, fence,
+};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -298,10 +300,12 @@ pub struct Beginning {
     pub heritage: Heritage,
     /// Opens the kernel's side of the program's memory.
     pub open: OpenKernel,
+    /// Whether the program has opened something through which its pages may be pinned.
+    pub pins: Arc<AtomicBool>,
     /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are registered,
     /// and what is in them is taken into account.
     pub stop: Box<dyn FnOnce() -> Regions + Send>,
-    /// Called when the engine answers faults, or will not.
+    /// Called when the engine is about to answer faults, or will not.
     pub ended: Box<dyn FnOnce(Started) + Send>,
 }
 
@@ -353,31 +357,27 @@ impl Runtime {
         // Guests have no descriptor 2: the standard hook would say nothing.
         std::panic::set_hook(Box::new(|panic| task::say(&format!("a defect of Pagetide: {panic}"))));
         let control = move || {
-            let Beginning { group, slot, heritage, open, stop, ended } = beginning;
-            let runtime = Self::build(group, slot, heritage, open, stop);
-            let started = runtime.as_ref().ok().copied();
-            ended(runtime);
-            if let Some(runtime) = started {
+            if let Some(runtime) = Self::build(beginning) {
                 runtime.control();
             }
         };
         guest::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)
     }
 
-    fn build(
-        group: Group,
-        slot: Slot,
-        heritage: Heritage,
-        open: OpenKernel,
-        stop: Box<dyn FnOnce() -> Regions + Send>,
-    ) -> Started {
-        let kernel = open().map_err(StartError::Userfault)?;
-        let readers = Readers::new(task::processors());
+    fn build(beginning: Beginning) -> Option<&'static Self> {
+        let Beginning { group, slot, heritage, open, pins, stop, ended } = beginning;
         let gate = Arc::new(Gate::default());
-        // First, while the program goes on: that may take as long as it takes to load a library.
-        let runtime = Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)
-            .and_then(|()| Self::assemble(group, slot, heritage, kernel, readers, stop));
-        gate.open(runtime.as_ref().ok().copied());
+        let started = open().map_err(StartError::Userfault).and_then(|kernel| {
+            let readers = Readers::new(task::processors());
+            // First, while the program goes on: that may take as long as it takes to load a library.
+            Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
+            Self::assemble(group, slot, heritage, kernel, pins, readers, stop)
+        });
+        let runtime = started.as_ref().ok().copied();
+        // Before anything leaves: whoever finds no engine and goes on to pin pages does so before the first look at `pins`.
+        ended(started);
+        fence(SeqCst);
+        gate.open(runtime);
         runtime
     }
 
@@ -388,13 +388,14 @@ impl Runtime {
         slot: Slot,
         heritage: Heritage,
         kernel: Kernel,
+        pins: Arc<AtomicBool>,
         readers: Readers,
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
         let ways = Ways::from_bits(setup.ways);
         let injection = Injection::from_bits(setup.injection);
-        let memory = ProgramMemory::new(kernel, ways);
+        let memory = ProgramMemory::new(kernel, ways, pins);
         let blocks = match setup.blocks {
             0 => Blocks::none(),
             _ => Blocks::new(group.block_counts(), group.held(slot)),
@@ -1276,11 +1277,6 @@ impl Runtime {
             runtime.engine.recall(range.clone());
             runtime.engine.memory().unregister(range)
         })
-    }
-
-    /// The program opened something through which its pages may be pinned.
-    pub fn note_pins(&self) {
-        self.engine.memory().note_pins();
     }
 
     /// Whether pages can come in without others having to leave.

@@ -6,7 +6,6 @@
 
 use crate::call::{Next, count, kernel, status};
 use crate::process::managed;
-use pagetide::process::Process;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
@@ -58,8 +57,8 @@ pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usi
 
 /// Notes that pages may be pinned from now on: before the descriptor exists.
 pub(crate) fn note_pins() {
-    if let Some(runtime) = managed().and_then(Process::runtime) {
-        runtime.note_pins();
+    if let Some(process) = managed() {
+        process.note_pins();
     }
 }
 
