@@ -34,10 +34,14 @@ pub enum Fault {
     StallIo,
     /// The control thread does.
     StallControl,
+    /// The process is told to rest, or to go on: at every n-th round of its control thread.
+    Rest,
+    /// It is told to rest, and nobody tells it to go on.
+    RestForgotten,
 }
 
 /// The names, as in the environment variable `PAGETIDE_FAIL`.
-pub const NAMES: [(&str, Fault); 11] = [
+pub const NAMES: [(&str, Fault); 13] = [
     ("read-error", Fault::ReadError),
     ("read-short", Fault::ReadShort),
     ("read-corrupt", Fault::ReadCorrupt),
@@ -49,6 +53,8 @@ pub const NAMES: [(&str, Fault); 11] = [
     ("stall-reclaim", Fault::StallReclaim),
     ("stall-io", Fault::StallIo),
     ("stall-control", Fault::StallControl),
+    ("rest", Fault::Rest),
+    ("rest-forgotten", Fault::RestForgotten),
 ];
 
 /// One kind of fault, at every n-th occasion.

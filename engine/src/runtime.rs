@@ -355,7 +355,11 @@ impl Runtime {
     /// There is no thread: nothing of `beginning` was called.
     pub fn start(beginning: Beginning) -> Result<(), StartError> {
         // Guests have no descriptor 2: the standard hook would say nothing.
-        std::panic::set_hook(Box::new(|panic| task::say(&format!("a defect of Pagetide: {panic}"))));
+        std::panic::set_hook(Box::new(|panic| {
+            task::say(&format!("a defect of Pagetide: {panic}"));
+            // Nobody would do what this thread has to, and a lock that it holds may be another's to wait for.
+            task::kill_self();
+        }));
         let control = move || {
             if let Some(runtime) = Self::build(beginning) {
                 runtime.control();
@@ -963,6 +967,11 @@ impl Runtime {
                 }
                 *lock(&errand.done) = true;
                 errand.ended.notify_all();
+            }
+            if self.injection.happens(Fault::Rest) {
+                self.slot.set_resting(!self.slot.is_resting());
+            } else if !self.slot.is_resting() && self.injection.happens(Fault::RestForgotten) {
+                self.slot.set_resting(true);
             }
             self.follow_rest(&mut rest);
             // While a fork is under way this thread is there for its errands alone: waiting here for the
