@@ -27,8 +27,15 @@ def check(areas):
             sys.exit(f"MiB number {number} has changed")
 
 
+def begin(verb, *options):
+    command = [sys.argv[1], verb, str(os.getppid()), *options]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def pagetide(verb, *options):
-    return subprocess.run([sys.argv[1], verb, str(os.getppid()), *options], capture_output=True, text=True)
+    running = begin(verb, *options)
+    out, err = running.communicate()
+    return subprocess.CompletedProcess(running.args, running.returncode, out, err)
 
 
 def on_disk():
@@ -54,6 +61,17 @@ def main():
     if on.returncode != 0 or on_disk() < 20 * MIB:
         sys.exit(f"swapon: {on}, {on_disk()} bytes on the disk")
     check(areas)
+    # One that is killed in the middle has begun what two others, at once, bring to its end.
+    for area, _ in areas[40:]:
+        area.close()
+    killed = begin("swapoff")
+    killed.kill()
+    killed.communicate()
+    both = [begin("swapoff"), begin("swapoff")]
+    said = [running.communicate() for running in both]
+    if any(running.returncode for running in both) or on_disk() != 0:
+        sys.exit(f"swapoff by two: {said}, {on_disk()} bytes on the disk")
+    check(areas[:40])
 
 
 main()
