@@ -1047,10 +1047,8 @@ fn what_happened_is_written_down_and_replayed() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(125) && said.contains("--trace: /dev/full"), "{said}");
     // It may end at any moment, which the program does not notice.
-    let mut limited = Command::new("sh");
-    limited.args(["-c", "ulimit -f 40 && exec \"$@\"", "sh", PAGETIDE, "run", "-q", "-m", "48M", "--no-disk"]);
-    limited.args(["--trace", path, "--"]).args(command);
-    let ended = start(limited).end();
+    let limited = ["sh", "-c", "ulimit -f 40 && exec \"$0\"", &program("advice")];
+    let ended = start(pagetide("28M", "", &["--no-disk", "--trace", path], &limited)).end();
     assert!(ended.stderr.contains("cannot write the trace any more"), "{}", ended.stderr);
     ended.succeeds();
     [file, plot].iter().for_each(|path| fs::remove_file(path).unwrap());
