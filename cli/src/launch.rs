@@ -227,8 +227,8 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         encrypt: (!args.no_encrypt).into(),
         injection: injection.bits(),
     };
-    let (group_fd, group) =
-        Group::create(setup).map_err(|error| format!("cannot create the run's group page: {error}"))?;
+    let (group_fd, group) = Group::create(setup)
+        .map_err(|error| format!("cannot create the run's group page: {}", hinted(&error)))?;
 
     let pool = show_bytes(memory / 100 * args.max_pool_percent);
     voice.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
@@ -257,6 +257,14 @@ fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String
         Ok(file)
     };
     create().map_err(|error: std::io::Error| format!("--trace: {}: {error}", path.display()))
+}
+
+/// What went wrong, and the knob.
+fn hinted(error: &std::io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::FBIG) => format!("{error}: raise the limit on the size of files (ulimit -f)"),
+        _ => error.to_string(),
+    }
 }
 
 fn masked_ways() -> Result<Ways, String> {

@@ -114,6 +114,15 @@ fn a_command_that_cannot_run_has_a_status_of_its_own() {
 }
 
 #[test]
+fn a_limit_on_files_that_is_too_small_is_named() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 100 && exec \"$0\" run --no-disk -m 64M -- true", PAGETIDE]);
+    let output = command.output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(125) && said.contains("ulimit -f"), "{said}");
+}
+
+#[test]
 fn a_program_that_no_library_reaches_is_refused() {
     let scratch = Scratch::new("static");
     let mut elf = vec![0; 64 + 56];

@@ -4,6 +4,7 @@ use crate::mapping::last_errno;
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
+use rustix::process::Resource;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU8, AtomicU64};
@@ -18,6 +19,10 @@ pub struct Shared {
 impl Shared {
     /// Creates shared memory of `length` bytes, named for `/proc/*/fd`.
     pub fn create(name: &str, length: usize) -> Result<(OwnedFd, Self), Errno> {
+        // The kernel would not just refuse, but send SIGXFSZ.
+        if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < length as u64) {
+            return Err(Errno::FBIG);
+        }
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         // Nobody can cut it short under a process that has it mapped.
