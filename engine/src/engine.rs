@@ -1086,16 +1086,20 @@ impl<M: Memory> Engine<M> {
         })?;
         // A take-out announces its cluster before it looks at the list: either it sees this entry, or it
         // is seen here and waited for. It holds no lock that the caller has.
-        while self.taking.load(SeqCst) == value {
-            std::thread::yield_now();
-        }
+        self.await_end_of_taking(value);
         Some(at)
     }
 
     /// Waits for the end of a take-out under way, which may not have seen what the caller did before.
     pub fn await_taken(&self) {
-        let cluster = self.taking.load(SeqCst);
-        while cluster != 0 && self.taking.load(SeqCst) == cluster {
+        let value = self.taking.load(SeqCst);
+        if value != 0 {
+            self.await_end_of_taking(value);
+        }
+    }
+
+    fn await_end_of_taking(&self, value: u64) {
+        while self.taking.load(SeqCst) == value {
             std::thread::yield_now();
         }
     }

@@ -27,15 +27,16 @@ def check(areas):
             sys.exit(f"MiB number {number} has changed")
 
 
-def begin(verb, *options):
-    command = [sys.argv[1], verb, str(os.getppid()), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def command(verb, *options):
+    return [sys.argv[1], verb, str(os.getppid()), *options]
 
 
 def pagetide(verb, *options):
-    running = begin(verb, *options)
-    out, err = running.communicate()
-    return subprocess.CompletedProcess(running.args, running.returncode, out, err)
+    return subprocess.run(command(verb, *options), capture_output=True, text=True)
+
+
+def begin(verb):
+    return subprocess.Popen(command(verb), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def on_disk():

@@ -17,15 +17,7 @@ static const size_t BYTES = (size_t)PAGES * PAGE_BYTES;
 /* A call that no library sees. */
 static int hidden_setup(unsigned entries, struct io_uring_params *parameters) {
     long result;
-#if defined __x86_64__
     __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_io_uring_setup), "D"(entries), "S"(parameters) : "rcx", "r11", "memory");
-#elif defined __aarch64__
-    register long number __asm__("x8") = SYS_io_uring_setup, first __asm__("x0") = entries, second __asm__("x1") = (long)parameters;
-    __asm__ volatile("svc 0" : "+r"(first) : "r"(number), "r"(second) : "memory");
-    result = first;
-#else
-#error "no system call for this processor"
-#endif
     return (int)result;
 }
 
