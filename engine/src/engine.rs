@@ -910,12 +910,14 @@ impl<M: Memory> Engine<M> {
             }
             mapped
         };
+        // Pages that are let go may be gone at once, and their slot with them.
+        staged.refs.fetch_add(1, SeqCst);
         self.conclude(transfer, mapped, paid.max(mapped.pages));
         let overtaken = usize::from(mapped.error == Some(MapError::Exists));
         if mapped.pages + overtaken < transfer.length {
             self.requeue(slot_id);
         }
-        self.unref(slot_id, mapped.pages + overtaken);
+        self.unref(slot_id, mapped.pages + overtaken + 1);
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.
@@ -1162,8 +1164,7 @@ impl<M: Memory> Engine<M> {
         }
         let staged = &self.staged[usize::from(slot_id)];
         let mut slot = lock(&staged.slot);
-        let before = slot.memory_pages() as i64;
-        debug_assert_eq!(before, 0);
+        assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
         let whole = 0..CLUSTER_PAGES;
         let way = if pins || self.ways.masks(Ways::NO_REMAP) { TakeOutWay::Move } else { TakeOutWay::Remap };
         let mut moving = PageSet::default();
@@ -1304,11 +1305,13 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Pages of a slot could not be mapped (the kernel was out of memory): they stay on probation, whether
-    /// or not the slot was processed before.
+    /// or not the slot was processed before. The caller holds a reference of the slot, which is not that of a page
+    /// that others may take.
     fn requeue(&self, slot_id: u16) {
         let staged = &self.staged[usize::from(slot_id)];
         if !staged.queued.swap(true, SeqCst) {
-            staged.refs.fetch_add(1, SeqCst);
+            let others = staged.refs.fetch_add(1, SeqCst);
+            assert!(others > 0, "nothing keeps the slot from being used anew");
             lock(&self.lists).probation.push_back(slot_id);
         }
     }
@@ -1604,8 +1607,10 @@ impl<M: Memory> Engine<M> {
         } else {
             // No memory, or the mapping is gone: the page stays on probation and the thread looks again.
             self.budget.give(1);
-            self.requeue(slot_id);
+            self.staged[usize::from(slot_id)].refs.fetch_add(1, SeqCst);
             self.swap.release_hit(page);
+            self.requeue(slot_id);
+            self.unref(slot_id, 1);
         }
         if mapped.pages == 0 {
             self.memory.wake(page, 1);

@@ -328,6 +328,8 @@ impl FakeMemory {
         mut contents: impl FnMut(usize) -> Page,
     ) -> Mapped {
         if self.is_out_of_memory() {
+            // Others run meanwhile.
+            std::thread::yield_now();
             return Mapped { pages: 0, error: Some(MapError::NoMemory) };
         }
         let mut state = lock(&self.state);

@@ -2,7 +2,8 @@
 //!
 //! Four threads fault and answer their own faults, as a fault thread on their processor would; one
 //! reclaims, one ends I/O. Every page carries its number, its generation, and contents that follow from
-//! both. Shared pages have one writer each and are read by all; private ones are discarded now and then.
+//! both. Shared pages have one writer each and are read by all; private ones are discarded, or unmapped and
+//! mapped anew, now and then.
 
 mod common;
 
@@ -123,6 +124,20 @@ impl Thread<'_> {
                     let start = random.below(PRIVATE_PAGES);
                     let end = (start + 1 + random.below(40)).min(PRIVATE_PAGES);
                     let memory = self.engine.memory();
+                    if random.one_in(2) {
+                        // A mapping that goes and comes, of which the engine hears too late.
+                        memory.unmap(pages(private_at + start..private_at + end));
+                        if let Some(own) =
+                            [start.wrapping_sub(1), end].into_iter().find(|&at| at < PRIVATE_PAGES)
+                        {
+                            assert_eq!(
+                                self.read(private_at + own),
+                                private[own as usize],
+                                "private page {own}"
+                            );
+                        }
+                        memory.map(pages(private_at + start..private_at + end));
+                    }
                     self.engine
                         .discard(pages(private_at + start..private_at + end), |part| memory.drop_pages(part));
                     private[start as usize..end as usize].fill(0);
@@ -136,7 +151,8 @@ impl Thread<'_> {
     }
 }
 
-fn hammer(pool_pages_max: usize, granted: i64, ways: &str) {
+/// Every `no_memory_every`th mapping finds the machine out of memory (0: none).
+fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64) {
     let setup = Setup {
         slots: 8,
         limits: Limits { low: 40, high: 80, probation: 2 },
@@ -147,6 +163,7 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str) {
     };
     let engine = &fake::engine(setup);
     engine.budget().give(granted);
+    engine.memory().set_no_memory_every(no_memory_every);
     manage(engine, SHARED..SHARED + SHARED_PAGES, Access::Write);
     manage(engine, PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES, Access::Write);
     let stop = &AtomicBool::new(false);
@@ -212,15 +229,22 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str) {
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_with_a_pool() {
-    hammer(120, 500, "");
+    hammer(120, 500, "", 0);
 }
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_without_a_pool() {
-    hammer(0, 500, "");
+    hammer(0, 500, "", 0);
 }
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_by_move_alone() {
-    hammer(60, 400, "remap,copy");
+    hammer(60, 400, "remap,copy", 0);
+}
+
+#[test]
+fn no_page_goes_back_and_no_write_is_lost_when_memory_runs_out_for_moments() {
+    hammer(120, 500, "", 3);
+    hammer(0, 500, "", 3);
+    hammer(60, 400, "remap,copy", 3);
 }
