@@ -1,4 +1,5 @@
-//! The keyed 96-bit hash that proves a page clean and guards every stored copy.
+//! The keyed 96-bit hash that tells a page's contents: by it a page is known to be what the device has, and what comes
+//! from the device to be what went there. Entries of the pool keep half of it, a [`Check`].
 //!
 //! AEGIS-128X2 as a MAC (draft-irtf-cfrg-aegis-aead, Denis and Lucas): a program cannot craft two pages that
 //! collide without knowing the key of the run. It is built from the AES round, which processors have as an
@@ -10,11 +11,21 @@ use aegis::aegis128x2::Aegis128X2Mac;
 #[derive(Clone)]
 pub struct HashKey(Aegis128X2Mac<16>);
 
-/// A page's fingerprint: three quarters of the tag. One is held for every page that is out, so each word of it counts.
+/// A page's fingerprint: three quarters of the tag. One is held for every page on the device, so each word of it counts.
 pub type PageHash = [u32; 3];
 
 /// Bytes of a fingerprint.
 pub const HASH_BYTES: usize = size_of::<PageHash>();
+
+/// What an entry of the pool keeps of its page's fingerprint. Enough to tell damage; that a page equals an entry it only
+/// suggests: then the bytes are compared.
+pub type Check = [u8; 6];
+
+/// What an entry keeps of a fingerprint.
+pub fn check_of(hash: PageHash) -> Check {
+    let ([a, b, c, d], [e, f, ..]) = (hash[0].to_ne_bytes(), hash[1].to_ne_bytes());
+    [a, b, c, d, e, f]
+}
 
 impl HashKey {
     /// A key from 32 random bytes.
@@ -30,21 +41,6 @@ impl HashKey {
         let tag = u128::from_ne_bytes(mac.finalize());
         [tag as u32, (tag >> 32) as u32, (tag >> 64) as u32]
     }
-}
-
-pub(crate) fn to_bytes(hash: PageHash) -> [u8; HASH_BYTES] {
-    let mut bytes = [0; HASH_BYTES];
-    for (to, word) in bytes.as_chunks_mut::<4>().0.iter_mut().zip(hash) {
-        *to = word.to_ne_bytes();
-    }
-    bytes
-}
-
-/// # Panics
-/// If there are fewer bytes.
-pub(crate) fn from_bytes(bytes: &[u8]) -> PageHash {
-    let words = bytes.as_chunks::<4>().0;
-    [0, 1, 2].map(|at| u32::from_ne_bytes(words[at]))
 }
 
 pub(crate) fn bytes(low: u64, high: u64) -> [u8; 16] {

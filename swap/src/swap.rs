@@ -970,7 +970,8 @@ impl<S: SpanSource> Swap<S> {
     /// Finds a place for a page that is out of the program and locked for storing. `poor`: it is known not to compress.
     pub fn store(&self, bytes: &[u8], kept: Option<Place>, poor: bool, scratch: &mut Scratch) -> Stored {
         debug_assert_eq!(bytes.len(), PAGE_SIZE);
-        self.put(self.way(bytes, kept), |hash| match poor {
+        let way = self.way(bytes, kept, scratch);
+        self.put(way, |hash| match poor {
             true => Err(StoreError::Incompressible),
             false => self.count_refusal(self.zswap.store(bytes, hash, scratch)),
         })
@@ -983,7 +984,7 @@ impl<S: SpanSource> Swap<S> {
         kept: &[Option<Place>; FOLIO_PAGES],
         scratch: &mut Scratch,
     ) -> [Stored; FOLIO_PAGES] {
-        let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
+        let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth], scratch));
         let Some(alone) = go_together(&ways) else {
             return std::array::from_fn(|nth| {
                 self.put(ways[nth], |hash| self.count_refusal(self.zswap.store(page(nth), hash, scratch)))
@@ -1013,7 +1014,7 @@ impl<S: SpanSource> Swap<S> {
     ) -> [Stored; PAGES] {
         let ways: [Way; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
             0 => Way::Same(Place::ZERO),
-            _ => self.way_of(hashes[nth], kept[nth]),
+            _ => self.way_of(hashes[nth], kept[nth], |handle| self.zswap.is_of(handle, hashes[nth])),
         });
         if let (Ok(sizes), Ok(hashes)) =
             (<&[usize; FOLIO_PAGES]>::try_from(&sizes[..]), <&[PageHash; FOLIO_PAGES]>::try_from(&hashes[..]))
@@ -1058,15 +1059,22 @@ impl<S: SpanSource> Swap<S> {
         stored
     }
 
-    fn way(&self, bytes: &[u8], kept: Option<Place>) -> Way {
+    fn way(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Way {
         if let Some(place) = Place::same_filled(bytes) {
             return Way::Same(place);
         }
-        self.way_of(self.keys.hash.hash(bytes), kept)
+        let hash = self.keys.hash.hash(bytes);
+        self.way_of(hash, kept, |handle| self.zswap.holds(handle, bytes, hash, scratch))
     }
 
-    fn way_of(&self, hash: PageHash, kept: Option<Place>) -> Way {
-        match kept.filter(|&place| self.hash_at(place) == Some(hash)) {
+    /// The way of a page with this hash; `is_at` says whether an entry of the pool holds it.
+    fn way_of(&self, hash: PageHash, kept: Option<Place>, is_at: impl FnOnce(Handle) -> bool) -> Way {
+        let clean = kept.filter(|&place| match place {
+            Place::Pool(handle) => is_at(handle),
+            Place::Device(block) => self.blocks.hash(block) == Some(hash),
+            Place::Same(_) => false,
+        });
+        match clean {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
             Some(place @ Place::Device(_)) if self.zswap.has_room() && self.may_be_nearer() => {
                 Way::Nearer(place, hash)
@@ -1112,14 +1120,6 @@ impl<S: SpanSource> Swap<S> {
     /// Whether a page from the device is tried in the pool: where many in a row did not compress, one in some.
     fn may_be_nearer(&self) -> bool {
         self.far.load(Relaxed) < FAR_RUN || self.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
-    }
-
-    fn hash_at(&self, place: Place) -> Option<PageHash> {
-        match place {
-            Place::Pool(handle) => self.zswap.hash(handle),
-            Place::Device(block) => self.blocks.hash(block),
-            Place::Same(_) => None,
-        }
     }
 
     /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody waits
@@ -1439,7 +1439,7 @@ impl<S: SpanSource> Swap<S> {
             && !word.is_locked()
             && word.state() == State::Swapped
             && word.place() == Some(Place::Pool(handle))
-            && self.zswap.hash(handle) == Some(hash);
+            && self.zswap.is_of(handle, hash);
         match written {
             Some(block) if current => {
                 let (age, old) = (self.workingset.distance(word.shadow()), self.age.load(Relaxed));

@@ -391,7 +391,8 @@ impl<'a> Machine<'a> {
 
     /// Stands for a page's contents.
     fn hash(&self, page: PageIndex) -> PageHash {
-        [page.0 as u32, 1, self.versions[page.0 as usize]]
+        // An entry keeps no more of it than the version.
+        [self.versions[page.0 as usize], 1, page.0 as u32]
     }
 
     fn end_store(
@@ -457,10 +458,11 @@ impl<'a> Machine<'a> {
             let (now, later) = left.split_at(run.length);
             for (block, &(owner, handle)) in (run.start..).zip(now) {
                 let claimed = self.swap.claim_writeback(owner, handle);
-                let Some(hash) = self.swap.zswap().hash(handle).filter(|_| claimed) else {
+                if !claimed {
                     self.swap.blocks().free(block);
                     continue;
-                };
+                }
+                let hash = self.hash(owner);
                 self.swap.seal(block, hash, &mut []);
                 written += usize::from(self.swap.finish_writeback(owner, handle, hash, Some(block)));
             }

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! span    ┌────────┬──────────────┬─────────┬┄┄┄┄┄┄┄┄     folio  ┌──────────┬────────┬──────────┬─┄─┬──────────┐
-//!         │ folio  │ dead         │ folio   │ no memory          │ 16 hashes│ 16 len │ payload 0│   │payload 15│
+//!         │ folio  │ dead         │ folio   │ no memory          │ 16 checks│ 16 len │ payload 0│   │payload 15│
 //!         └────────┴──────────────┴─────────┴┄┄┄┄┄┄┄┄            └──────────┴────────┴──────────┴─┄─┴──────────┘
 //! ```
 
@@ -16,7 +16,7 @@ use super::CODEC_SHIFT;
 use super::pool::{SpanMemory, SpanSource};
 use crate::config::{Compressor, FOLIO_SPAN_BYTES};
 use crate::entry::PAGE_SIZE;
-use crate::hash::{HASH_BYTES, PageHash};
+use crate::hash::Check;
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -29,8 +29,9 @@ const FOLIO_BITS: u32 = 9;
 const SPANS_MAX: usize = 1 << (32 - FOLIO_BITS);
 /// Spans in the first segment of their slab.
 const FIRST_SEGMENT: usize = 8;
-/// What stands in a folio's head for each piece: its hash, and behind all hashes its length.
-const HEAD_EACH: usize = HASH_BYTES + 2;
+/// What stands in a folio's head for each piece: its check, and behind all checks its length.
+const HEAD_EACH: usize = CHECK_BYTES + 2;
+const CHECK_BYTES: usize = size_of::<Check>();
 /// The largest folio.
 const FOLIO_MAX: usize = FOLIO_PAGES * (HEAD_EACH + PAGE_SIZE);
 /// A span with at least this much that is dead, and a part of it, is closed up.
@@ -41,8 +42,8 @@ const _: () = assert!(FOLIO_MAX <= FOLIO_SPAN_BYTES);
 /// One page of a folio.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Hash of the page.
-    pub hash: PageHash,
+    /// Of the page's hash.
+    pub check: Check,
     /// How the payload is encoded.
     pub codec: Compressor,
     /// The encoded page.
@@ -113,7 +114,7 @@ fn split(folio: u32) -> (u32, usize) {
     (folio >> FOLIO_BITS, folio as usize & (FOLIOS_MAX - 1))
 }
 
-/// Length and codec of each piece, in the part of a head that is behind the hashes.
+/// Length and codec of each piece, in the part of a head that is behind the checks.
 fn lengths(words: &[u8]) -> impl Iterator<Item = (usize, u16)> {
     words.as_chunks::<2>().0.iter().map(|&bytes| {
         let word = u16::from_ne_bytes(bytes);
@@ -126,9 +127,9 @@ impl<M: SpanMemory> Span<M> {
         self.folios.get(folio).is_some_and(|folio| folio.pieces >> piece & 1 == 1)
     }
 
-    /// The hashes of a folio that is laid, and the words of its lengths.
+    /// The checks of a folio that is laid, and the words of its lengths.
     fn head(&self, folio: Folio) -> (&[u8], &[u8]) {
-        self.memory[folio.start as usize..][..folio.count() * HEAD_EACH].split_at(folio.count() * HASH_BYTES)
+        self.memory[folio.start as usize..][..folio.count() * HEAD_EACH].split_at(folio.count() * CHECK_BYTES)
     }
 
     /// Where a piece's payload lies, and its codec.
@@ -145,7 +146,7 @@ impl<M: SpanMemory> Span<M> {
         let (payload, codec) = self.find(folio, piece);
         let folio = self.folios[folio];
         Some(Piece {
-            hash: crate::hash::from_bytes(&self.head(folio).0[folio.before(piece) * HASH_BYTES..]),
+            check: self.head(folio).0.as_chunks().0[folio.before(piece)],
             codec: Compressor::from_bits(codec as u8)?,
             payload: self.memory.get(payload)?,
         })
@@ -158,11 +159,11 @@ impl<M: SpanMemory> Span<M> {
             self.folios.len() - 1
         });
         self.folios[number] = Folio { start: self.end as u32, pieces: u16::MAX, laid: u16::MAX };
-        let (hashes, lengths) = self.memory[self.end..].split_at_mut(FOLIO_PAGES * HASH_BYTES);
+        let (checks, lengths) = self.memory[self.end..].split_at_mut(FOLIO_PAGES * CHECK_BYTES);
         let (lengths, mut to) = lengths.split_at_mut(FOLIO_PAGES * 2);
-        let heads = hashes.chunks_exact_mut(HASH_BYTES).zip(lengths.as_chunks_mut::<2>().0);
-        for (piece, (hash, length)) in pieces.iter().zip(heads) {
-            hash.copy_from_slice(&crate::hash::to_bytes(piece.hash));
+        let heads = checks.as_chunks_mut().0.iter_mut().zip(lengths.as_chunks_mut::<2>().0);
+        for (piece, (check, length)) in pieces.iter().zip(heads) {
+            *check = piece.check;
             *length = (piece.payload.len() as u16 | (piece.codec as u16) << CODEC_SHIFT).to_ne_bytes();
             let payload;
             (payload, to) = to.split_at_mut(piece.payload.len());
@@ -194,17 +195,17 @@ impl<M: SpanMemory> Span<M> {
             let mut from = old.start as usize;
             head.copy_from_slice(&self.memory[from..][..head.len()]);
             from += head.len();
-            let (hashes, words) = head.split_at(old.count() * HASH_BYTES);
+            let (checks, words) = head.split_at(old.count() * CHECK_BYTES);
             let laid = (0..FOLIO_PAGES).filter(|piece| old.laid >> piece & 1 == 1);
             let stays = |piece: usize| old.pieces >> piece & 1 == 1;
-            let (mut hash_to, mut word_to) = (to, to + folio.count() * HASH_BYTES);
+            let (mut check_to, mut word_to) = (to, to + folio.count() * CHECK_BYTES);
             to += folio.count() * HEAD_EACH;
-            let entries = hashes.chunks_exact(HASH_BYTES).zip(words.as_chunks::<2>().0).zip(lengths(words));
-            for (piece, ((hash, word), (length, _))) in laid.zip(entries) {
+            let entries = checks.chunks_exact(CHECK_BYTES).zip(words.as_chunks::<2>().0).zip(lengths(words));
+            for (piece, ((check, word), (length, _))) in laid.zip(entries) {
                 if stays(piece) {
-                    self.memory[hash_to..][..HASH_BYTES].copy_from_slice(hash);
+                    self.memory[check_to..][..CHECK_BYTES].copy_from_slice(check);
                     self.memory[word_to..][..2].copy_from_slice(word);
-                    (hash_to, word_to) = (hash_to + HASH_BYTES, word_to + 2);
+                    (check_to, word_to) = (check_to + CHECK_BYTES, word_to + 2);
                     self.memory.copy_within(from..from + length, to);
                     to += length;
                 }
@@ -414,7 +415,7 @@ mod tests {
 
     fn insert(folios: &Folios<Heap>, payloads: &Payloads) -> Option<u32> {
         let pieces = std::array::from_fn(|nth| Piece {
-            hash: [nth as u32, 7, u32::MAX],
+            check: [nth as u8, 7, 0, 1, 2, u8::MAX],
             codec: Compressor::Lz4,
             payload: &payloads[nth],
         });
@@ -423,9 +424,11 @@ mod tests {
 
     fn check(folios: &Folios<Heap>, model: &HashMap<(u32, usize), Vec<u8>>) -> Result<(), TestCaseError> {
         for (&(folio, piece), payload) in model {
-            let found =
-                folios.read(folio, piece, |found| (found.hash[0], found.codec, found.payload.to_vec()));
-            prop_assert_eq!(found, Some((piece as u32, Compressor::Lz4, payload.clone())));
+            let found = folios.read(folio, piece, |found| (found.check, found.codec, found.payload.to_vec()));
+            prop_assert_eq!(
+                found,
+                Some(([piece as u8, 7, 0, 1, 2, u8::MAX], Compressor::Lz4, payload.clone()))
+            );
         }
         Ok(())
     }

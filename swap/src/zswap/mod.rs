@@ -2,9 +2,9 @@
 //! memory; the device sees only what the pool refuses or gives up.
 //!
 //! ```text
-//! object of a page alone   0      12               14
+//! object of a page alone   0       6                8
 //!                         ┌───────┬────────────────┬─────────┐
-//!                         │ hash  │ codec · length │ payload │
+//!                         │ check │ codec · length │ payload │
 //!                         └───────┴────────────────┴─────────┘
 //! ```
 
@@ -16,7 +16,7 @@ pub mod shrinker;
 use crate::config::{Allocator, Compressor, Switches};
 use crate::entry::PAGE_SIZE;
 use crate::error::{LoadError, StoreError};
-use crate::hash::{HASH_BYTES, HashKey, PageHash, from_bytes, to_bytes};
+use crate::hash::{Check, HashKey, PageHash, check_of};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
 use folios::{FOLIO_PAGES, Folios, Piece};
@@ -26,7 +26,7 @@ use pool::{SpanSource, Zpool};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Bytes before the payload of a page alone.
-pub const HEADER_BYTES: usize = HASH_BYTES + 2;
+pub const HEADER_BYTES: usize = size_of::<Check>() + 2;
 /// Above the length of a payload: its codec.
 const CODEC_SHIFT: u32 = 13;
 const _: () = assert!(PAGE_SIZE < 1 << CODEC_SHIFT);
@@ -97,17 +97,19 @@ impl Stored {
 
 fn header(piece: &Piece<'_>) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    header[..HASH_BYTES].copy_from_slice(&to_bytes(piece.hash));
     let word = piece.payload.len() as u16 | (piece.codec as u16) << CODEC_SHIFT;
-    header[HASH_BYTES..].copy_from_slice(&word.to_ne_bytes());
+    let (check, length) = header.split_at_mut(piece.check.len());
+    check.copy_from_slice(&piece.check);
+    length.copy_from_slice(&word.to_ne_bytes());
     header
 }
 
 fn object(bytes: &[u8]) -> Option<Piece<'_>> {
-    let (header, payload) = bytes.split_at_checked(HEADER_BYTES)?;
-    let word = u16::from_ne_bytes([header[HASH_BYTES], header[HASH_BYTES + 1]]);
+    let (&check, rest) = bytes.split_first_chunk()?;
+    let (&word, payload) = rest.split_first_chunk()?;
+    let word = u16::from_ne_bytes(word);
     Some(Piece {
-        hash: from_bytes(header),
+        check,
         codec: Compressor::from_bits((word >> CODEC_SHIFT) as u8)?,
         payload: payload.get(..usize::from(word & ((1 << CODEC_SHIFT) - 1)))?,
     })
@@ -195,7 +197,7 @@ impl<S: SpanSource> Zswap<S> {
     ) -> Result<Piece<'a>, StoreError> {
         let room = &mut room[..switches.compressed_max()];
         let length = codecs.encoder(switches.compression).compress(page, room)?;
-        Ok(Piece { hash, codec: switches.compression.compressor, payload: &room[..length] })
+        Ok(Piece { check: check_of(hash), codec: switches.compression.compressor, payload: &room[..length] })
     }
 
     /// Stores a page alone.
@@ -238,7 +240,7 @@ impl<S: SpanSource> Zswap<S> {
         });
         self.insert_folio(
             &encoded,
-            |nth| Piece { hash: hashes[nth], codec: Compressor::None, payload: page(nth) },
+            |nth| Piece { check: check_of(hashes[nth]), codec: Compressor::None, payload: page(nth) },
             alone,
         )
     }
@@ -289,14 +291,15 @@ impl<S: SpanSource> Zswap<S> {
         let encoded = std::array::from_fn(|nth| self.sized(sizes[nth], hashes[nth]));
         self.insert_folio(
             &encoded,
-            |nth| Piece { hash: hashes[nth], codec: Compressor::None, payload: &NOTHING },
+            |nth| Piece { check: check_of(hashes[nth]), codec: Compressor::None, payload: &NOTHING },
             alone,
         )
     }
 
     fn sized(&self, size: usize, hash: PageHash) -> Result<Piece<'static>, StoreError> {
         let payload = NOTHING.get(..size).filter(|_| size <= self.switches().compressed_max());
-        Ok(Piece { hash, codec: Compressor::None, payload: payload.ok_or(StoreError::Incompressible)? })
+        let payload = payload.ok_or(StoreError::Incompressible)?;
+        Ok(Piece { check: check_of(hash), codec: Compressor::None, payload })
     }
 
     fn folios(&self) -> &Folios<S> {
@@ -324,16 +327,28 @@ impl<S: SpanSource> Zswap<S> {
         key: &HashKey,
         scratch: &mut Scratch,
     ) -> Result<PageHash, LoadError> {
-        let decode = |Piece { hash, codec, payload }: Piece<'_>| {
-            scratch.codecs.decoder(codec).decompress(payload, out).map(|()| hash)
+        let decode = |Piece { check, codec, payload }: Piece<'_>| {
+            scratch.codecs.decoder(codec).decompress(payload, out).map(|()| check)
         };
-        let hash = self.read(handle, decode).ok_or(LoadError::Decompress)??;
-        if key.hash(out) == hash { Ok(hash) } else { Err(LoadError::Hash) }
+        let check = self.read(handle, decode).ok_or(LoadError::Decompress)??;
+        let hash = key.hash(out);
+        if check_of(hash) == check { Ok(hash) } else { Err(LoadError::Hash) }
     }
 
-    /// The hash under which an entry was stored.
-    pub fn hash(&self, handle: Handle) -> Option<PageHash> {
-        self.read(handle, |piece| piece.hash)
+    /// Whether an entry holds `page`, whose hash is `hash`.
+    pub fn holds(&self, handle: Handle, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> bool {
+        let compare = |Piece { check, codec, payload }: Piece<'_>| {
+            let (codecs, mut rooms) = scratch.room(1);
+            let room = rooms.next().expect("room for one");
+            // Half a hash is no proof.
+            check == check_of(hash) && codecs.decoder(codec).decompress(payload, room).is_ok() && room == page
+        };
+        self.read(handle, compare).unwrap_or(false)
+    }
+
+    /// Whether an entry was stored under `hash`, as far as it keeps that.
+    pub fn is_of(&self, handle: Handle, hash: PageHash) -> bool {
+        self.read(handle, |piece| piece.check == check_of(hash)).unwrap_or(false)
     }
 
     /// Bytes of an entry's payload.
@@ -451,4 +466,32 @@ impl<S: SpanSource> Zswap<S> {
 /// The pages from which on a pool that was full stays closed.
 fn below(most: usize, switches: Switches) -> usize {
     most * usize::from(switches.accept_threshold_percent) / 100
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pool::Heap;
+
+    #[test]
+    fn a_page_is_an_entrys_by_its_bytes_not_by_half_a_hash() {
+        let key = HashKey::new([1, 2, 3, 4]);
+        let pages: [[u8; PAGE_SIZE]; 2] = [7u8, 9].map(|step| std::array::from_fn(|at| at as u8 / step));
+        let hashes = pages.map(|page| key.hash(&page));
+        for allocator in [Allocator::Zsmalloc, Allocator::Zbud] {
+            let (zswap, scratch) =
+                (Zswap::new(Heap, allocator, Switches::default()), &mut Scratch::default());
+            zswap.set_pages_max(100);
+            let alone = zswap.store(&pages[0], hashes[0], scratch).unwrap();
+            let folio = zswap.store_folio(|_| &pages[0], &[hashes[0]; FOLIO_PAGES], u16::MAX, scratch);
+            for handle in [alone, folio[5].unwrap()] {
+                assert!(zswap.holds(handle, &pages[0], hashes[0], scratch));
+                assert!(!zswap.holds(handle, &pages[1], hashes[1], scratch));
+                // As if the two collided.
+                assert!(!zswap.holds(handle, &pages[1], hashes[0], scratch));
+                zswap.damage(handle);
+                assert!(!zswap.holds(handle, &pages[0], hashes[0], scratch));
+            }
+        }
+    }
 }
