@@ -46,8 +46,17 @@ pub struct Piece<'a> {
     pub check: Check,
     /// How the payload is encoded.
     pub codec: Compressor,
-    /// The encoded page.
+    /// Bytes of the payload.
+    pub length: usize,
+    /// The encoded page. Of one that only a trace knows there is nothing to be stored.
     pub payload: &'a [u8],
+}
+
+impl<'a> Piece<'a> {
+    /// A page with its payload.
+    pub fn new(check: Check, codec: Compressor, payload: &'a [u8]) -> Self {
+        Self { check, codec, length: payload.len(), payload }
+    }
 }
 
 #[derive(Clone, Copy, Default)]
@@ -145,11 +154,8 @@ impl<M: SpanMemory> Span<M> {
     fn piece(&self, folio: usize, piece: usize) -> Option<Piece<'_>> {
         let (payload, codec) = self.find(folio, piece);
         let folio = self.folios[folio];
-        Some(Piece {
-            check: self.head(folio).0.as_chunks().0[folio.before(piece)],
-            codec: Compressor::from_bits(codec as u8)?,
-            payload: self.memory.get(payload)?,
-        })
+        let check = self.head(folio).0.as_chunks().0[folio.before(piece)];
+        Some(Piece::new(check, Compressor::from_bits(codec as u8)?, self.memory.get(payload)?))
     }
 
     fn append(&mut self, pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
@@ -164,10 +170,10 @@ impl<M: SpanMemory> Span<M> {
         let heads = checks.as_chunks_mut().0.iter_mut().zip(lengths.as_chunks_mut::<2>().0);
         for (piece, (check, length)) in pieces.iter().zip(heads) {
             *check = piece.check;
-            *length = (piece.payload.len() as u16 | (piece.codec as u16) << CODEC_SHIFT).to_ne_bytes();
+            *length = (piece.length as u16 | (piece.codec as u16) << CODEC_SHIFT).to_ne_bytes();
             let payload;
-            (payload, to) = to.split_at_mut(piece.payload.len());
-            payload.copy_from_slice(piece.payload);
+            (payload, to) = to.split_at_mut(piece.length);
+            payload[..piece.payload.len()].copy_from_slice(piece.payload);
         }
         self.end += length_of(pieces);
         number
@@ -227,7 +233,7 @@ impl<M: SpanMemory> Span<M> {
 }
 
 fn length_of(pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
-    pieces.iter().map(|piece| HEAD_EACH + piece.payload.len()).sum()
+    pieces.iter().map(|piece| HEAD_EACH + piece.length).sum()
 }
 
 impl<S: SpanSource> Folios<S> {
@@ -414,10 +420,8 @@ mod tests {
     }
 
     fn insert(folios: &Folios<Heap>, payloads: &Payloads) -> Option<u32> {
-        let pieces = std::array::from_fn(|nth| Piece {
-            check: [nth as u8, 7, 0, 1, 2, u8::MAX],
-            codec: Compressor::Lz4,
-            payload: &payloads[nth],
+        let pieces = std::array::from_fn(|nth| {
+            Piece::new([nth as u8, 7, 0, 1, 2, u8::MAX], Compressor::Lz4, &payloads[nth])
         });
         folios.insert(&pieces)
     }

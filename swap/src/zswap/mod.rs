@@ -37,9 +37,6 @@ const NEARLY_FULL: (usize, usize) = (15, 16);
 /// Below this part it has room.
 const ROOM: (usize, usize) = (7, 8);
 
-/// Stands for the payload of pages that only a trace knows.
-static NOTHING: [u8; PAGE_SIZE] = [0; PAGE_SIZE];
-
 /// What one thread needs to compress and decompress: kept, so that no page allocates.
 #[derive(Debug, Default)]
 pub struct Scratch {
@@ -97,7 +94,7 @@ impl Stored {
 
 fn header(piece: &Piece<'_>) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    let word = piece.payload.len() as u16 | (piece.codec as u16) << CODEC_SHIFT;
+    let word = piece.length as u16 | (piece.codec as u16) << CODEC_SHIFT;
     let (check, length) = header.split_at_mut(piece.check.len());
     check.copy_from_slice(&piece.check);
     length.copy_from_slice(&word.to_ne_bytes());
@@ -108,11 +105,13 @@ fn object(bytes: &[u8]) -> Option<Piece<'_>> {
     let (&check, rest) = bytes.split_first_chunk()?;
     let (&word, payload) = rest.split_first_chunk()?;
     let word = u16::from_ne_bytes(word);
-    Some(Piece {
-        check,
-        codec: Compressor::from_bits((word >> CODEC_SHIFT) as u8)?,
-        payload: payload.get(..usize::from(word & ((1 << CODEC_SHIFT) - 1)))?,
-    })
+    let payload = payload.get(..usize::from(word & ((1 << CODEC_SHIFT) - 1)))?;
+    Some(Piece::new(check, Compressor::from_bits((word >> CODEC_SHIFT) as u8)?, payload))
+}
+
+/// Stands for a page that only a trace knows: room is taken for its payload, and nothing written there.
+fn unknown(length: usize, hash: PageHash) -> Piece<'static> {
+    Piece { check: check_of(hash), codec: Compressor::None, length, payload: &[] }
 }
 
 impl<S: SpanSource + Clone + 'static> Zswap<S> {
@@ -197,7 +196,7 @@ impl<S: SpanSource> Zswap<S> {
     ) -> Result<Piece<'a>, StoreError> {
         let room = &mut room[..switches.compressed_max()];
         let length = codecs.encoder(switches.compression).compress(page, room)?;
-        Ok(Piece { check: check_of(hash), codec: switches.compression.compressor, payload: &room[..length] })
+        Ok(Piece::new(check_of(hash), switches.compression.compressor, &room[..length]))
     }
 
     /// Stores a page alone.
@@ -212,8 +211,9 @@ impl<S: SpanSource> Zswap<S> {
     }
 
     fn store_piece(&self, piece: &Piece<'_>) -> Result<Handle, StoreError> {
-        let number = self.pages.insert([&header(piece), piece.payload]).ok_or(StoreError::NoMemory)?;
-        self.stored.add(std::iter::once(piece.payload.len()));
+        let parts = [&header(piece), piece.payload];
+        let number = self.pages.insert(parts, HEADER_BYTES + piece.length).ok_or(StoreError::NoMemory)?;
+        self.stored.add(std::iter::once(piece.length));
         Ok(Handle::page(number))
     }
 
@@ -240,7 +240,7 @@ impl<S: SpanSource> Zswap<S> {
         });
         self.insert_folio(
             &encoded,
-            |nth| Piece { check: check_of(hashes[nth]), codec: Compressor::None, payload: page(nth) },
+            |nth| Piece::new(check_of(hashes[nth]), Compressor::None, page(nth)),
             alone,
         )
     }
@@ -259,7 +259,7 @@ impl<S: SpanSource> Zswap<S> {
             let pieces: [Piece<'_>; FOLIO_PAGES] =
                 std::array::from_fn(|nth| encoded[nth].unwrap_or_else(|_| raw(nth)));
             if let Some(folio) = folios.insert(&pieces) {
-                self.stored.add(pieces.iter().map(|piece| piece.payload.len()));
+                self.stored.add(pieces.iter().map(|piece| piece.length));
                 return std::array::from_fn(|nth| Ok(Handle::piece(folio, nth)));
             }
         }
@@ -289,17 +289,12 @@ impl<S: SpanSource> Zswap<S> {
             return [Err(error); FOLIO_PAGES];
         }
         let encoded = std::array::from_fn(|nth| self.sized(sizes[nth], hashes[nth]));
-        self.insert_folio(
-            &encoded,
-            |nth| Piece { check: check_of(hashes[nth]), codec: Compressor::None, payload: &NOTHING },
-            alone,
-        )
+        self.insert_folio(&encoded, |nth| unknown(PAGE_SIZE, hashes[nth]), alone)
     }
 
     fn sized(&self, size: usize, hash: PageHash) -> Result<Piece<'static>, StoreError> {
-        let payload = NOTHING.get(..size).filter(|_| size <= self.switches().compressed_max());
-        let payload = payload.ok_or(StoreError::Incompressible)?;
-        Ok(Piece { check: check_of(hash), codec: Compressor::None, payload })
+        let fits = size <= self.switches().compressed_max();
+        fits.then(|| unknown(size, hash)).ok_or(StoreError::Incompressible)
     }
 
     fn folios(&self) -> &Folios<S> {
@@ -327,7 +322,7 @@ impl<S: SpanSource> Zswap<S> {
         key: &HashKey,
         scratch: &mut Scratch,
     ) -> Result<PageHash, LoadError> {
-        let decode = |Piece { check, codec, payload }: Piece<'_>| {
+        let decode = |Piece { check, codec, payload, .. }: Piece<'_>| {
             scratch.codecs.decoder(codec).decompress(payload, out).map(|()| check)
         };
         let check = self.read(handle, decode).ok_or(LoadError::Decompress)??;
@@ -337,7 +332,7 @@ impl<S: SpanSource> Zswap<S> {
 
     /// Whether an entry holds `page`, whose hash is `hash`.
     pub fn holds(&self, handle: Handle, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> bool {
-        let compare = |Piece { check, codec, payload }: Piece<'_>| {
+        let compare = |Piece { check, codec, payload, .. }: Piece<'_>| {
             let (codecs, mut rooms) = scratch.room(1);
             let room = rooms.next().expect("room for one");
             // Half a hash is no proof.
@@ -406,7 +401,7 @@ impl<S: SpanSource> Zswap<S> {
             copy[..length].copy_from_slice(&bytes[..length]);
         });
         // One that is damaged stays: whoever reads it is to be told.
-        (length > 0).then(|| self.pages.insert([&copy[..length], &[]])).flatten().map(Handle::page)
+        (length > 0).then(|| self.pages.insert([&copy[..length], &[]], length)).flatten().map(Handle::page)
     }
 
     /// Frees an entry of which there is a copy.

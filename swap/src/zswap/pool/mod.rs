@@ -51,9 +51,9 @@ impl SpanMemory for Vec<u8> {
 ///
 /// Frozen memory is shared with another process by fork: read and freed, never written, so that it stays shared.
 pub trait Zpool: Send + Sync + std::fmt::Debug {
-    /// Stores an object, `parts` one behind the other, and returns its handle. `None` if it is too large, or no memory can
-    /// be had.
-    fn insert(&self, parts: [&[u8]; 2]) -> Option<u32>;
+    /// Stores an object of `length` bytes and returns its handle. It begins with `parts`, one behind the other; what lies
+    /// behind those is not written. `None` if it is too large, or no memory can be had.
+    fn insert(&self, parts: [&[u8]; 2], length: usize) -> Option<u32>;
 
     /// Lends an object, and what lies behind it up to the rounding. False if there is none.
     fn read(&self, handle: u32, lend: &mut dyn FnMut(&[u8])) -> bool;
@@ -93,6 +93,13 @@ pub trait Zpool: Send + Sync + std::fmt::Debug {
 
     /// Whether an object lies in memory that is to be emptied.
     fn is_leaving(&self, handle: u32) -> bool;
+}
+
+/// Writes `parts` one behind the other.
+fn lay(to: &mut [u8], parts: [&[u8]; 2]) {
+    let (first, rest) = to.split_at_mut(parts[0].len());
+    first.copy_from_slice(parts[0]);
+    rest[..parts[1].len()].copy_from_slice(parts[1]);
 }
 
 /// What a pool takes.
@@ -167,7 +174,7 @@ pub(crate) mod tests {
         pool.compact();
         let leaving: Vec<u32> = model.keys().copied().filter(|&handle| pool.is_leaving(handle)).collect();
         for handle in leaving {
-            let Some(moved) = pool.insert([&model[&handle], &[]]) else { continue };
+            let Some(moved) = pool.insert([&model[&handle], &[]], model[&handle].len()) else { continue };
             let bytes = model.remove(&handle).unwrap();
             pool.remove(handle, &mut |_| {});
             assert!(model.insert(moved, bytes).is_none());
@@ -189,7 +196,7 @@ pub(crate) mod tests {
                     0..150 => {
                         let object = object(length, tag);
                         let parts = object.split_at(length.min(14));
-                        match pool.insert([parts.0, parts.1]) {
+                        match pool.insert([parts.0, parts.1], object.len()) {
                             Some(handle) => prop_assert!(model.insert(handle, object).is_none()),
                             None => prop_assert!(left.load(Relaxed) == 0 || (zbud && length > 4032)),
                         }
@@ -238,7 +245,7 @@ pub(crate) mod tests {
         };
         for tag in 0..40_000 {
             let object = object(400 + draw(2000), tag as u16);
-            model.insert(pool.insert([&object, &[]]).unwrap(), object);
+            model.insert(pool.insert([&object, &[]], object.len()).unwrap(), object);
         }
         let handles: Vec<u32> = model.keys().copied().collect();
         for handle in handles {

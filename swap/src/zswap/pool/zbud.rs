@@ -144,8 +144,7 @@ impl<S> Lists<S> {
 }
 
 impl<S: SpanSource> Zpool for Zbud<S> {
-    fn insert(&self, parts: [&[u8]; 2]) -> Option<u32> {
-        let length = parts[0].len() + parts[1].len();
+    fn insert(&self, parts: [&[u8]; 2], length: usize) -> Option<u32> {
         if length > OBJECT_MAX {
             return None;
         }
@@ -165,9 +164,7 @@ impl<S: SpanSource> Zpool for Zbud<S> {
         // The frame's lock keeps others from the object until it is whole.
         drop(lists);
         let place = frame.place(buddy).expect("it has chunks");
-        let (first, second) = frame.memory[place][..length].split_at_mut(parts[0].len());
-        first.copy_from_slice(parts[0]);
-        second.copy_from_slice(parts[1]);
+        super::lay(&mut frame.memory[place], parts);
         Some(id << 1 | buddy as u32)
     }
 

@@ -291,9 +291,8 @@ impl<S: SpanSource> Zsmalloc<S> {
 }
 
 impl<S: SpanSource> Zpool for Zsmalloc<S> {
-    fn insert(&self, parts: [&[u8]; 2]) -> Option<u32> {
-        let needed = parts[0].len() + parts[1].len();
-        let class = self.classes.partition_point(|class| class.size < needed);
+    fn insert(&self, parts: [&[u8]; 2], length: usize) -> Option<u32> {
+        let class = self.classes.partition_point(|class| class.size < length);
         if class == self.classes.len() {
             return None;
         }
@@ -322,9 +321,7 @@ impl<S: SpanSource> Zpool for Zsmalloc<S> {
         }
         // The span's lock keeps others from the object until it is whole.
         drop(lists);
-        let (first, second) = span.memory[slot * size..][..needed].split_at_mut(parts[0].len());
-        first.copy_from_slice(parts[0]);
-        second.copy_from_slice(parts[1]);
+        super::lay(&mut span.memory[slot * size..][..length], parts);
         Some(id << SLOT_BITS | slot as u32)
     }
 
@@ -476,14 +473,14 @@ mod tests {
     #[test]
     fn pages_count_as_they_are_reached_and_go_with_the_last_object_in_them() {
         let pool = Zsmalloc::new(super::super::Heap);
-        let stored: Vec<u32> = (0..20).map(|_| pool.insert([&[7; 1000], &[]]).unwrap()).collect();
+        let stored: Vec<u32> = (0..20).map(|_| pool.insert([&[7; 1000], &[]], 1000).unwrap()).collect();
         // 1008 bytes a slot, after rounding to a class.
         assert_eq!((pool.size().pages, pool.loose_pages()), (5, 0));
-        let small = pool.insert([&[7; 30], &[]]).unwrap();
+        let small = pool.insert([&[7; 30], &[]], 30).unwrap();
         assert_eq!(pool.size().pages, 6);
         // One in the middle is used again, and one page at the end is not worth a call.
         pool.remove(stored[3], &mut |_| {});
-        assert_eq!(pool.insert([&[8; 1000], &[]]), Some(stored[3]));
+        assert_eq!(pool.insert([&[8; 1000], &[]], 1000), Some(stored[3]));
         stored[16..].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
         assert_eq!(pool.size().pages, 6);
         stored[8..16].iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
@@ -503,9 +500,9 @@ mod tests {
     #[test]
     fn a_handle_of_an_object_that_was_freed_finds_nothing_in_a_span_of_fewer_slots() {
         let pool = Zsmalloc::new(super::super::Heap);
-        let old: Vec<u32> = (0..SLOTS_MAX).map(|_| pool.insert([&[7; 30], &[]]).unwrap()).collect();
+        let old: Vec<u32> = (0..SLOTS_MAX).map(|_| pool.insert([&[7; 30], &[]], 30).unwrap()).collect();
         old.iter().for_each(|&handle| pool.remove(handle, &mut |_| {}));
-        let new = pool.insert([&[8; 4000], &[]]).unwrap();
+        let new = pool.insert([&[8; 4000], &[]], 4000).unwrap();
         assert_eq!(split(new).0, split(old[0]).0, "the same span");
         let found = |&&handle: &&u32| pool.read(handle, &mut |bytes| assert_eq!(bytes[0], 8));
         assert_eq!(old.iter().filter(found).count(), 1, "the one that has the new one's slot");
