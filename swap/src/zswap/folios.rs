@@ -57,6 +57,17 @@ impl<'a> Piece<'a> {
     pub fn new(check: Check, codec: Compressor, payload: &'a [u8]) -> Self {
         Self { check, codec, length: payload.len(), payload }
     }
+
+    /// A page that only a trace knows: room is taken for its payload, and nothing written there.
+    pub fn unknown(check: Check, length: usize) -> Self {
+        Self { check, codec: Compressor::None, length, payload: &[] }
+    }
+}
+
+/// Whether nothing is written in the room for a payload: see [`Piece::unknown`]. Of a page that is stored as it is it has
+/// the size of one.
+pub fn is_unknown(codec: u16, length: usize) -> bool {
+    codec == Compressor::None as u16 && length < PAGE_SIZE
 }
 
 #[derive(Clone, Copy, Default)]
@@ -207,12 +218,14 @@ impl<M: SpanMemory> Span<M> {
             let (mut check_to, mut word_to) = (to, to + folio.count() * CHECK_BYTES);
             to += folio.count() * HEAD_EACH;
             let entries = checks.chunks_exact(CHECK_BYTES).zip(words.as_chunks::<2>().0).zip(lengths(words));
-            for (piece, ((check, word), (length, _))) in laid.zip(entries) {
+            for (piece, ((check, word), (length, codec))) in laid.zip(entries) {
                 if stays(piece) {
                     self.memory[check_to..][..CHECK_BYTES].copy_from_slice(check);
                     self.memory[word_to..][..2].copy_from_slice(word);
                     (check_to, word_to) = (check_to + CHECK_BYTES, word_to + 2);
-                    self.memory.copy_within(from..from + length, to);
+                    if !is_unknown(codec, length) {
+                        self.memory.copy_within(from..from + length, to);
+                    }
                     to += length;
                 }
                 from += length;

@@ -19,7 +19,7 @@ use crate::error::{LoadError, StoreError};
 use crate::hash::{Check, HashKey, PageHash, check_of};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
-use folios::{FOLIO_PAGES, Folios, Piece};
+use folios::{FOLIO_PAGES, Folios, Piece, is_unknown};
 use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};
@@ -107,11 +107,6 @@ fn object(bytes: &[u8]) -> Option<Piece<'_>> {
     let word = u16::from_ne_bytes(word);
     let payload = payload.get(..usize::from(word & ((1 << CODEC_SHIFT) - 1)))?;
     Some(Piece::new(check, Compressor::from_bits((word >> CODEC_SHIFT) as u8)?, payload))
-}
-
-/// Stands for a page that only a trace knows: room is taken for its payload, and nothing written there.
-fn unknown(length: usize, hash: PageHash) -> Piece<'static> {
-    Piece { check: check_of(hash), codec: Compressor::None, length, payload: &[] }
 }
 
 impl<S: SpanSource + Clone + 'static> Zswap<S> {
@@ -289,12 +284,12 @@ impl<S: SpanSource> Zswap<S> {
             return [Err(error); FOLIO_PAGES];
         }
         let encoded = std::array::from_fn(|nth| self.sized(sizes[nth], hashes[nth]));
-        self.insert_folio(&encoded, |nth| unknown(PAGE_SIZE, hashes[nth]), alone)
+        self.insert_folio(&encoded, |nth| Piece::unknown(check_of(hashes[nth]), PAGE_SIZE), alone)
     }
 
     fn sized(&self, size: usize, hash: PageHash) -> Result<Piece<'static>, StoreError> {
         let fits = size <= self.switches().compressed_max();
-        fits.then(|| unknown(size, hash)).ok_or(StoreError::Incompressible)
+        fits.then(|| Piece::unknown(check_of(hash), size)).ok_or(StoreError::Incompressible)
     }
 
     fn folios(&self) -> &Folios<S> {
@@ -395,13 +390,15 @@ impl<S: SpanSource> Zswap<S> {
             return None;
         }
         let mut copy = [0; HEADER_BYTES + PAGE_SIZE];
-        let mut length = 0;
-        self.pages.read(number, &mut |bytes| {
-            length = object(bytes).map_or(0, |piece| HEADER_BYTES + piece.payload.len());
-            copy[..length].copy_from_slice(&bytes[..length]);
-        });
         // One that is damaged stays: whoever reads it is to be told.
-        (length > 0).then(|| self.pages.insert([&copy[..length], &[]], length)).flatten().map(Handle::page)
+        let (length, written) = self.read(handle, |piece| {
+            let written = if is_unknown(piece.codec as u16, piece.length) { 0 } else { piece.length };
+            let (head, payload) = copy.split_at_mut(HEADER_BYTES);
+            head.copy_from_slice(&header(&piece));
+            payload[..written].copy_from_slice(&piece.payload[..written]);
+            (HEADER_BYTES + piece.length, HEADER_BYTES + written)
+        })?;
+        self.pages.insert([&copy[..written], &[]], length).map(Handle::page)
     }
 
     /// Frees an entry of which there is a copy.
