@@ -68,8 +68,15 @@ pub struct Steps {
     pub damage: Option<String>,
 }
 
-/// Clusters, each with the number of its first page.
-type Places = BTreeMap<(u64, u64), u32>;
+const RECENT: usize = 1024;
+
+/// Clusters of processes, each with the number of its first page.
+#[derive(Default)]
+struct Places {
+    all: BTreeMap<(u64, u64), u32>,
+    /// Some that were looked up last, each where its number has it.
+    recent: Vec<Option<((u64, u64), u32)>>,
+}
 
 impl Steps {
     /// Reads a trace, ours or a text of `page [r|w]` lines.
@@ -88,22 +95,21 @@ impl Steps {
         let mut damage = None;
         let events: Vec<(u64, Event)> =
             reader.map_while(|found| found.map_err(|error| damage = Some(error.to_string())).ok()).collect();
-        let spans = events.iter().map(|&(process, event)| match event {
-            Event::Access { page, .. } | Event::Stored { page, .. } => (process, page, 1),
-            Event::Discard { .. } | Event::TakenOut { .. } => (process, PageIndex(0), 0),
-        });
-        let places = places(spans)?;
+        let mut places = Places::new(events.iter().filter_map(|&(process, event)| match event {
+            Event::Access { page, .. } | Event::Stored { page, .. } => Some((process, page)),
+            Event::Discard { .. } | Event::TakenOut { .. } => None,
+        }))?;
         let mut steps = Vec::with_capacity(events.len());
         for &(process, event) in &events {
             match event {
                 Event::Access { page, write, from } => {
                     let write = write || from == Found::Hole;
                     let what = if write { What::Write } else { What::Read };
-                    steps.push(Step { page: place(&places, process, page), what, argument: 0 });
+                    steps.push(Step { page: places.place(process, page), what, argument: 0 });
                 }
                 Event::Stored { page, bytes } => {
                     let argument = bytes.min(PAGE_SIZE as u32) as u16;
-                    steps.push(Step { page: place(&places, process, page), what: What::Size, argument });
+                    steps.push(Step { page: places.place(process, page), what: What::Size, argument });
                 }
                 Event::Discard { page, pages } => forget(&mut steps, &places, process, page, pages),
                 // What leaves is for the replay to decide.
@@ -139,14 +145,14 @@ impl Steps {
             }
             accesses.push((page, what));
         }
-        let places = places(accesses.iter().map(|&(page, _)| (0, page, 1)))?;
+        let mut places = Places::new(accesses.iter().map(|&(page, _)| (0, page)))?;
         let steps =
-            accesses.iter().map(|&(page, what)| Step { page: place(&places, 0, page), what, argument: 0 });
+            accesses.iter().map(|&(page, what)| Step { page: places.place(0, page), what, argument: 0 });
         Ok(Self::new(steps.collect(), &places))
     }
 
     fn new(steps: Vec<Step>, places: &Places) -> Self {
-        let pages = places.values().max().map_or(0, |&first| first + CLUSTER_PAGES as u32);
+        let pages = places.all.values().max().map_or(0, |&first| first + CLUSTER_PAGES as u32);
         let mut sizes = vec![None; pages as usize];
         let mut seen = vec![false; pages as usize];
         for step in &steps {
@@ -173,33 +179,47 @@ impl Steps {
     }
 }
 
-/// Numbers the clusters of pages, in the order of processes and addresses, with one between two that are not neighbours.
-fn places(spans: impl Iterator<Item = (u64, PageIndex, u64)>) -> Result<Places, String> {
-    let mut places = Places::new();
-    let mut last = None;
-    for (process, page, count) in spans {
-        let cluster = (process, page.cluster().0);
-        if count > 0 && last != Some(cluster) {
-            places.insert(cluster, 0);
-            last = Some(cluster);
+impl Places {
+    /// Numbers the clusters of pages, in the order of processes and addresses, with one between two that are not
+    /// neighbours.
+    fn new(pages: impl Iterator<Item = (u64, PageIndex)>) -> Result<Self, String> {
+        let mut this = Self { all: BTreeMap::new(), recent: vec![None; RECENT] };
+        for (process, page) in pages {
+            let cluster = (process, page.cluster().0);
+            let recent = &mut this.recent[cluster.1 as usize % RECENT];
+            if recent.is_none_or(|(known, _)| known != cluster) {
+                *recent = Some((cluster, 0));
+                this.all.insert(cluster, 0);
+            }
         }
-    }
-    let mut next = 0u64;
-    let mut before: Option<(u64, u64)> = None;
-    for (&(process, cluster), first) in &mut places {
-        if before.is_some_and(|before| before != (process, cluster.wrapping_sub(1))) {
+        this.recent.fill(None);
+        let mut next = 0u64;
+        let mut before: Option<(u64, u64)> = None;
+        for (&(process, cluster), first) in &mut this.all {
+            if before.is_some_and(|before| before != (process, cluster.wrapping_sub(1))) {
+                next += CLUSTER_PAGES as u64;
+            }
+            *first = number(next)?;
             next += CLUSTER_PAGES as u64;
+            before = Some((process, cluster));
         }
-        *first = u32::try_from(next).map_err(|_| "the trace has more pages than 16 TiB".to_owned())?;
-        next += CLUSTER_PAGES as u64;
-        before = Some((process, cluster));
+        number(next)?;
+        Ok(this)
     }
-    u32::try_from(next).map_err(|_| "the trace has more pages than 16 TiB".to_owned())?;
-    Ok(places)
+
+    fn place(&mut self, process: u64, page: PageIndex) -> u32 {
+        let cluster = (process, page.cluster().0);
+        let recent = &mut self.recent[cluster.1 as usize % RECENT];
+        let first = match *recent {
+            Some((known, first)) if known == cluster => first,
+            _ => recent.insert((cluster, self.all[&cluster])).1,
+        };
+        first + page.offset() as u32
+    }
 }
 
-fn place(places: &Places, process: u64, page: PageIndex) -> u32 {
-    places[&(process, page.cluster().0)] + page.offset() as u32
+fn number(page: u64) -> Result<u32, String> {
+    u32::try_from(page).map_err(|_| "the trace has more pages than 16 TiB".to_owned())
 }
 
 /// Pages are forgotten: one step for each cluster that is known.
@@ -209,7 +229,7 @@ fn forget(steps: &mut Vec<Step>, places: &Places, process: u64, page: PageIndex,
     if pages == 0 {
         return;
     }
-    for (&(_, cluster), &first) in places.range((process, page.cluster().0)..=(process, last)) {
+    for (&(_, cluster), &first) in places.all.range((process, page.cluster().0)..=(process, last)) {
         let start = cluster * CLUSTER_PAGES as u64;
         let from = page.0.max(start);
         let to = end.min(start + CLUSTER_PAGES as u64);
