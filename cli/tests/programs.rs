@@ -705,6 +705,18 @@ fn a_page_that_cannot_be_read_is_lost_alone_and_never_another() {
 }
 
 #[test]
+fn a_thread_of_the_engine_that_panics_ends_the_program_and_hangs_nobody() {
+    let _turn = turn();
+    for (fault, mask) in
+        [("panic-fault:300", ""), ("panic-reclaim:40", ""), ("panic-io:20", "pool"), ("panic-control:30", "")]
+    {
+        let ended = failing(fault, mask);
+        assert!(ended.stderr.contains("a defect of Pagetide: panicked at "), "{fault}: {}", ended.stderr);
+        assert_eq!(ended.status.code(), Some(128 + libc::SIGKILL), "{fault}");
+    }
+}
+
+#[test]
 fn writes_that_fail_lose_nothing() {
     let _turn = turn();
     for fault in ["write-error:1", "write-full:1"] {

@@ -38,10 +38,18 @@ pub enum Fault {
     Rest,
     /// It is told to rest, and nobody tells it to go on.
     RestForgotten,
+    /// A thread that answers faults panics.
+    PanicFault,
+    /// The thread that reclaims does.
+    PanicReclaim,
+    /// The thread that ends requests does.
+    PanicIo,
+    /// The control thread does.
+    PanicControl,
 }
 
 /// The names, as in the environment variable `PAGETIDE_FAIL`.
-pub const NAMES: [(&str, Fault); 13] = [
+pub const NAMES: [(&str, Fault); 17] = [
     ("read-error", Fault::ReadError),
     ("read-short", Fault::ReadShort),
     ("read-corrupt", Fault::ReadCorrupt),
@@ -55,6 +63,10 @@ pub const NAMES: [(&str, Fault); 13] = [
     ("stall-control", Fault::StallControl),
     ("rest", Fault::Rest),
     ("rest-forgotten", Fault::RestForgotten),
+    ("panic-fault", Fault::PanicFault),
+    ("panic-reclaim", Fault::PanicReclaim),
+    ("panic-io", Fault::PanicIo),
+    ("panic-control", Fault::PanicControl),
 ];
 
 /// One kind of fault, at every n-th occasion.
@@ -93,11 +105,15 @@ impl Injection {
         (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(nth.into())
     }
 
-    /// Stops the calling thread, if that is what happens now.
-    pub fn stall(&self, fault: Fault) {
-        if self.happens(fault) {
+    /// Stops the calling thread, or has it panic, if that is what happens now.
+    ///
+    /// # Panics
+    /// If that is what happens.
+    pub fn strike(&self, stall: Fault, panic: Fault) {
+        if self.happens(stall) {
             std::thread::sleep(STALL);
         }
+        assert!(!self.happens(panic), "injected");
     }
 
     /// A device that fails where this says so.

@@ -604,7 +604,7 @@ impl Runtime {
             reader.take_seat();
             match self.engine.memory().kernel().wait() {
                 Ok(Some(fault)) => {
-                    self.injection.stall(Fault::StallFault);
+                    self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let page = PageIndex::of_address(fault.address);
                     let kernel = self.engine.memory().kernel();
                     if let Some(processor) = reader.note(fault.tid) {
@@ -649,7 +649,7 @@ impl Runtime {
         let device = self.engine.device().expect("the thread is started for a device");
         loop {
             device.wait(&mut done);
-            self.injection.stall(Fault::StallIo);
+            self.injection.strike(Fault::StallIo, Fault::PanicIo);
             self.pause.begin_completion();
             self.engine.complete(&mut done, &mut work);
             self.pause.end_completion();
@@ -675,7 +675,7 @@ impl Runtime {
                 (idle, moved) = (0, 0);
                 continue;
             }
-            self.injection.stall(Fault::StallReclaim);
+            self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
             self.pause.begin_work();
             let start = clock();
             if start >= self.pins_due.load(Relaxed) {
@@ -960,7 +960,7 @@ impl Runtime {
             } else if self.asked() > 0 {
                 self.slot.wait_bell(seen, TICK);
             }
-            self.injection.stall(Fault::StallControl);
+            self.injection.strike(Fault::StallControl, Fault::PanicControl);
             for errand in std::mem::take(&mut *lock(&self.errands)) {
                 if let Some(job) = lock(&errand.job).take() {
                     job(self);
