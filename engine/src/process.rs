@@ -13,7 +13,7 @@ use crate::group::{Field, Group, Slot};
 use crate::pause::Pause;
 use crate::regions::{Access, AtFork, Attributes, Charging, Region, Regions};
 use crate::runtime::{Beginning, Heritage, OpenKernel, Runtime, Started};
-use pagetide_swap::{CLUSTER_PAGES, Counter, PageIndex, State};
+use pagetide_swap::{CLUSTER_PAGES, Counter, PageIndex, State, Word};
 use pagetide_sys::guest;
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::{self, SignalsBlocked};
@@ -284,6 +284,17 @@ impl Process {
         }
     }
 
+    /// Whether anything is known of the pages of `range`. Takes no lock.
+    pub fn knows(&self, range: Range<PageIndex>) -> bool {
+        let Some(runtime) = self.runtime() else { return false };
+        let table = runtime.engine().swap().table();
+        let clusters = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
+        table
+            .touched(clusters)
+            .flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
+            .any(|page| range.contains(&page) && table.peek(page) != Word::HOLE)
+    }
+
     /// Prepares for taking locks of the engine.
     pub fn enter(&self) -> Entered<'_> {
         let signals = SignalsBlocked::new();
@@ -529,10 +540,12 @@ impl Entered<'_> {
         }
     }
 
-    /// A new private anonymous mapping is managed from now on. `range` was not managed before.
-    pub fn mapped(&self, range: Range<PageIndex>, mut attributes: Attributes) {
+    /// A new private anonymous mapping is managed from now on. Returns the pages that need no charge any more: of a
+    /// mapping that went from there by a call that nobody told us of.
+    pub fn mapped(&self, range: Range<PageIndex>, mut attributes: Attributes) -> i64 {
         // Whoever gave up the place has done with it.
         let _layout = lock(&self.generation.layout);
+        let (_, released) = self.giving_up(range.clone(), || Ok(()), |removed| self.forget(removed));
         attributes.locked |= self.generation.holds_new.load(Relaxed);
         match self.runtime {
             None => self.regions().insert(range, attributes),
@@ -545,6 +558,7 @@ impl Entered<'_> {
                 }
             }
         }
+        released
     }
 
     /// `range` is about to be unmapped, or replaced: `call` does it. Returns its result, and the pages
@@ -672,6 +686,20 @@ impl Entered<'_> {
         runs
     }
 
+    /// Brings in what is out of `range`, whose pages do not leave, and waits for what is on its way.
+    fn settle_in(&self, range: Range<PageIndex>) {
+        loop {
+            let out = self.out(range.clone());
+            if out.is_empty() {
+                return;
+            }
+            for run in out {
+                task::populate(run.start.address(), run.end.address() - run.start.address());
+            }
+            std::thread::yield_now();
+        }
+    }
+
     /// Every managed range.
     pub fn ranges(&self) -> Vec<Range<PageIndex>> {
         self.regions().iter().map(|(start, region)| start..region.end).collect()
@@ -708,10 +736,18 @@ impl Entered<'_> {
         let _layout = lock(&self.generation.layout);
         let moved_pages = new_pages.min(old.end.0 - old.start.0);
         let from = old.start..old.start.plus(moved_pages);
+        // What a locked mapping grows by is filled by the call itself, which would wait for itself if those faults were
+        // ours. The rest is there, and stays: whoever touches it meanwhile finds it.
+        let is_filled = |Attributes { locked, access, .. }: Attributes| locked && access != Access::None;
+        let fills = new_pages > moved_pages
+            && self.regions().pieces(old.clone()).all(|(_, region)| is_filled(region.attributes));
+        if fills {
+            self.settle_in(old.clone());
+        }
         // What it shrinks by goes in any case.
         let tail = self.regions().remove(from.end..old.end);
         let removed = self.regions().remove(from.clone());
-        let released = self.runtime.filter(|_| may_move);
+        let released = self.runtime.filter(|_| may_move || fills);
         if let Some(runtime) = released {
             // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
             // sits at its offset in a cluster, which the move may change: it goes back first.

@@ -78,7 +78,7 @@ pub(crate) fn join() {
     let Some(process) = process() else { return };
     let entered = process.enter();
     for arena in &ARENAS[..ARENA_COUNT.load(Acquire)] {
-        entered.mapped(
+        let _ = entered.mapped(
             pages_of(arena.0.load(Relaxed), arena.1.load(Relaxed)),
             Attributes::new(Access::Write, Charging::ByCommit),
         );
@@ -178,7 +178,8 @@ fn add_arena() -> bool {
     };
     if let Some(process) = process() {
         let attributes = Attributes::new(Access::Write, Charging::ByCommit);
-        process.enter().mapped(pages_of(start, length), attributes);
+        let released = process.enter().mapped(pages_of(start, length), attributes);
+        process.uncharge(released);
     }
     ARENAS[index].0.store(start, Relaxed);
     ARENAS[index].1.store(length, Relaxed);

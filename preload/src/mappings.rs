@@ -58,7 +58,19 @@ pub unsafe extern "C" fn mmap(
     let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
     let wanted = private && length >= MANAGED_MIN;
     if !wanted && !fixed {
-        return pointer(call(flags));
+        let result = call(flags);
+        if let Some(range) = result.ok().and_then(|start| pages(start, length))
+            && process.knows(range.clone())
+        {
+            let entered = process.enter();
+            if entered.manages(range.clone()) {
+                // What was there went by a call that nobody told us of.
+                let (_, released) = entered.unmapping(range, || Ok(()));
+                drop(entered);
+                process.uncharge(released);
+            }
+        }
+        return pointer(result);
     }
     let access = access(protection);
     if wanted && access != Access::None {
@@ -68,7 +80,7 @@ pub unsafe extern "C" fn mmap(
     // Populated before it is registered, it would not be counted: afterwards will do.
     let populate = wanted && flags & libc::MAP_POPULATE != 0;
     let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
-    let (result, released) = match pages(address as usize, length).filter(|_| fixed) {
+    let (result, mut released) = match pages(address as usize, length).filter(|_| fixed) {
         Some(range) if entered.manages(range.clone()) => entered.unmapping(range, || call(flags)),
         _ => (call(flags), 0),
     };
@@ -79,7 +91,7 @@ pub unsafe extern "C" fn mmap(
         && manage
         && let Some(range) = pages(start, length)
     {
-        entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
+        released += entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
         mapped = Some(range);
     }
     drop(entered);

@@ -166,6 +166,72 @@ static void drops(void) {
     unmap(at, n);
 }
 
+static void locked_growth(void) {
+    size_t n = mapping_pages;
+    for (int may_move = 0; may_move < 2; may_move++) {
+        begin(may_move ? "a locked mapping grows, and may move" : "a locked mapping grows in place");
+        char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+        unmap(at + n / 2 * PAGE_BYTES, n - n / 2);
+        fill(at, 0, n / 2, 12);
+        press();
+        /* The last 256 pages, which become a mapping of their own. */
+        char *part = at + (n / 2 - 256) * PAGE_BYTES;
+        if (mlock(part, 256 * PAGE_BYTES)) fail("mlock");
+        char *grown = mremap(part, 256 * PAGE_BYTES, 512 * PAGE_BYTES, may_move ? MREMAP_MAYMOVE : 0);
+        if (grown == MAP_FAILED) fail("mremap");
+        check(grown, n / 2 - 256, 256, 12);
+        check_zero(grown + 256 * PAGE_BYTES, 256);
+        fill(grown + 256 * PAGE_BYTES, n / 2, 256, 12);
+        press();
+        if (munlock(grown, 512 * PAGE_BYTES)) fail("munlock");
+        press();
+        check(at, 0, n / 2 - 256, 12);
+        check(grown, n / 2 - 256, 512, 12);
+        unmap(at, n / 2 - 256);
+        unmap(grown, 512);
+    }
+}
+
+/* As a program does it that brings its own runtime. */
+static void unmap_by_instruction(char *at, size_t pages) {
+#if defined(__x86_64__)
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_munmap), "D"(at), "S"(pages * PAGE_BYTES) : "rcx", "r11", "memory");
+    if (result) errno = (int)-result, fail("munmap");
+#else
+    if (munmap(at, pages * PAGE_BYTES)) fail("munmap");
+#endif
+}
+
+static void unheard(void) {
+    size_t n = mapping_pages;
+    begin("where a mapping went unheard the next one is empty");
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n, 13);
+    press();
+    unmap_by_instruction(at, n);
+    if (map(at, n, PROT_READ | PROT_WRITE, MAP_FIXED_NOREPLACE) != at) fail("mmap");
+    check_zero(at, n);
+    fill(at, 0, n, 14);
+    press();
+    check(at, 0, n, 14);
+    begin("or a file, which stays what it is");
+    int file = memfd_create("file", 0);
+    char *all = file < 0 || ftruncate(file, (off_t)(n * PAGE_BYTES)) ? MAP_FAILED : mmap(NULL, n * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0L);
+    if (all == MAP_FAILED) fail("a file");
+    fill(all, 0, n, 15);
+    unmap(all, n);
+    press();
+    unmap_by_instruction(at, n);
+    if (mmap(at, n * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED_NOREPLACE, file, 0L) != at) fail("mmap");
+    fill(at, 0, n / 2, 16);
+    press();
+    check(at, 0, n / 2, 16);
+    check(at + n / 2 * PAGE_BYTES, n / 2, n - n / 2, 15);
+    unmap(at, n);
+    close(file);
+}
+
 static void reservations(void) {
     size_t n = mapping_pages, reserved = 1u << 20; /* 4 GiB */
     begin("a reservation is committed by mprotect and by mmap, and given back");
@@ -211,6 +277,8 @@ int main(int argc, char **argv) {
     protections();
     drops();
     reservations();
+    locked_growth();
+    unheard();
     printf("mappings: %zu MiB beside %zu MiB, 0 errors\n", mapping_pages / 256, press_pages / 256);
     return 0;
 }
