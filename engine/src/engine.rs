@@ -18,9 +18,11 @@ use crate::recorder::Recorder;
 use crate::regions::{Access, Attributes, Regions};
 use crate::ways::Ways;
 use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
+use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
 use pagetide_swap::streams::{Look, Streams};
+use pagetide_swap::swap::Met;
 use pagetide_swap::trace::{Event, Found};
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::{
@@ -31,6 +33,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{
     AtomicBool, AtomicI64, AtomicU16, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
+    fence,
 };
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -756,8 +759,16 @@ impl<M: Memory> Engine<M> {
 
     /// Lets go of a transfer's pages.
     fn release(&self, transfer: &Transfer) {
+        let Source::Frames { slot } = transfer.source else {
+            let wanted = self.swap.finish_swapin(transfer, 0, true);
+            return self.wake_wanted(transfer, wanted);
+        };
+        // Whoever processed the slot meanwhile has passed over these pages.
+        self.staged[usize::from(slot)].refs.fetch_add(1, SeqCst);
         let wanted = self.swap.finish_swapin(transfer, 0, true);
         self.wake_wanted(transfer, wanted);
+        self.requeue(slot);
+        self.unref(slot, 1);
     }
 
     /// Maps zeroes for a transfer that was paid for.
@@ -820,13 +831,16 @@ impl<M: Memory> Engine<M> {
 
     /// Ends a transfer for which `paid` pages were taken from the budget.
     fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
-        let wanted = self.swap.finish_swapin(transfer, mapped.pages, self.keeps_copies(transfer));
+        let keep = self.keeps_copies(transfer);
+        let wanted = match met(transfer, mapped) {
+            Some(met) => self.swap.finish_swapin_at(transfer, mapped.pages, keep, met),
+            None => self.swap.finish_swapin(transfer, mapped.pages, keep),
+        };
         self.budget.give((paid - mapped.pages) as i64);
         self.settle_pool();
         if let Some(error) = mapped.error {
             let page = transfer.first.plus(mapped.pages as u64);
             if error == MapError::Exists {
-                self.swap.overtaken(page);
                 self.budget.take(1);
             } else if error == MapError::NoMemory && mapped.pages == 0 {
                 // The machine is out of memory for a moment: the thread faults again.
@@ -864,7 +878,8 @@ impl<M: Memory> Engine<M> {
                 place.unwrap_or_default()
             ));
         }
-        if !self.memory.poison(page) {
+        // Unless the program has dropped the page meanwhile: what is there now is new.
+        if self.swap.if_poisoned(page, || self.memory.poison(page)) == Some(false) {
             // Before Linux 6.6 one page cannot be made unreadable; zeroes would be worse than an end.
             pagetide_sys::task::say("this kernel cannot poison a page (6.6): ending the program");
             pagetide_sys::task::kill_self();
@@ -896,10 +911,10 @@ impl<M: Memory> Engine<M> {
                 paid = mapped.pages;
             }
             let rest = transfer.length - mapped.pages;
-            if rest > 0 && (!moves || mapped.error == Some(MapError::Refused)) {
-                if moves {
-                    self.c(Counter::move_refused, 1);
-                }
+            // That a mapping is gone only COPY says for sure.
+            let again = matches!(mapped.error, Some(MapError::Refused | MapError::Gone));
+            if rest > 0 && (!moves || again) {
+                self.c(Counter::move_refused, usize::from(mapped.error == Some(MapError::Refused)));
                 // The frame is free again soon: overdrawing is bounded by what is on probation.
                 self.budget.take(rest as i64);
                 paid += rest;
@@ -913,11 +928,11 @@ impl<M: Memory> Engine<M> {
         // Pages that are let go may be gone at once, and their slot with them.
         staged.refs.fetch_add(1, SeqCst);
         self.conclude(transfer, mapped, paid.max(mapped.pages));
-        let overtaken = usize::from(mapped.error == Some(MapError::Exists));
-        if mapped.pages + overtaken < transfer.length {
+        let left = mapped.pages + usize::from(met(transfer, mapped).is_some());
+        if left < transfer.length {
             self.requeue(slot_id);
         }
-        self.unref(slot_id, mapped.pages + overtaken + 1);
+        self.unref(slot_id, left + 1);
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.
@@ -1230,6 +1245,9 @@ impl<M: Memory> Engine<M> {
         drop(cluster);
         drop(slot);
         lock(&self.lists).probation.push_back(slot_id);
+        for (slot, count) in out.left {
+            self.unref(slot, count);
+        }
         Some(out.taken)
     }
 
@@ -1624,13 +1642,25 @@ impl<M: Memory> Engine<M> {
         lock(&self.requests).writes as i64 >= most
     }
 
+    /// Blocks to write to, while the device is in use.
+    fn allocate(&self, count: usize) -> Option<BlockRun> {
+        let run = self.swap.blocks().allocate(count)?;
+        // Either this is seen, or whoever takes the device out of use sees that blocks are held.
+        fence(SeqCst);
+        if self.is_swapped_off() {
+            (run.start..).take(run.length).for_each(|block| self.swap.blocks().free(block));
+            return None;
+        }
+        Some(run)
+    }
+
     /// Sends a batch of refused pages to the device. Returns how many are on their way.
     fn write(&self, slot_id: u16, batch: &mut Batch, unsent: &mut Unsent) -> usize {
         let mut sent = 0;
         while !batch.pages.is_empty() {
             let busy = self.is_writing();
             let room = !busy && self.can_write();
-            let run = if room { self.swap.blocks().allocate(batch.pages.len()) } else { None };
+            let run = if room { self.allocate(batch.pages.len()) } else { None };
             let Some(run) = run else {
                 // A device that is busy has room later.
                 self.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
@@ -1764,7 +1794,7 @@ impl<M: Memory> Engine<M> {
         if !self.can_write() || self.is_writing() {
             return 0;
         }
-        let Some(run) = self.swap.blocks().allocate(entries.len()) else { return 0 };
+        let Some(run) = self.allocate(entries.len()) else { return 0 };
         let mut buffer = Buffer::new(run.length);
         let mut begun = Vec::with_capacity(run.length);
         for &(owner, handle) in entries {
@@ -1922,6 +1952,18 @@ impl<M: Memory> Engine<M> {
         }
         self.budget.take(count as i64);
         count
+    }
+}
+
+/// What stopped a transfer at the page behind those that were mapped. That no mapping is there is sure where one page
+/// alone was to come from its frame: a run may only reach past the end of one.
+fn met(transfer: &Transfer, mapped: Mapped) -> Option<Met> {
+    match mapped.error? {
+        MapError::Exists => Some(Met::Page),
+        MapError::Gone if transfer.length == 1 && matches!(transfer.source, Source::Frames { .. }) => {
+            Some(Met::Nothing)
+        }
+        _ => None,
     }
 }
 

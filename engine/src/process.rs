@@ -637,12 +637,12 @@ impl Entered<'_> {
         let mut regions = self.regions();
         // Under the lock: a take-out must not see one access and meet another.
         let result = call();
-        if result.is_err() {
-            return (result, 0);
-        }
         let pieces: Vec<_> = regions.pieces(range).collect();
         let mut released = 0;
         for (part, region) in pieces {
+            // What failed may have changed a part (up to a hole, ENOMEM): less is never wrong, since what leaves is
+            // made writable where it lands.
+            let access = if result.is_ok() { access } else { access.min(region.attributes.access) };
             let after = Attributes { access, ..region.attributes };
             released += (charge(&part, &region.attributes) - charge(&part, &after)).max(0);
             regions.insert(part, after);

@@ -269,8 +269,17 @@ pub struct Discarded {
     pub cached: usize,
 }
 
+/// What stopped a swapin at a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Met {
+    /// A page that is there.
+    Page,
+    /// No mapping.
+    Nothing,
+}
+
 /// What a take-out took, in pages.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TakenOut {
     /// Pages that are in frames now.
     pub taken: usize,
@@ -280,6 +289,9 @@ pub struct TakenOut {
     pub dropped: usize,
     /// What those that are taken leave behind.
     pub shadow: Shadow,
+    /// Slots that pages were in which the table had not known to be in the program, each with how many: they are
+    /// there no more.
+    pub left: Vec<(u16, usize)>,
 }
 
 impl<S: SpanSource + Clone + 'static> Swap<S> {
@@ -632,6 +644,16 @@ impl<S: SpanSource> Swap<S> {
     /// `keep` says whether stored copies stay, so that the next eviction can prove the page clean.
     /// Returns the pages beyond `mapped` for which a fault waits.
     pub fn finish_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool) -> u64 {
+        self.end_swapin(transfer, mapped, keep, None)
+    }
+
+    /// The same where the page behind those turned out to be in the program already, or its mapping to be gone: its word
+    /// says so from now on, and what was stored for it is dropped.
+    pub fn finish_swapin_at(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Met) -> u64 {
+        self.end_swapin(transfer, mapped, keep, Some(met))
+    }
+
+    fn end_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Option<Met>) -> u64 {
         let mut wanted = 0;
         let mut cluster = self.table.lock_or_create(transfer.first.cluster());
         let first = transfer.first.offset();
@@ -650,7 +672,18 @@ impl<S: SpanSource> Swap<S> {
         }
         for nth in mapped..transfer.length {
             wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
-            self.set(&mut cluster, first + nth, transfer.words[nth].with_writeback(false));
+            let word = transfer.words[nth];
+            let after = match met.filter(|_| nth == mapped) {
+                None => word.with_writeback(false),
+                Some(met) => {
+                    self.free_place(word.place());
+                    if met == Met::Page { Word::present(None) } else { Word::HOLE }
+                }
+            };
+            self.set(&mut cluster, first + nth, after);
+        }
+        if met == Some(Met::Page) {
+            self.enqueue(&mut cluster);
         }
         if mapped > 0 {
             if matches!(transfer.source, Source::Frames { .. }) {
@@ -930,6 +963,9 @@ impl<S: SpanSource> Swap<S> {
                 }
                 out.taken += run.len();
                 out.adopted += if present { 0 } else { run.len() };
+                if word.state() == State::Cached {
+                    out.left.push((word.slot(), run.len()));
+                }
                 self.set_run(cluster, run, word, Word::cached(slot, kept));
             } else if dropped {
                 out.dropped += run.len();
@@ -1554,16 +1590,10 @@ impl<S: SpanSource> Swap<S> {
         true
     }
 
-    /// A page turned out to be in the program although it was to be brought in: its word says so now,
-    /// and what was stored for it is dropped.
-    pub fn overtaken(&self, page: PageIndex) {
-        let mut cluster = self.table.lock_or_create(page.cluster());
-        let word = cluster.get(page.offset());
-        if word.state() != State::Present && !word.is_locked() {
-            self.free_place(word.place());
-            self.set(&mut cluster, page.offset(), Word::present(None));
-            self.enqueue(&mut cluster);
-        }
+    /// Runs `poison` if a page is poisoned, under its cluster's lock: it is not once the program has dropped it.
+    pub fn if_poisoned<T>(&self, page: PageIndex, poison: impl FnOnce() -> T) -> Option<T> {
+        let cluster = self.table.lock(page.cluster())?;
+        (cluster.get(page.offset()).state() == State::Poisoned).then(poison)
     }
 
     /// Moves one page's word to another index: its mapping moved. The target must be a hole, the page not

@@ -149,6 +149,27 @@ static void protections(void) {
     unmap(at, n);
 }
 
+static void half_a_protection(void) {
+    size_t n = mapping_pages;
+    for (int readable = 0; readable < 2; readable++) {
+        begin(readable ? "mprotect to reading, which fails half-way" : "mprotect to nothing, which fails half-way");
+        char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+        unmap(at + n / 2 * PAGE_BYTES, n - n / 2);
+        fill(at, 0, n / 2, 17);
+        press();
+        fill(at, 0, n / 4, 17);
+        if (!mprotect(at, n * PAGE_BYTES, readable ? PROT_READ : PROT_NONE) || errno != ENOMEM) fail("mprotect over a hole");
+        press();
+        if (!faults(at, 1) || faults(at, 0) == readable) wrong("a page that was protected", at, 1, 0);
+        protect(at, n / 2, PROT_READ | PROT_WRITE);
+        check(at, 0, n / 2, 17);
+        fill(at, 0, n / 2, 18);
+        press();
+        check(at, 0, n / 2, 18);
+        unmap(at, n / 2);
+    }
+}
+
 static void drops(void) {
     size_t n = mapping_pages;
     begin("madvise(DONTNEED) leaves zeroes");
@@ -275,6 +296,7 @@ int main(int argc, char **argv) {
     part_and_meet();
     holes();
     protections();
+    half_a_protection();
     drops();
     reservations();
     locked_growth();

@@ -10,7 +10,7 @@ use pagetide_swap::{DeviceRun, PAGE_SIZE, PageIndex, Swapin, Transfer};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 
 /// Runs that are looked up at a time.
 const RUNS: usize = 4096;
@@ -50,6 +50,8 @@ impl<M: Memory> Engine<M> {
         let mut leaving = lock(&self.leaving);
         let leaving = &mut *leaving;
         self.device_off.store(true, Relaxed);
+        // As in `Engine::allocate`.
+        fence(SeqCst);
         let held = self.swap.blocks().used();
         if held == 0 && self.requests() == 0 {
             return Swapoff::Done;
