@@ -10,12 +10,13 @@ mod common;
 use common::{Random, compose, manage, page, pages};
 use pagetide::engine::{Engine, Limits, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup};
+use pagetide::pause::Pause;
 use pagetide::regions::Access;
 use pagetide::ways::Ways;
 use pagetide_device::ram::Ram;
 use pagetide_swap::{Counter, State};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const THREADS: u64 = 4;
 const OPERATIONS: usize = 12_000;
@@ -49,6 +50,7 @@ fn generation(number: u64, bytes: &Bytes) -> u64 {
 
 struct Thread<'a> {
     engine: &'a Engine<FakeMemory>,
+    pause: &'a Pause,
     work: Workspace,
 }
 
@@ -65,7 +67,12 @@ impl Thread<'_> {
                 Ok(value) => return value,
                 Err(Miss::Poisoned) => panic!("page {number} is poisoned"),
                 Err(Miss::Fault(ticket)) => {
-                    self.engine.fault(page(number), write, fake::clock(), &mut self.work);
+                    if self.pause.try_work(1) {
+                        self.engine.fault(page(number), write, fake::clock(), &mut self.work);
+                        self.pause.end_work();
+                    } else {
+                        self.engine.park(page(number), write, fake::clock());
+                    }
                     assert!(
                         self.engine.memory().wait_woken(ticket, GUARD),
                         "page {number} is never answered: {:?}, {} wait, {} requests, {:?}",
@@ -123,6 +130,7 @@ impl Thread<'_> {
                 _ if random.one_in(6) => {
                     let start = random.below(PRIVATE_PAGES);
                     let end = (start + 1 + random.below(40)).min(PRIVATE_PAGES);
+                    self.pause.begin_call();
                     let memory = self.engine.memory();
                     if random.one_in(2) {
                         // A mapping that goes and comes, of which the engine hears too late.
@@ -140,6 +148,7 @@ impl Thread<'_> {
                     }
                     self.engine
                         .discard(pages(private_at + start..private_at + end), |part| memory.drop_pages(part));
+                    self.pause.end_call();
                     private[start as usize..end as usize].fill(0);
                 }
                 _ => {
@@ -151,8 +160,67 @@ impl Thread<'_> {
     }
 }
 
-/// Every `no_memory_every`th mapping finds the machine out of memory (0: none).
-fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64) {
+/// What a hammer has to bear.
+#[derive(Clone, Copy)]
+struct Blows {
+    pool_pages_max: usize,
+    granted: i64,
+    ways: &'static str,
+    /// Every so many mappings the machine is out of memory (0: none).
+    no_memory_every: u64,
+    /// Whether the process forks.
+    forks: bool,
+    /// Whether the device goes out of use, and into use again.
+    swapoff: bool,
+}
+
+const WITH_A_POOL: Blows =
+    Blows { pool_pages_max: 120, granted: 500, ways: "", no_memory_every: 0, forks: false, swapoff: false };
+const WITHOUT: Blows = Blows { pool_pages_max: 0, ..WITH_A_POOL };
+const BY_MOVE: Blows = Blows { pool_pages_max: 60, granted: 400, ways: "remap,copy", ..WITH_A_POOL };
+
+/// Forks, again and again: what the forking thread and the control thread do in the parent.
+fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicBool) {
+    let mut random = Random::new(99);
+    let mut work = Workspace::default();
+    while !stop.load(SeqCst) {
+        pause.freeze(999);
+        engine.hold_waiting(true);
+        engine.answer_waiting(&mut work);
+        // Who answers a fault may still be about to read for it.
+        pause.settle();
+        let start = Instant::now();
+        while !engine.drain(&mut work) {
+            assert!(start.elapsed() < GUARD, "a fork waits for ever: {engine:?}");
+            if stop.load(SeqCst) {
+                break;
+            }
+            std::thread::yield_now();
+        }
+        pause.settle();
+        if !stop.load(SeqCst) {
+            assert_eq!((engine.swap().cached(), engine.usage().frames, engine.requests()), (0, 0, 0));
+            balances(engine, granted);
+            if random.one_in(4) {
+                engine.memory().share();
+            }
+        }
+        engine.hold_waiting(false);
+        pause.thaw();
+        engine.retry_waiting(&mut work);
+        // So that the others come to work.
+        (0..random.below(2000)).for_each(|_| std::thread::yield_now());
+    }
+}
+
+fn balances(engine: &Engine<FakeMemory>, granted: i64) {
+    engine.settle_pool();
+    let usage = engine.usage();
+    assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
+}
+
+fn hammer(blows: Blows) {
+    let Blows { pool_pages_max, granted, ways, no_memory_every, forks, swapoff } = blows;
     let setup = Setup {
         slots: 8,
         limits: Limits { low: 40, high: 80, probation: 2 },
@@ -161,6 +229,7 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64)
         ways: Ways::parse(ways).unwrap(),
         ..Setup::default()
     };
+    let pause = &Pause::default();
     let engine = &fake::engine(setup);
     engine.budget().give(granted);
     engine.memory().set_no_memory_every(no_memory_every);
@@ -181,8 +250,10 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64)
             let mut work = Workspace::default();
             while !stop.load(SeqCst) {
                 if engine.is_short() {
+                    pause.begin_work();
                     engine.reclaim(&mut work);
                     engine.retry_waiting(&mut work);
+                    pause.end_work();
                 } else {
                     std::thread::yield_now();
                 }
@@ -193,11 +264,36 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64)
             let mut done = Vec::new();
             while !stop.load(SeqCst) {
                 engine.device().unwrap().wait(&mut done);
+                pause.begin_completion();
                 engine.complete(&mut done, &mut work);
+                pause.end_completion();
             }
         });
+        if forks {
+            scope.spawn(move || fork(engine, pause, granted, stop));
+        }
+        if swapoff {
+            scope.spawn(move || {
+                let mut random = Random::new(98);
+                while !stop.load(SeqCst) {
+                    for _ in 0..20 + random.below(60) {
+                        if pause.try_work(0) {
+                            engine.swapoff();
+                            pause.end_work();
+                        }
+                        std::thread::yield_now();
+                    }
+                    // What does not fit without it needs it for a while.
+                    engine.swapon();
+                    while engine.waiting() > 0 && !stop.load(SeqCst) {
+                        std::thread::yield_now();
+                    }
+                    (0..random.below(500)).for_each(|_| std::thread::yield_now());
+                }
+            });
+        }
         let threads: Vec<_> = (0..THREADS)
-            .map(|index| scope.spawn(move || Thread { engine, work: Workspace::default() }.run(index)))
+            .map(|index| scope.spawn(move || Thread { engine, pause, work: Workspace::default() }.run(index)))
             .collect();
         let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
         assert!(ended.iter().all(Result::is_ok), "a thread has found something wrong");
@@ -212,9 +308,8 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64)
     }
     engine.retry_waiting(&mut work);
     assert_eq!((engine.waiting(), engine.stalled(), engine.memory().parked()), (0, 0, 0));
-    engine.settle_pool();
+    balances(engine, granted);
     let usage = engine.usage();
-    assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
     assert_eq!(usage.frames, engine.memory().frames());
     assert_eq!(usage.resident as usize, engine.memory().present().len());
     for number in (SHARED..SHARED + SHARED_PAGES).chain(PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES) {
@@ -229,22 +324,38 @@ fn hammer(pool_pages_max: usize, granted: i64, ways: &str, no_memory_every: u64)
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_with_a_pool() {
-    hammer(120, 500, "", 0);
+    hammer(WITH_A_POOL);
 }
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_without_a_pool() {
-    hammer(0, 500, "", 0);
+    hammer(WITHOUT);
 }
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_by_move_alone() {
-    hammer(60, 400, "remap,copy", 0);
+    hammer(BY_MOVE);
 }
 
 #[test]
 fn no_page_goes_back_and_no_write_is_lost_when_memory_runs_out_for_moments() {
-    hammer(120, 500, "", 3);
-    hammer(0, 500, "", 3);
-    hammer(60, 400, "remap,copy", 3);
+    for blows in [WITH_A_POOL, WITHOUT, BY_MOVE] {
+        hammer(Blows { no_memory_every: 3, ..blows });
+    }
+}
+
+#[test]
+fn no_page_goes_back_and_no_write_is_lost_in_forks() {
+    for blows in [WITH_A_POOL, WITHOUT, BY_MOVE] {
+        hammer(Blows { forks: true, ..blows });
+        hammer(Blows { forks: true, no_memory_every: 3, ..blows });
+    }
+}
+
+#[test]
+fn no_page_goes_back_and_no_write_is_lost_while_the_device_comes_and_goes() {
+    for blows in [WITH_A_POOL, WITHOUT, BY_MOVE] {
+        hammer(Blows { swapoff: true, ..blows });
+        hammer(Blows { swapoff: true, forks: true, ..blows });
+    }
 }
