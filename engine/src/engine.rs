@@ -1579,15 +1579,10 @@ impl<M: Memory> Engine<M> {
 
     /// Brings a page that is on probation back into the program, unless a fault is faster, or it is being stored.
     fn bring_back(&self, page: PageIndex) {
-        let Swapin::Inserted(transfer) = self.swap.swapin(page, page..page.plus(1), Window::NONE) else {
-            return;
-        };
-        if let Source::Frames { slot } = transfer.source {
+        if let Some(transfer) = self.swap.swapin_cached(page)
+            && let Source::Frames { slot } = transfer.source
+        {
             self.bring_from_frames(&transfer, slot, true);
-        } else {
-            // It has been stored meanwhile: it stays where it is.
-            let wanted = self.swap.finish_swapin(&transfer, 0, true);
-            self.wake_wanted(&transfer, wanted);
         }
     }
 

@@ -525,6 +525,17 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
+    /// Begins to bring back a page that is on probation and that nobody moves. `None` if it is not (any more).
+    pub fn swapin_cached(&self, page: PageIndex) -> Option<Transfer> {
+        let cluster = self.table.lock(page.cluster())?;
+        let word = cluster.get(page.offset());
+        let source = source_of(word).filter(|_| word.state() == State::Cached && !word.is_locked())?;
+        match self.claim(cluster, page, source, page..page.plus(1), Window::NONE) {
+            Swapin::Inserted(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
     fn claim(
         &self,
         mut cluster: ClusterGuard<'_>,

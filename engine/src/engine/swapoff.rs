@@ -86,13 +86,16 @@ impl<M: Memory> Engine<M> {
 
     /// Nothing more can come back: the program needs all the memory that there is. The device is used again.
     pub fn give_up_swapoff(&self) {
-        lock(&self.leaving).hopeless = true;
+        let mut leaving = lock(&self.leaving);
+        // Unless somebody was quicker.
+        leaving.hopeless = self.is_swapped_off();
         self.device_off.store(false, Relaxed);
     }
 
     /// The device is used again.
     pub fn swapon(&self) {
-        *lock(&self.leaving) = Leaving::default();
+        let mut leaving = lock(&self.leaving);
+        *leaving = Leaving::default();
         self.device_off.store(false, Relaxed);
     }
 
