@@ -1146,10 +1146,13 @@ impl<M: Memory> Engine<M> {
     /// Pages that would not move, all of one cluster: shared since a fork, or pinned. What was shared moves from
     /// now on.
     fn unshare(&self, runs: &[Range<PageIndex>]) {
-        // With no lock held: a page that a call has dropped that nobody told us of is brought in by a reader.
+        // With no lock of the engine held: a page that a call has dropped that nobody told us of is brought in by a reader.
         self.unsharing.store(pagetide_sys::task::tid(), SeqCst);
-        runs.iter().for_each(|run| self.memory.unshare(run.clone()));
+        let all = runs.iter().all(|run| self.memory.unshare(run.clone()));
         self.unsharing.store(0, SeqCst);
+        if !all {
+            return;
+        }
         let whole = runs[0].start..runs[runs.len() - 1].end;
         // Pinned pages stay: the cluster waits for its turn like all others.
         if self.unshared.swap(whole.start.cluster().0 + 1, Relaxed) != whole.start.cluster().0 + 1 {

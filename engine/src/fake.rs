@@ -425,8 +425,9 @@ impl Memory for FakeMemory {
         all
     }
 
-    fn unshare(&self, range: Range<PageIndex>) {
+    fn unshare(&self, range: Range<PageIndex>) -> bool {
         lock(&self.state).shared.retain(|page| !numbers(&range).contains(page));
+        true
     }
 
     fn presence(&self, range: Range<PageIndex>) -> Presence {

@@ -10,7 +10,7 @@ use pagetide_sys::spans::{Span, Spans};
 use pagetide_sys::staging;
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
@@ -21,6 +21,7 @@ pub struct ProgramMemory {
     kernel: Kernel,
     ways: Ways,
     may_pin: Arc<AtomicBool>,
+    layout: Arc<Mutex<()>>,
 }
 
 /// The pool's memory.
@@ -63,12 +64,13 @@ impl std::ops::DerefMut for PoolSpan {
 }
 
 impl ProgramMemory {
-    /// The memory behind `kernel`, by the ways that are not masked. `may_pin`: whether the kernel may pin pages of it.
-    pub fn new(kernel: Kernel, ways: Ways, may_pin: Arc<AtomicBool>) -> Self {
+    /// The memory behind `kernel`, by the ways that are not masked. `may_pin`: whether the kernel may pin pages of it;
+    /// `layout` is held while a mapping moves.
+    pub fn new(kernel: Kernel, ways: Ways, may_pin: Arc<AtomicBool>, layout: Arc<Mutex<()>>) -> Self {
         if ways.masks(Ways::NO_SCAN) {
             kernel.pagemap().mask_scan();
         }
-        Self { kernel, ways, may_pin }
+        Self { kernel, ways, may_pin, layout }
     }
 
     /// The kernel's side.
@@ -152,9 +154,13 @@ impl Memory for ProgramMemory {
         self.kernel.take_out(start, length, writable, way, slot).is_ok()
     }
 
-    fn unshare(&self, range: Range<PageIndex>) {
+    fn unshare(&self, range: Range<PageIndex>) -> bool {
+        // A mapping that is moving is nobody's: a page of it that is out would be filled with zeroes. Whoever moves it may
+        // wait for us.
+        let Ok(_layout) = self.layout.try_lock() else { return false };
         let (start, length) = bytes(&range);
         pagetide_sys::task::populate(start, length);
+        true
     }
 
     fn presence(&self, range: Range<PageIndex>) -> Presence {

@@ -74,8 +74,8 @@ pub trait Memory: Send + Sync + 'static {
     ) -> bool;
     /// Gives the program pages of its own where it shares them with other processes since a fork: what is shared
     /// does not leave by [`TakeOutWay::Move`]. Takes memory for each such page. If a page is missing after all,
-    /// the calling thread faults, like one of the program's.
-    fn unshare(&self, range: Range<PageIndex>);
+    /// the calling thread faults, like one of the program's. False if nothing was done, since a mapping is moving.
+    fn unshare(&self, range: Range<PageIndex>) -> bool;
     /// Which pages of `range`, which lies in one cluster, are in the program. A page may be said to be there
     /// that is not, never the other way round.
     fn presence(&self, range: Range<PageIndex>) -> Presence;

@@ -75,8 +75,8 @@ struct Generation {
     /// The managed ranges, until the engine runs and has them.
     early: Mutex<Regions>,
     /// Held while what is mapped where changes: a range that is given up is not another mapping's before the
-    /// table has forgotten what was there.
-    layout: Mutex<()>,
+    /// table has forgotten what was there, and nobody of ours touches one that is being moved.
+    layout: Arc<Mutex<()>>,
     /// Mapping calls, until the engine runs and counts them: it does not start while one is under way.
     phase: Pause,
     /// Granted and not yet handed out; may be negative for a moment.
@@ -111,7 +111,7 @@ impl Generation {
             slot,
             runtime: OnceLock::new(),
             early: Mutex::new(regions),
-            layout: Mutex::new(()),
+            layout: Arc::default(),
             phase: Pause::default(),
             unspent: AtomicI64::new(unspent),
             posting: Mutex::new(()),
@@ -477,6 +477,7 @@ impl Process {
             heritage,
             open: self.open,
             pins: Arc::clone(&self.pins),
+            layout: Arc::clone(&generation.layout),
             stop: Box::new(move || {
                 // Mapping calls under way end first; new ones wait until the engine has the regions.
                 generation.assembling.store(true, Relaxed);

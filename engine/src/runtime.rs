@@ -302,6 +302,8 @@ pub struct Beginning {
     pub open: OpenKernel,
     /// Whether the program has opened something through which its pages may be pinned.
     pub pins: Arc<AtomicBool>,
+    /// Held while a mapping moves.
+    pub layout: Arc<Mutex<()>>,
     /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are registered,
     /// and what is in them is taken into account.
     pub stop: Box<dyn FnOnce() -> Regions + Send>,
@@ -369,13 +371,14 @@ impl Runtime {
     }
 
     fn build(beginning: Beginning) -> Option<&'static Self> {
-        let Beginning { group, slot, heritage, open, pins, stop, ended } = beginning;
+        let Beginning { group, slot, heritage, open, pins, layout, stop, ended } = beginning;
         let gate = Arc::new(Gate::default());
         let started = open().map_err(StartError::Userfault).and_then(|kernel| {
             let readers = Readers::new(task::processors());
             // First, while the program goes on: that may take as long as it takes to load a library.
             Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
-            Self::assemble(group, slot, heritage, kernel, pins, readers, stop)
+            let memory = |kernel, ways| ProgramMemory::new(kernel, ways, pins, layout);
+            Self::assemble(group, slot, heritage, kernel, memory, readers, stop)
         });
         let runtime = started.as_ref().ok().copied();
         // Before anything leaves: whoever finds no engine and goes on to pin pages does so before the first look at `pins`.
@@ -392,14 +395,14 @@ impl Runtime {
         slot: Slot,
         heritage: Heritage,
         kernel: Kernel,
-        pins: Arc<AtomicBool>,
+        memory: impl FnOnce(Kernel, Ways) -> ProgramMemory,
         readers: Readers,
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
         let ways = Ways::from_bits(setup.ways);
         let injection = Injection::from_bits(setup.injection);
-        let memory = ProgramMemory::new(kernel, ways, pins);
+        let memory = memory(kernel, ways);
         let blocks = match setup.blocks {
             0 => Blocks::none(),
             _ => Blocks::new(group.block_counts(), group.held(slot)),
