@@ -10,8 +10,8 @@ use pagetide_sys::spans::{Span, Spans};
 use pagetide_sys::staging;
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 
 const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
 

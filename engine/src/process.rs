@@ -711,9 +711,9 @@ impl Entered<'_> {
         self.regions().pieces(range).any(|(_, region)| region.attributes.locked)
     }
 
-    /// Notes what a forked child is to find in `range`.
-    pub fn at_fork(&self, range: Range<PageIndex>, at_fork: AtFork) {
-        self.regions().change(range, |attributes| attributes.at_fork = at_fork);
+    /// Changes what a forked child is to find in `range`.
+    pub fn at_fork(&self, range: Range<PageIndex>, change: fn(&mut AtFork)) {
+        self.regions().change(range, |attributes| change(&mut attributes.at_fork));
     }
 
     /// Drops the contents of `range`, which reads as zeroes afterwards. `call` does it in the kernel, for
@@ -725,14 +725,15 @@ impl Entered<'_> {
         }
     }
 
-    /// A mapping moves or changes size: `call` is the system call and returns the new address.
+    /// A mapping moves or changes size: `call` is the system call and returns the new address. Returns by how many pages
+    /// the charge is more than before, too.
     pub fn remapping(
         &self,
         old: Range<PageIndex>,
         new_pages: u64,
         way: Remapping,
         call: impl FnOnce() -> Result<PageIndex, i32>,
-    ) -> Result<PageIndex, i32> {
+    ) -> Result<(PageIndex, i64), i32> {
         let Remapping { may_move, keeps_old } = way;
         let _layout = lock(&self.generation.layout);
         let moved_pages = new_pages.min(old.end.0 - old.start.0);
@@ -767,6 +768,7 @@ impl Entered<'_> {
             }
         };
         self.forget(&tail);
+        let mut more = -tail.iter().map(|(part, region)| charge(part, &region.attributes)).sum::<i64>();
         if let Some(runtime) = self.runtime
             && to != old.start
         {
@@ -782,14 +784,17 @@ impl Entered<'_> {
             regions.insert(at(part.start)..at(part.end), region.attributes);
             if last {
                 // What it grows by is like the end of it, though nothing is written there that it is kept for.
-                regions.insert(at(part.end)..end, Attributes { kept: false, ..region.attributes });
+                let grown = Attributes { kept: false, ..region.attributes };
+                more += charge(&(at(part.end)..end), &grown);
+                regions.insert(at(part.end)..end, grown);
             }
         }
         if keeps_old {
+            more += removed.iter().map(|(part, region)| charge(part, &region.attributes)).sum::<i64>();
             removed.iter().for_each(|(part, _)| self.register_again(part.clone()));
             self.restore(&removed);
         }
-        Ok(to)
+        Ok((to, more))
     }
 }
 
@@ -873,10 +878,10 @@ impl Process {
         }
     }
 
-    /// After a fork, in the parent.
-    pub fn after_fork_in_parent(&self) {
+    /// After a fork, in the parent. Returns the child's slot.
+    pub fn after_fork_in_parent(&self) -> Option<usize> {
         let generation = self.generation();
-        generation.forking.store(0, Relaxed);
+        let child = generation.forking.swap(0, Relaxed).checked_sub(1);
         if let Some(runtime) = self.runtime() {
             runtime.answer_last(false);
             runtime.engine().hold_waiting(false);
@@ -885,6 +890,17 @@ impl Process {
         }
         generation.phase.thaw();
         drop(lock(&generation.signals).take());
+        child
+    }
+
+    /// There was no fork after all: what was set aside for the child is free again.
+    pub fn fork_failed(&self, child: usize) {
+        let signals = SignalsBlocked::new();
+        self.group.release([self.group.slot(child)]);
+        drop(signals);
+        if let Some(runtime) = self.runtime() {
+            runtime.kick();
+        }
     }
 
     /// After a fork, in the child: takes its slot and starts an engine of its own, if the parent had one.

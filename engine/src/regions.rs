@@ -24,16 +24,14 @@ pub enum Charging {
     ByCommit,
 }
 
-/// What a forked child finds in a range (see `madvise(2)`).
+/// What a forked child finds in a range (see `madvise(2)`): what the parent had there, unless one of these is set, each
+/// for itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum AtFork {
-    /// What the parent had there.
-    #[default]
-    Inherit,
-    /// Zeroes: MADV_WIPEONFORK.
-    Wipe,
-    /// No mapping: MADV_DONTFORK.
-    Omit,
+pub struct AtFork {
+    /// Zeroes: MADV_WIPEONFORK, undone by MADV_KEEPONFORK.
+    pub wipe: bool,
+    /// No mapping: MADV_DONTFORK, undone by MADV_DOFORK.
+    pub omit: bool,
 }
 
 /// What is known of a range.
@@ -158,7 +156,7 @@ impl Regions {
 
     /// What a forked child has of them, if nothing was out.
     pub fn inherited(&self) -> Self {
-        let omitted = |region: &Region| region.attributes.at_fork == AtFork::Omit;
+        let omitted = |region: &Region| region.attributes.at_fork.omit;
         let mut inherited = Self::default();
         for (start, region) in self.iter().filter(|(_, region)| !omitted(region)) {
             // Locks are not inherited: mlock(2).

@@ -522,10 +522,10 @@ impl Runtime {
         for (start, Region { end, mut attributes }) in regions.iter() {
             // Locks are not inherited: mlock(2).
             attributes.locked &= !forked;
-            if forked && attributes.at_fork != AtFork::Inherit {
+            if forked && attributes.at_fork != AtFork::default() {
                 forget(start..end);
             }
-            if forked && attributes.at_fork == AtFork::Omit {
+            if forked && attributes.at_fork.omit {
                 continue;
             }
             if self.engine.memory().register(start..end).is_ok() {

@@ -49,7 +49,7 @@ enum Meaning {
     /// Leave.
     PageOut,
     /// What a forked child finds.
-    AtFork(AtFork),
+    AtFork(fn(&mut AtFork)),
 }
 
 fn meaning(advice: c_int) -> Option<Meaning> {
@@ -60,9 +60,10 @@ fn meaning(advice: c_int) -> Option<Meaning> {
         libc::MADV_WILLNEED => Meaning::Bring,
         libc::MADV_COLD => Meaning::Cold,
         libc::MADV_PAGEOUT => Meaning::PageOut,
-        libc::MADV_DONTFORK => Meaning::AtFork(AtFork::Omit),
-        libc::MADV_WIPEONFORK => Meaning::AtFork(AtFork::Wipe),
-        libc::MADV_DOFORK | libc::MADV_KEEPONFORK => Meaning::AtFork(AtFork::Inherit),
+        libc::MADV_DONTFORK => Meaning::AtFork(|at_fork| at_fork.omit = true),
+        libc::MADV_WIPEONFORK => Meaning::AtFork(|at_fork| at_fork.wipe = true),
+        libc::MADV_DOFORK => Meaning::AtFork(|at_fork| at_fork.omit = false),
+        libc::MADV_KEEPONFORK => Meaning::AtFork(|at_fork| at_fork.wipe = false),
         _ => return None,
     })
 }
@@ -88,10 +89,10 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
         drop(entered);
         return status(call());
     }
-    if let Meaning::AtFork(at_fork) = meaning {
+    if let Meaning::AtFork(change) = meaning {
         let result = call();
         if result.is_ok() {
-            entered.at_fork(range, at_fork);
+            entered.at_fork(range, change);
         }
         return status(result);
     }
@@ -191,6 +192,9 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
     // The kernel touches every page: what is out comes in. Nothing may be entered meanwhile.
     let result = call();
     if result.is_err() && !before {
+        // It may have locked a part (up to a hole, ENOMEM), which could not leave by any way of ours.
+        // SAFETY: to be locked is no state that anybody relies on after an error.
+        let _ = unsafe { kernel(libc::SYS_munlock, [start, length + address - start, 0, 0, 0, 0]) };
         process.enter().hold(range, false);
     }
     status(result)

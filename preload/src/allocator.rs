@@ -339,6 +339,8 @@ unsafe fn open(start: usize, end: usize) -> bool {
     end <= start || unsafe { crate::mappings::mprotect(start as *mut c_void, end - start, access) } == 0
 }
 
+/// The largest alignment for which mimalloc does not go to the system.
+const MIMALLOC_ALIGN_MAX: usize = 64 << 10;
 const MAPPED_MAGIC: usize = 0x7061_6765_7469_6465;
 
 /// The header of an object that is a mapping of its own.
@@ -350,9 +352,12 @@ unsafe fn mapped_header(object: *mut c_void) -> Option<Header> {
     Some(unsafe { Header::read(object as usize) })
 }
 
-/// The addresses of live objects that are mappings: few, so a small table.
-struct Large([AtomicUsize; 256]);
-static LARGE: Large = Large([const { AtomicUsize::new(0) }; 256]);
+/// The addresses of live objects that are mappings: few, so a table that is looked through as far as it was ever filled.
+struct Large {
+    cells: [AtomicUsize; 4096],
+    end: AtomicUsize,
+}
+static LARGE: Large = Large { cells: [const { AtomicUsize::new(0) }; 4096], end: AtomicUsize::new(0) };
 /// From which size on an object that grows becomes a mapping. As with glibc's threshold for mappings, what is
 /// given back raises it: a program that grows such an object over and over wants memory that stays.
 static GROWN_FROM: AtomicUsize = AtomicUsize::new(GROWN_MIN);
@@ -361,24 +366,31 @@ impl Large {
     /// A cell that is taken and names no object.
     const TAKEN: usize = 1;
 
-    fn contains(&self, address: usize) -> bool {
-        self.0.iter().any(|cell| cell.load(Relaxed) == address)
+    fn filled(&self) -> &[AtomicUsize] {
+        &self.cells[..self.end.load(Acquire)]
     }
-    fn take(&self, what: usize, leave: usize) -> Option<&AtomicUsize> {
-        self.0.iter().find(|cell| {
+    fn contains(&self, address: usize) -> bool {
+        self.filled().iter().any(|cell| cell.load(Relaxed) == address)
+    }
+    fn take(cells: &[AtomicUsize], what: usize, leave: usize) -> Option<usize> {
+        cells.iter().position(|cell| {
             cell.load(Relaxed) == what && cell.compare_exchange(what, leave, Relaxed, Relaxed).is_ok()
         })
     }
     fn insert(&self, address: usize) -> bool {
-        self.take(0, address).is_some()
+        let taken = Self::take(&self.cells, 0, address);
+        if let Some(at) = taken {
+            self.end.fetch_max(at + 1, Release);
+        }
+        taken.is_some()
     }
     fn remove(&self, address: usize) {
-        self.take(address, 0);
+        Self::take(self.filled(), address, 0);
     }
     /// Takes the object's cell, so that no other object at the same address, once it has moved, is taken for
     /// it.
     fn begin_move(&self, address: usize) -> Option<&AtomicUsize> {
-        self.take(address, Self::TAKEN)
+        Self::take(self.filled(), address, Self::TAKEN).map(|at| &self.cells[at])
     }
 }
 
@@ -565,6 +577,14 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 
 unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
     match from() {
+        From::Program if align > MIMALLOC_ALIGN_MAX => {
+            // SAFETY: no conditions.
+            let object = unsafe { large_allocate(size.max(1), align, 0) };
+            if object.is_null() {
+                set_errno(libc::ENOMEM);
+            }
+            object
+        }
         From::Program if size <= OBJECT_MAX => {
             // SAFETY: a plain call of the allocator; the callers check `align`.
             let object = unsafe { mi::mi_malloc_aligned(size, align) };
@@ -751,11 +771,12 @@ pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, align: usize, 
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
-    if !align.is_power_of_two() {
+    // As glibc has it up to 2.37.
+    let Some(align) = align.checked_next_power_of_two() else {
         set_errno(libc::EINVAL);
         return null_mut();
-    }
-    // SAFETY: checked above.
+    };
+    // SAFETY: a power of two.
     unsafe { aligned(align, size) }
 }
 

@@ -73,9 +73,8 @@ pub unsafe extern "C" fn mmap(
         return pointer(result);
     }
     let access = access(protection);
-    if wanted && access != Access::None {
-        process.charge((length / PAGE_SIZE) as i64);
-    }
+    let charged = if wanted && access != Access::None { length.div_ceil(PAGE_SIZE) as i64 } else { 0 };
+    process.charge(charged);
     let entered = process.enter();
     // Populated before it is registered, it would not be counted: afterwards will do.
     let populate = wanted && flags & libc::MAP_POPULATE != 0;
@@ -95,10 +94,11 @@ pub unsafe extern "C" fn mmap(
         mapped = Some(range);
     }
     drop(entered);
-    if result.is_err() && wanted && access != Access::None {
-        process.uncharge((length / PAGE_SIZE) as i64);
-    }
-    process.uncharge(released);
+    let kept = match (result, mapped.as_ref()) {
+        (Ok(_), Some(range)) if access != Access::None => (range.end.0 - range.start.0) as i64,
+        _ => 0,
+    };
+    process.uncharge(released + charged - kept);
     if populate && let Some(range) = mapped {
         pagetide_sys::task::populate(range.start.address(), range.end.address() - range.start.address());
     }
@@ -231,6 +231,10 @@ pub unsafe extern "C" fn mremap(
         return pointer(call());
     };
     let new_pages = new_length.div_ceil(PAGE_SIZE) as u64;
+    if flags & libc::MREMAP_FIXED != 0 && from.start < to.end && to.start < from.end {
+        // The kernel refuses that, and nothing changes.
+        return pointer(call());
+    }
     let grows = new_pages as i64 - (from.end.0 - from.start.0) as i64;
     // What it grows by is handed out; the rest was charged before.
     process.charge(grows);
@@ -253,10 +257,9 @@ pub unsafe extern "C" fn mremap(
         false => (remap(), 0),
     };
     drop(entered);
-    match result {
-        Err(_) => process.uncharge(grows),
-        Ok(_) => process.uncharge(-grows),
-    }
-    process.uncharge(released);
-    pointer(result.map(PageIndex::address))
+    // What it grows by was charged as if the program might use it.
+    let more = result.map_or(0, |(_, more)| more) - grows.max(0);
+    process.uncharge(released - more);
+    process.charge(more - released);
+    pointer(result.map(|(to, _)| to.address()))
 }

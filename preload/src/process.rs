@@ -1,10 +1,12 @@
 //! The process's side of a run: joins it at load time, and keeps it through forks.
 
+use crate::call::{Next, status};
 use crate::dump;
 use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::{guest, task};
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -157,13 +159,47 @@ pub(crate) fn fork_by<E>(call: impl FnOnce() -> Result<usize, E>) -> Result<usiz
         }
     } else {
         after_fork_in_parent();
+        if result.is_err() {
+            fork_failed();
+        }
     }
     result
 }
 
+thread_local! {
+    /// The slot of the child that this thread has forked, if it has.
+    static CHILD: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The handlers do not hear whether there was a fork.
+fn fork_failed() {
+    if let (Some(process), Some(child)) = (process(), CHILD.take()) {
+        process.fork_failed(child);
+    }
+}
+
+/// `fork(3)`, with the handlers around it.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn fork() -> libc::pid_t {
+    static NEXT: Next = Next::new(c"fork");
+    CHILD.set(None);
+    // SAFETY: the function of that name has this type; the caller's contract.
+    let pid =
+        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(NEXT.get())() };
+    if pid >= 0 {
+        return pid;
+    }
+    let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
+    fork_failed();
+    status(Err(error))
+}
+
 extern "C" fn after_fork_in_parent() {
     let Some(process) = process() else { return };
-    process.after_fork_in_parent();
+    CHILD.set(process.after_fork_in_parent());
     // SAFETY: taken in `before_fork`.
     unsafe { _IO_list_unlock() };
 }
