@@ -170,6 +170,13 @@ pub unsafe extern "C" fn pkey_mprotect(
     key: c_int,
 ) -> c_int {
     let arguments = [address as usize, length, protection as usize, key as usize, 0, 0];
+    if key > 0
+        && let Some(process) = managed()
+        && let Some(range) = pages(address as usize, length)
+    {
+        // Where pages land that leave, the key would come too, and threads of the engine have no access by it.
+        process.enter().keep(range);
+    }
     protect(address as usize, length, protection, || {
         // SAFETY: the caller's contract.
         unsafe { kernel(libc::SYS_pkey_mprotect, arguments) }
@@ -222,6 +229,18 @@ pub unsafe extern "C" fn mremap(
         }
     };
     let Some(process) = managed() else { return pointer(call()) };
+    if old_length == 0
+        && flags & libc::MREMAP_FIXED != 0
+        && let Some(to) = pages(new as usize, new_length)
+    {
+        // Shared memory once more, over whatever is there.
+        let entered = process.enter();
+        let (result, released) =
+            if entered.manages(to.clone()) { entered.unmapping(to, call) } else { (call(), 0) };
+        drop(entered);
+        process.uncharge(released);
+        return pointer(result);
+    }
     let sane = (old as usize).is_multiple_of(PAGE_SIZE) && old_length > 0 && new_length > 0;
     // Without these flags the fifth argument is not there: what the register holds means nothing.
     let placed = flags & (libc::MREMAP_FIXED | MREMAP_DONTUNMAP) != 0;

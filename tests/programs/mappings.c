@@ -250,6 +250,20 @@ static void unheard(void) {
     check(at, 0, n / 2, 16);
     check(at + n / 2 * PAGE_BYTES, n / 2, n - n / 2, 15);
     unmap(at, n);
+    begin("shared memory comes over a mapping once more");
+    char *shared = mmap(NULL, n * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0L);
+    if (shared == MAP_FAILED) fail("mmap");
+    at = map(NULL, n, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, n, 19);
+    press();
+    if (mremap(shared, 0, n * PAGE_BYTES, MREMAP_MAYMOVE | MREMAP_FIXED, at) != at) fail("mremap");
+    press();
+    check(at, 0, n, 15);
+    fill(at, 0, n, 20);
+    press();
+    check(shared, 0, n, 20);
+    unmap(at, n);
+    unmap(shared, n);
     close(file);
 }
 
