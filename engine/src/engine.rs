@@ -759,16 +759,14 @@ impl<M: Memory> Engine<M> {
 
     /// Lets go of a transfer's pages.
     fn release(&self, transfer: &Transfer) {
-        let Source::Frames { slot } = transfer.source else {
+        let end = || {
             let wanted = self.swap.finish_swapin(transfer, 0, true);
-            return self.wake_wanted(transfer, wanted);
+            self.wake_wanted(transfer, wanted);
         };
-        // Whoever processed the slot meanwhile has passed over these pages.
-        self.staged[usize::from(slot)].refs.fetch_add(1, SeqCst);
-        let wanted = self.swap.finish_swapin(transfer, 0, true);
-        self.wake_wanted(transfer, wanted);
-        self.requeue(slot);
-        self.unref(slot, 1);
+        match transfer.source {
+            Source::Frames { slot } => self.let_go(slot, end),
+            _ => end(),
+        }
     }
 
     /// Maps zeroes for a transfer that was paid for.
@@ -831,11 +829,8 @@ impl<M: Memory> Engine<M> {
 
     /// Ends a transfer for which `paid` pages were taken from the budget.
     fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
-        let keep = self.keeps_copies(transfer);
-        let wanted = match met(transfer, mapped) {
-            Some(met) => self.swap.finish_swapin_at(transfer, mapped.pages, keep, met),
-            None => self.swap.finish_swapin(transfer, mapped.pages, keep),
-        };
+        let (keep, met) = (self.keeps_copies(transfer), met(transfer, mapped));
+        let wanted = self.swap.finish_swapin_at(transfer, mapped.pages, keep, met);
         self.budget.give((paid - mapped.pages) as i64);
         self.settle_pool();
         if let Some(error) = mapped.error {
@@ -925,14 +920,14 @@ impl<M: Memory> Engine<M> {
             }
             mapped
         };
-        // Pages that are let go may be gone at once, and their slot with them.
-        staged.refs.fetch_add(1, SeqCst);
-        self.conclude(transfer, mapped, paid.max(mapped.pages));
         let left = mapped.pages + usize::from(met(transfer, mapped).is_some());
+        let conclude = || self.conclude(transfer, mapped, paid.max(mapped.pages));
         if left < transfer.length {
-            self.requeue(slot_id);
+            self.let_go(slot_id, conclude)
+        } else {
+            conclude()
         }
-        self.unref(slot_id, left + 1);
+        self.unref(slot_id, left);
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.
@@ -1325,9 +1320,18 @@ impl<M: Memory> Engine<M> {
         self.frames.load(Relaxed) - self.swap.cached()
     }
 
-    /// Pages of a slot could not be mapped (the kernel was out of memory): they stay on probation, whether
-    /// or not the slot was processed before. The caller holds a reference of the slot, which is not that of a page
-    /// that others may take.
+    /// Lets go of pages of a slot, by `end`, which stay on probation: they could not be mapped, or were not wanted after
+    /// all.
+    fn let_go(&self, slot_id: u16, end: impl FnOnce()) {
+        // Others may take them at once, and the slot would be free.
+        self.staged[usize::from(slot_id)].refs.fetch_add(1, SeqCst);
+        end();
+        self.requeue(slot_id);
+        self.unref(slot_id, 1);
+    }
+
+    /// Pages of a slot stay on probation, whether or not the slot was processed before. The caller holds a reference of
+    /// the slot, which is not that of a page that others may take.
     fn requeue(&self, slot_id: u16) {
         let staged = &self.staged[usize::from(slot_id)];
         if !staged.queued.swap(true, SeqCst) {
@@ -1623,10 +1627,7 @@ impl<M: Memory> Engine<M> {
         } else {
             // No memory, or the mapping is gone: the page stays on probation and the thread looks again.
             self.budget.give(1);
-            self.staged[usize::from(slot_id)].refs.fetch_add(1, SeqCst);
-            self.swap.release_hit(page);
-            self.requeue(slot_id);
-            self.unref(slot_id, 1);
+            self.let_go(slot_id, || self.swap.release_hit(page));
         }
         if mapped.pages == 0 {
             self.memory.wake(page, 1);
@@ -1646,10 +1647,14 @@ impl<M: Memory> Engine<M> {
         // Either this is seen, or whoever takes the device out of use sees that blocks are held.
         fence(SeqCst);
         if self.is_swapped_off() {
-            (run.start..).take(run.length).for_each(|block| self.swap.blocks().free(block));
+            self.free_blocks(run.start, run.length);
             return None;
         }
         Some(run)
+    }
+
+    fn free_blocks(&self, first: u64, count: usize) {
+        (first..).take(count).for_each(|block| self.swap.blocks().free(block));
     }
 
     /// Sends a batch of refused pages to the device. Returns how many are on their way.
@@ -1680,7 +1685,7 @@ impl<M: Memory> Engine<M> {
                 if let Pending::Store { pages, .. } = self.end(token) {
                     unsent.deferred.extend(pages);
                 }
-                (run.start..).take(count).for_each(|block| self.swap.blocks().free(block));
+                self.free_blocks(run.start, count);
             } else {
                 sent += count;
             }
@@ -1710,7 +1715,7 @@ impl<M: Memory> Engine<M> {
             Err(error) => {
                 self.write_failed(&error);
                 self.refused.fetch_add(pages.len(), Relaxed);
-                (block..).take(pages.len()).for_each(|block| self.swap.blocks().free(block));
+                self.free_blocks(block, pages.len());
                 self.give_up(slot_id, pages);
             }
         }
@@ -1805,8 +1810,8 @@ impl<M: Memory> Engine<M> {
                 begun.push((owner, handle, hash));
             }
         }
-        (run.start..).take(run.length).skip(begun.len()).for_each(|block| self.swap.blocks().free(block));
         let count = begun.len();
+        self.free_blocks(run.start + count as u64, run.length - count);
         if count == 0 {
             return 0;
         }

@@ -225,6 +225,16 @@ impl std::ops::DerefMut for RegionsGuard<'_> {
     }
 }
 
+/// The words of a range, but those of clusters that are all holes. Takes no lock.
+fn words(runtime: &Runtime, range: Range<PageIndex>) -> impl Iterator<Item = (PageIndex, Word)> + '_ {
+    let table = runtime.engine().swap().table();
+    table
+        .touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+        .flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
+        .filter(move |page| range.contains(page))
+        .map(|page| (page, table.peek(page)))
+}
+
 /// Pages that a region counts for before the engine runs.
 fn charge(range: &Range<PageIndex>, attributes: &Attributes) -> i64 {
     match (attributes.charging, attributes.access) {
@@ -286,13 +296,7 @@ impl Process {
 
     /// Whether anything is known of the pages of `range`. Takes no lock.
     pub fn knows(&self, range: Range<PageIndex>) -> bool {
-        let Some(runtime) = self.runtime() else { return false };
-        let table = runtime.engine().swap().table();
-        let clusters = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
-        table
-            .touched(clusters)
-            .flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
-            .any(|page| range.contains(&page) && table.peek(page) != Word::HOLE)
+        self.runtime().is_some_and(|runtime| words(runtime, range).any(|(_, word)| word != Word::HOLE))
     }
 
     /// Prepares for taking locks of the engine.
@@ -671,15 +675,11 @@ impl Entered<'_> {
     /// Runs of pages of `range` that are out of the program, at most 64 each.
     pub fn out(&self, range: Range<PageIndex>) -> Vec<Range<PageIndex>> {
         let Some(runtime) = self.runtime else { return Vec::new() };
-        let table = runtime.engine().swap().table();
-        let clusters = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
         let mut runs: Vec<Range<PageIndex>> = Vec::new();
-        for page in
-            table.touched(clusters).flat_map(|number| (0..CLUSTER_PAGES).map(move |at| number.page(at)))
-        {
-            let out = matches!(table.peek(page).state(), State::Swapped | State::Cached);
+        for (page, word) in words(runtime, range) {
+            let out = matches!(word.state(), State::Swapped | State::Cached);
             match runs.last_mut() {
-                _ if !out || !range.contains(&page) => {}
+                _ if !out => {}
                 Some(run) if run.end == page && page.0 - run.start.0 < RUN_MAX => run.end = page.plus(1),
                 _ => runs.push(page..page.plus(1)),
             }
@@ -895,9 +895,9 @@ impl Process {
 
     /// There was no fork after all: what was set aside for the child is free again.
     pub fn fork_failed(&self, child: usize) {
-        let signals = SignalsBlocked::new();
-        self.group.release([self.group.slot(child)]);
-        drop(signals);
+        let _signals = SignalsBlocked::new();
+        // One that has a name was given up by the launcher meanwhile, and is another's.
+        self.group.release(Some(self.group.slot(child)).filter(|slot| slot.get(Field::Pid) == 0));
         if let Some(runtime) = self.runtime() {
             runtime.kick();
         }

@@ -7,8 +7,8 @@
 
 mod common;
 
-use common::{Random, compose, manage, page, pages};
-use pagetide::engine::{Engine, Limits, Workspace};
+use common::{Random, balances, compose, manage, page, pages};
+use pagetide::engine::{Engine, Limits, Swapoff, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup};
 use pagetide::pause::Pause;
 use pagetide::regions::Access;
@@ -213,12 +213,6 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
     }
 }
 
-fn balances(engine: &Engine<FakeMemory>, granted: i64) {
-    engine.settle_pool();
-    let usage = engine.usage();
-    assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
-}
-
 fn hammer(blows: Blows) {
     let Blows { pool_pages_max, granted, ways, no_memory_every, forks, swapoff } = blows;
     let setup = Setup {
@@ -277,11 +271,15 @@ fn hammer(blows: Blows) {
                 let mut random = Random::new(98);
                 while !stop.load(SeqCst) {
                     for _ in 0..20 + random.below(60) {
-                        if pause.try_work(0) {
-                            engine.swapoff();
+                        let done = pause.try_work(0) && {
+                            let done = engine.swapoff() == Swapoff::Done;
                             pause.end_work();
-                        }
+                            done
+                        };
+                        let written = || engine.swap().counters().get(Counter::pswpout);
+                        let before = written();
                         std::thread::yield_now();
+                        assert!(!done || written() == before, "the device is written to, and out of use");
                     }
                     // What does not fit without it needs it for a while.
                     engine.swapon();

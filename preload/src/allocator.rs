@@ -488,16 +488,17 @@ unsafe fn large_move(address: usize, header: Header, size: usize) -> *mut c_void
 #[cold]
 unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
     // Where arenas are small, an object that does not fit into what there is would take a large part of the next.
-    if size > OBJECT_MAX.min(ARENAS[0].1.load(Relaxed) / 8) {
+    let large_align = align > MIMALLOC_ALIGN_MAX;
+    if large_align || size > OBJECT_MAX.min(ARENAS[0].1.load(Relaxed) / 8) {
         // SAFETY: no conditions.
-        let object = unsafe { large_allocate(size, align, 0) };
+        let object = unsafe { large_allocate(size.max(1), align, 0) };
         if !object.is_null() {
             return object;
         }
     }
     // No arena is added in vain: nobody gives it back.
     let largest = ARENAS[0].1.load(Relaxed).max(arena_length());
-    while size <= OBJECT_MAX.min(largest) && grow() {
+    while !large_align && size <= OBJECT_MAX.min(largest) && grow() {
         // SAFETY: plain calls of the allocator.
         let object = unsafe {
             if zero { mi::mi_zalloc_aligned(size, align) } else { mi::mi_malloc_aligned(size, align) }
@@ -577,15 +578,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
 
 unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
     match from() {
-        From::Program if align > MIMALLOC_ALIGN_MAX => {
-            // SAFETY: no conditions.
-            let object = unsafe { large_allocate(size.max(1), align, 0) };
-            if object.is_null() {
-                set_errno(libc::ENOMEM);
-            }
-            object
-        }
-        From::Program if size <= OBJECT_MAX => {
+        From::Program if size <= OBJECT_MAX && align <= MIMALLOC_ALIGN_MAX => {
             // SAFETY: a plain call of the allocator; the callers check `align`.
             let object = unsafe { mi::mi_malloc_aligned(size, align) };
             if !object.is_null() { object } else { unsafe { again(size, align, false) } }

@@ -69,6 +69,20 @@ impl Next {
         (!found.is_null()).then_some(found)
     }
 
+    /// Calls the function, which forks. Returns the child's pid, 0 there.
+    ///
+    /// # Safety
+    /// It takes nothing and returns a `pid_t`; as for the call.
+    pub(crate) unsafe fn fork(&self) -> Result<usize, c_int> {
+        // The C library may have none of that name (`_Fork` is of 2.34): nobody can have linked against it then.
+        let next = self.find().ok_or(libc::ENOSYS)?;
+        // SAFETY: the caller's contract.
+        let pid =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(next)() };
+        // SAFETY: the location is the calling thread's own.
+        usize::try_from(pid).map_err(|_| unsafe { *libc::__errno_location() })
+    }
+
     /// The function.
     pub(crate) fn get(&self) -> *mut c_void {
         self.find().unwrap_or_else(|| panic!("the C library has {:?}", self.name))

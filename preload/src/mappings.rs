@@ -5,7 +5,7 @@
 
 use crate::call::{kernel, pointer, status};
 use crate::process::managed;
-use pagetide::process::Remapping;
+use pagetide::process::{Entered, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
@@ -18,6 +18,15 @@ const MREMAP_DONTUNMAP: c_int = 4;
 pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
     let end = address.checked_add(length)?.checked_next_multiple_of(PAGE_SIZE)?;
     Some(PageIndex::of_address(address)..PageIndex::of_address(end))
+}
+
+/// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any more.
+fn over(
+    entered: &Entered<'_>,
+    range: Range<PageIndex>,
+    call: impl FnOnce() -> Result<usize, c_int>,
+) -> (Result<usize, c_int>, i64) {
+    if entered.manages(range.clone()) { entered.unmapping(range, call) } else { (call(), 0) }
 }
 
 fn access(protection: c_int) -> Access {
@@ -62,13 +71,9 @@ pub unsafe extern "C" fn mmap(
         if let Some(range) = result.ok().and_then(|start| pages(start, length))
             && process.knows(range.clone())
         {
-            let entered = process.enter();
-            if entered.manages(range.clone()) {
-                // What was there went by a call that nobody told us of.
-                let (_, released) = entered.unmapping(range, || Ok(()));
-                drop(entered);
-                process.uncharge(released);
-            }
+            // What was there went by a call that nobody told us of.
+            let (_, released) = over(&process.enter(), range, || Ok(0));
+            process.uncharge(released);
         }
         return pointer(result);
     }
@@ -80,8 +85,8 @@ pub unsafe extern "C" fn mmap(
     let populate = wanted && flags & libc::MAP_POPULATE != 0;
     let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     let (result, mut released) = match pages(address as usize, length).filter(|_| fixed) {
-        Some(range) if entered.manages(range.clone()) => entered.unmapping(range, || call(flags)),
-        _ => (call(flags), 0),
+        Some(range) => over(&entered, range, || call(flags)),
+        None => (call(flags), 0),
     };
     let mut mapped = None;
     // A small piece placed inside a managed range (a runtime that commits) belongs to it.
@@ -135,13 +140,9 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
         && aligned
         && let Some(range) = pages(address as usize, length)
     {
-        let entered = process.enter();
-        if entered.manages(range.clone()) {
-            let (result, released) = entered.unmapping(range, call);
-            drop(entered);
-            process.uncharge(released);
-            return status(result);
-        }
+        let (result, released) = over(&process.enter(), range, call);
+        process.uncharge(released);
+        return status(result);
     }
     status(call())
 }
@@ -234,10 +235,7 @@ pub unsafe extern "C" fn mremap(
         && let Some(to) = pages(new as usize, new_length)
     {
         // Shared memory once more, over whatever is there.
-        let entered = process.enter();
-        let (result, released) =
-            if entered.manages(to.clone()) { entered.unmapping(to, call) } else { (call(), 0) };
-        drop(entered);
+        let (result, released) = over(&process.enter(), to, call);
         process.uncharge(released);
         return pointer(result);
     }
@@ -260,8 +258,7 @@ pub unsafe extern "C" fn mremap(
     let entered = process.enter();
     if !entered.manages(from.clone()) {
         let fixed = flags & libc::MREMAP_FIXED != 0;
-        let (result, released) =
-            if fixed && entered.manages(to.clone()) { entered.unmapping(to, call) } else { (call(), 0) };
+        let (result, released) = if fixed { over(&entered, to, call) } else { (call(), 0) };
         drop(entered);
         process.uncharge(grows.max(0) + released);
         return pointer(result);

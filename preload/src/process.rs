@@ -1,6 +1,6 @@
 //! The process's side of a run: joins it at load time, and keeps it through forks.
 
-use crate::call::{Next, status};
+use crate::call::{Next, count};
 use crate::dump;
 use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
@@ -186,15 +186,12 @@ fn fork_failed() {
 pub unsafe extern "C" fn fork() -> libc::pid_t {
     static NEXT: Next = Next::new(c"fork");
     CHILD.set(None);
-    // SAFETY: the function of that name has this type; the caller's contract.
-    let pid =
-        unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(NEXT.get())() };
-    if pid >= 0 {
-        return pid;
+    // SAFETY: the caller's contract.
+    let result = unsafe { NEXT.fork() };
+    if result.is_err() {
+        fork_failed();
     }
-    let error = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
-    fork_failed();
-    status(Err(error))
+    count(result) as libc::pid_t
 }
 
 extern "C" fn after_fork_in_parent() {

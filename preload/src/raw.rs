@@ -3,7 +3,7 @@
 //! What a program does with the instruction itself is beyond our sight (see the limits in the documentation).
 
 use crate::advice::{madvise, mlock, mlock2, mlockall, munlock, munlockall, process_madvise};
-use crate::call::{Next, count, kernel, status};
+use crate::call::{Next, count, kernel};
 use crate::mappings::{mmap, mprotect, mremap, munmap, pkey_mprotect};
 use crate::process::{fork_by, managed};
 use crate::references::{note_pins, opening, setsockopt, vmsplice};
@@ -35,27 +35,10 @@ unsafe fn forks(number: c_long, a: usize, b: usize) -> bool {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn _Fork() -> libc::pid_t {
-    type Fork = unsafe extern "C" fn() -> libc::pid_t;
     static NEXT: Next = Next::new(c"_Fork");
-    let Some(next) = NEXT.find() else {
-        // A C library without it (before 2.34): nobody can have linked against it.
-        return status(Err(libc::ENOSYS));
-    };
-    // SAFETY: the function of that name has this type.
-    let next = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Fork>(next) };
-    let fork = || {
-        // SAFETY: the caller's contract.
-        let pid = unsafe { next() };
-        if pid >= 0 {
-            return Ok(pid as usize);
-        }
-        Err(std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN))
-    };
-    if managed().is_none() {
-        // SAFETY: the caller's contract.
-        return unsafe { next() };
-    }
-    fork_by(fork).map_or_else(|error| status(Err(error)), |pid| pid as libc::pid_t)
+    // SAFETY: the caller's contract.
+    let fork = || unsafe { NEXT.fork() };
+    count(if managed().is_none() { fork() } else { fork_by(fork) }) as libc::pid_t
 }
 
 /// `syscall(2)`.

@@ -655,16 +655,12 @@ impl<S: SpanSource> Swap<S> {
     /// `keep` says whether stored copies stay, so that the next eviction can prove the page clean.
     /// Returns the pages beyond `mapped` for which a fault waits.
     pub fn finish_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool) -> u64 {
-        self.end_swapin(transfer, mapped, keep, None)
+        self.finish_swapin_at(transfer, mapped, keep, None)
     }
 
-    /// The same where the page behind those turned out to be in the program already, or its mapping to be gone: its word
-    /// says so from now on, and what was stored for it is dropped.
-    pub fn finish_swapin_at(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Met) -> u64 {
-        self.end_swapin(transfer, mapped, keep, Some(met))
-    }
-
-    fn end_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Option<Met>) -> u64 {
+    /// The same where the page behind those may have turned out to be in the program already, or its mapping to be gone:
+    /// its word says so from now on, and what was stored for it is dropped.
+    pub fn finish_swapin_at(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Option<Met>) -> u64 {
         let mut wanted = 0;
         let mut cluster = self.table.lock_or_create(transfer.first.cluster());
         let first = transfer.first.offset();
@@ -1680,13 +1676,17 @@ mod tests {
     use crate::table::walks;
     use crate::zswap::pool::Heap;
 
+    fn empty() -> Swap<Heap> {
+        let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
+        let blocks = crate::blocks::tests::space(64);
+        Swap::new(Heap, blocks, keys, Config::for_cap(1000), Counters::private())
+    }
+
     /// The way to a page's word is gone once for a fault, wherever the page is: the entry is the object's own, and a page
     /// that was never swapped is known by the same word. And once more to end what the fault began.
     #[test]
     fn a_fault_looks_its_page_up_once() {
-        let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
-        let blocks = crate::blocks::tests::space(64);
-        let swap = Swap::new(Heap, blocks, keys, Config::for_cap(1000), Counters::private());
+        let swap = empty();
         swap.zswap().set_pages_max(1000);
         let pages = PageIndex(512)..PageIndex(1024);
         let text: Vec<u8> = (0..PAGE_SIZE).map(|at| (at / 16) as u8).collect();
@@ -1715,5 +1715,16 @@ mod tests {
                 assert_eq!(walks::take(), 1, "{word:?}");
             }
         }
+    }
+
+    #[test]
+    fn a_page_that_was_dropped_is_not_poisoned_for_what_it_was() {
+        let swap = empty();
+        let page = PageIndex(600);
+        swap.set(&mut swap.table.lock_or_create(page.cluster()), page.offset(), Word::POISONED);
+        assert_eq!(swap.if_poisoned(page, || 7), Some(7));
+        swap.discard(page.cluster(), page.offset()..page.offset() + 1, |_, _| {}, || {});
+        assert_eq!(swap.if_poisoned(page, || 7), None);
+        assert_eq!(swap.if_poisoned(PageIndex(6000), || 7), None);
     }
 }

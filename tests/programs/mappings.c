@@ -32,6 +32,14 @@ static int faults(volatile char *at, int write) {
     return faulted;
 }
 
+/* What was filled under `was` is there, and what is written anew stays. */
+static void check_and_refill(char *at, size_t pages, uint64_t was, uint64_t is) {
+    check(at, 0, pages, was);
+    fill(at, 0, pages, is);
+    press();
+    check(at, 0, pages, is);
+}
+
 static void grow_and_shrink(void) {
     size_t n = mapping_pages;
     begin("mremap grows in place or moves");
@@ -142,10 +150,7 @@ static void protections(void) {
     if (!faults(at + n / 2 * PAGE_BYTES, 1)) wrong("a page that may not be written", at, 1, 0);
     press();
     protect(at, n, PROT_READ | PROT_WRITE);
-    check(at, 0, n, 6);
-    fill(at, 0, n, 7);
-    press();
-    check(at, 0, n, 7);
+    check_and_refill(at, n, 6, 7);
     unmap(at, n);
 }
 
@@ -162,10 +167,7 @@ static void half_a_protection(void) {
         press();
         if (!faults(at, 1) || faults(at, 0) == readable) wrong("a page that was protected", at, 1, 0);
         protect(at, n / 2, PROT_READ | PROT_WRITE);
-        check(at, 0, n / 2, 17);
-        fill(at, 0, n / 2, 18);
-        press();
-        check(at, 0, n / 2, 18);
+        check_and_refill(at, n / 2, 17, 18);
         unmap(at, n / 2);
     }
 }

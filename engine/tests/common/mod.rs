@@ -73,6 +73,13 @@ pub fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
     engine.regions.write().unwrap().insert(pages(range), attributes);
 }
 
+/// All that was granted is in use or free.
+pub fn balances(engine: &Engine<FakeMemory>, granted: i64) {
+    engine.settle_pool();
+    let usage = engine.usage();
+    assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
+}
+
 /// A device that the test and the engine both hold. It refuses every so many requests, as a full queue does.
 #[derive(Debug)]
 pub struct Shared<D> {

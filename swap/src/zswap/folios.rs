@@ -62,6 +62,17 @@ impl<'a> Piece<'a> {
     pub fn unknown(check: Check, length: usize) -> Self {
         Self { check, codec: Compressor::None, length, payload: &[] }
     }
+
+    /// Length and codec, as they are stored.
+    pub fn word(&self) -> [u8; 2] {
+        (self.length as u16 | (self.codec as u16) << CODEC_SHIFT).to_ne_bytes()
+    }
+}
+
+/// Length and codec from their word.
+pub fn split_word(word: [u8; 2]) -> (usize, u16) {
+    let word = u16::from_ne_bytes(word);
+    (usize::from(word & ((1 << CODEC_SHIFT) - 1)), word >> CODEC_SHIFT)
 }
 
 /// Whether nothing is written in the room for a payload: see [`Piece::unknown`]. Of a page that is stored as it is it has
@@ -136,10 +147,7 @@ fn split(folio: u32) -> (u32, usize) {
 
 /// Length and codec of each piece, in the part of a head that is behind the checks.
 fn lengths(words: &[u8]) -> impl Iterator<Item = (usize, u16)> {
-    words.as_chunks::<2>().0.iter().map(|&bytes| {
-        let word = u16::from_ne_bytes(bytes);
-        (usize::from(word & ((1 << CODEC_SHIFT) - 1)), word >> CODEC_SHIFT)
-    })
+    words.as_chunks::<2>().0.iter().map(|&word| split_word(word))
 }
 
 impl<M: SpanMemory> Span<M> {
@@ -181,7 +189,7 @@ impl<M: SpanMemory> Span<M> {
         let heads = checks.as_chunks_mut().0.iter_mut().zip(lengths.as_chunks_mut::<2>().0);
         for (piece, (check, length)) in pieces.iter().zip(heads) {
             *check = piece.check;
-            *length = (piece.length as u16 | (piece.codec as u16) << CODEC_SHIFT).to_ne_bytes();
+            *length = piece.word();
             let payload;
             (payload, to) = to.split_at_mut(piece.length);
             payload[..piece.payload.len()].copy_from_slice(piece.payload);

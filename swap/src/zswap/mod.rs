@@ -19,7 +19,7 @@ use crate::error::{LoadError, StoreError};
 use crate::hash::{Check, HashKey, PageHash, check_of};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
-use folios::{FOLIO_PAGES, Folios, Piece, is_unknown};
+use folios::{FOLIO_PAGES, Folios, Piece, is_unknown, split_word};
 use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};
@@ -94,19 +94,17 @@ impl Stored {
 
 fn header(piece: &Piece<'_>) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    let word = piece.length as u16 | (piece.codec as u16) << CODEC_SHIFT;
-    let (check, length) = header.split_at_mut(piece.check.len());
+    let (check, word) = header.split_at_mut(piece.check.len());
     check.copy_from_slice(&piece.check);
-    length.copy_from_slice(&word.to_ne_bytes());
+    word.copy_from_slice(&piece.word());
     header
 }
 
 fn object(bytes: &[u8]) -> Option<Piece<'_>> {
     let (&check, rest) = bytes.split_first_chunk()?;
     let (&word, payload) = rest.split_first_chunk()?;
-    let word = u16::from_ne_bytes(word);
-    let payload = payload.get(..usize::from(word & ((1 << CODEC_SHIFT) - 1)))?;
-    Some(Piece::new(check, Compressor::from_bits((word >> CODEC_SHIFT) as u8)?, payload))
+    let (length, codec) = split_word(word);
+    Some(Piece::new(check, Compressor::from_bits(codec as u8)?, payload.get(..length)?))
 }
 
 impl<S: SpanSource + Clone + 'static> Zswap<S> {
