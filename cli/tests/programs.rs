@@ -355,6 +355,17 @@ fn small_processes_that_wait_have_no_engine() {
     assert!(processes.iter().all(|process| process["armed"] == false), "{report:#}");
 }
 
+/// It has one object of each of many sizes: the allocator sets aside 40 MiB for them, of which 2 are used.
+#[test]
+fn what_the_allocator_sets_aside_and_nobody_uses_is_not_charged() {
+    let _turn = turn();
+    let mut run = Command::new(PAGETIDE);
+    run.args(["run", "-m", "24M", "--", &program("sizes")]);
+    let ended = start(run).end();
+    assert!(ended.stderr.contains("no faults"), "no engine: {}", ended.stderr);
+    ended.succeeds();
+}
+
 #[test]
 fn a_family_that_fits_keeps_its_own_pages() {
     let _turn = turn();

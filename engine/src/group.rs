@@ -562,10 +562,16 @@ impl Group {
     }
 
     /// How many more pages may be handed out that nobody is charged for: what processes without an engine have taken
-    /// and do not touch. An eighth of the cap, should they all touch it at once.
+    /// and do not touch. An eighth of the cap, should they all touch it at once; of what they had for a while and did not
+    /// touch half is counted.
     pub fn uncharged_left(&self) -> i64 {
         let without = self.live().filter(|slot| slot.get(Field::Armed) == 0);
-        let uncharged: i64 = without.map(|slot| slot.get(Field::Spared) as i64 + slot.debt()).sum();
+        let uncharged = |slot: Slot| {
+            // What was spared may be charged by now, since it was seen to be touched.
+            let charged = (slot.get(Field::Added) as i64).max(0);
+            (slot.get(Field::Spared) as i64 - charged).max(0) + slot.debt() / 2
+        };
+        let uncharged: i64 = without.map(uncharged).sum();
         self.setup.cap_pages as i64 / UNCHARGED_PART - uncharged
     }
 
@@ -1022,7 +1028,7 @@ mod tests {
         for field in [Field::Armed, Field::Spared] {
             armed.set(field, 1);
         }
-        assert_eq!(group.uncharged_left(), 125 - 50 - 40);
+        assert_eq!(group.uncharged_left(), 125 - 50 - 40 / 2, "what long nobody touched counts half");
         assert_eq!((trimmed.debt(), trimmed.granted()), (40, 60));
         assert_eq!(trimmed.pay_debt(30), 30);
         assert_eq!(trimmed.pay_debt(30), 10, "no more than it owes");
@@ -1034,6 +1040,8 @@ mod tests {
             "seen to hold more"
         );
         assert_eq!(group.uncharged_left(), 125 - 50);
+        spared.set(Field::Added, 20);
+        assert_eq!(group.uncharged_left(), 125 - 30, "touched, and charged since");
     }
 
     #[test]

@@ -35,7 +35,7 @@ const SMALL_PART: i64 = 8;
 const SPARED_STEPS: i64 = 2;
 
 /// Steps ([`Group::step`]) that a process without an engine holds when others may want some of it.
-const SENTRY_STEPS: i64 = 8;
+const SENTRY_STEPS: i64 = 3;
 /// Address space that is left where there is one: its stack's range takes a 64th of that.
 const SENTRY_ROOM: usize = 1 << 30;
 /// Between looks of a sentry that nobody wakes.
@@ -341,7 +341,9 @@ impl Process {
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
         }
-        let wanted = (-unspent.load(Relaxed)).max(0) + self.group.step() / 4;
+        // A small process takes no more ahead than it may use.
+        let ahead = (self.group.step() / 4).min(slot.granted().max(0) / 8);
+        let wanted = (-unspent.load(Relaxed)).max(0) + ahead;
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);

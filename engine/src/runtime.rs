@@ -107,6 +107,7 @@ pub struct Runtime {
     faults: AtomicU64,
     errands: Mutex<Vec<Arc<Errand>>>,
     unmanaged: AtomicI64,
+    watched: Mutex<procfs::Watched>,
     /// What was charged for tables and hashes at last look.
     metadata: AtomicI64,
     sharing: Mutex<Sharing>,
@@ -486,6 +487,7 @@ impl Runtime {
             faults: AtomicU64::new(0),
             errands: Mutex::default(),
             unmanaged: AtomicI64::new(0),
+            watched: Mutex::default(),
             metadata: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
             balance: Mutex::default(),
@@ -1050,7 +1052,7 @@ impl Runtime {
 
     /// Looks at what the process uses beside managed memory, and charges the difference.
     fn sample(&self) {
-        let Some(memory) = procfs::memory("self") else { return };
+        let Some(memory) = lock(&self.watched).look("self") else { return };
         let usage = self.engine.usage();
         let accounted = usage.resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (self.group.charged(&memory) as i64 - accounted).max(memory.tables as i64);

@@ -12,15 +12,15 @@ use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{
-    AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 /// Address space that is set aside at a time. mimalloc gets it in pieces, each as large as all before it:
-/// for each it commits a 500th at once, to keep its books. Where address space is limited, about a sixteenth of what
-/// is left.
+/// for each it commits a 500th at once, to keep its books (of the least that it takes 64 KiB). Where address space is
+/// limited, about a sixteenth of what is left.
 const ARENA: usize = 8 << 30;
 const ARENA_MIN: usize = 64 << 20;
-const PIECE_MIN: usize = 256 << 20;
+const PIECE_MIN: usize = 32 << 20;
 const ARENAS_MAX: usize = 64;
 const ARENA_ALIGN: usize = 64 << 20;
 /// Larger objects are mappings of their own: mimalloc keeps them out of arenas.
@@ -35,6 +35,14 @@ const ALIGN: usize = 16;
 
 const OPTION_PURGE_DELAY: mi::mi_option_t = 15;
 const OPTION_DISALLOW_OS_ALLOC: mi::mi_option_t = 17;
+const OPTION_PAGE_COMMIT_ON_DEMAND: mi::mi_option_t = 40;
+
+/// What mimalloc commits at least: its slices.
+const SLICE: usize = 64 << 10;
+const SLICE_WORDS: usize = ARENA / SLICE / u64::BITS as usize;
+/// Which slices of each arena are committed. mimalloc may commit one again that is.
+static COMMITTED: [[AtomicU64; SLICE_WORDS]; ARENAS_MAX] =
+    [const { [const { AtomicU64::new(0) }; SLICE_WORDS] }; ARENAS_MAX];
 
 type CommitFunction = unsafe extern "C" fn(bool, *mut c_void, usize, *mut bool, *mut c_void) -> bool;
 unsafe extern "C" {
@@ -87,6 +95,40 @@ pub(crate) fn join() {
     process.charge_committed(COMMITTED_EARLY.swap(0, Relaxed) as i64);
 }
 
+/// Notes that a range of an arena is committed, or not any more. Returns how many pages that changes.
+fn note_committed(on: bool, start: usize, length: usize) -> usize {
+    let Some(arena) = arena_of(start) else { return 0 };
+    let base = ARENAS[arena].0.load(Relaxed);
+    let mut slices = (start - base) / SLICE..(start + length - base).div_ceil(SLICE);
+    let mut changed = 0;
+    while !slices.is_empty() {
+        let (word, bit) = (slices.start / 64, slices.start % 64);
+        let count = slices.len().min(64 - bit);
+        let mask = u64::MAX >> (64 - count) << bit;
+        let committed = &COMMITTED[arena][word];
+        let differs =
+            if on { !committed.fetch_or(mask, Relaxed) } else { committed.fetch_and(!mask, Relaxed) };
+        changed += (differs & mask).count_ones() as usize;
+        slices.start += count;
+    }
+    changed * (SLICE / PAGE_SIZE)
+}
+
+/// What mimalloc commits page by page of its own, as it uses them up. All of an arena is writable from the beginning.
+///
+/// # Safety
+/// As of `mprotect(2)`. By the linker all calls of this name in this library come here, and no others.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __wrap_mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
+    if in_arena(address as usize) {
+        // SAFETY: mimalloc owns the range.
+        unsafe { commit(true, address, length, null_mut(), null_mut()) };
+        return 0;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { crate::mappings::change_access(address as usize, length, protection) }
+}
+
 /// mimalloc commits memory before it hands it out, and decommits what it does not need for a while.
 unsafe extern "C" fn commit(
     on: bool,
@@ -95,18 +137,16 @@ unsafe extern "C" fn commit(
     is_zero: *mut bool,
     _: *mut c_void,
 ) -> bool {
-    let range = pages_of(start as usize, size);
-    let pages = (range.end.0 - range.start.0) as i64;
     match process() {
-        None if on => drop(COMMITTED_EARLY.fetch_add(pages as usize, Relaxed)),
+        None if on => drop(COMMITTED_EARLY.fetch_add(note_committed(on, start as usize, size), Relaxed)),
         None => {}
-        Some(process) if on => process.charge_committed(pages),
+        Some(process) if on => process.charge_committed(note_committed(on, start as usize, size) as i64),
         Some(process) => {
-            process.enter().dropping(range, |part| {
+            process.enter().dropping(pages_of(start as usize, size), |part| {
                 // SAFETY: mimalloc gives the range up; nothing in it is in use.
                 unsafe { crate::advice::drop_pages(part) };
             });
-            process.uncharge_committed(pages);
+            process.uncharge_committed(note_committed(on, start as usize, size) as i64);
         }
     }
     if on && !is_zero.is_null() {
@@ -137,7 +177,9 @@ fn add_piece() -> bool {
         _ => return false,
     };
     let (start, whole) = (ARENAS[arena].0.load(Relaxed), ARENAS[arena].1.load(Relaxed));
-    let length = handed.max(PIECE_MIN).min(whole - handed);
+    // It keeps no more than 160 pieces.
+    let before = ARENAS[..arena].iter().map(|arena| arena.1.load(Relaxed)).sum::<usize>() + handed;
+    let length = before.max(PIECE_MIN).min(whole - handed);
     HANDED.store(handed + length, Relaxed);
     PIECES.fetch_add(1, Release);
     // SAFETY: the range is set aside for mimalloc alone, zero, and never unmapped.
@@ -187,10 +229,14 @@ fn add_arena() -> bool {
     true
 }
 
-fn in_arena(address: usize) -> bool {
+fn arena_of(address: usize) -> Option<usize> {
     ARENAS[..ARENA_COUNT.load(Relaxed)]
         .iter()
-        .any(|arena| address.wrapping_sub(arena.0.load(Relaxed)) < arena.1.load(Relaxed))
+        .position(|arena| address.wrapping_sub(arena.0.load(Relaxed)) < arena.1.load(Relaxed))
+}
+
+fn in_arena(address: usize) -> bool {
+    arena_of(address).is_some()
 }
 
 /// Where a call for memory is served from.
@@ -223,6 +269,8 @@ fn slow_from() -> From {
                 mi::mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
                 // Decommitting interrupts every processor: not for memory that is wanted again at once.
                 mi::mi_option_set(OPTION_PURGE_DELAY, 1000);
+                // What small processes commit and never touch is the most of what they hold.
+                mi::mi_option_set(OPTION_PAGE_COMMIT_ON_DEMAND, 1);
             }
             add_piece();
             STATE.store(READY, Release);
@@ -336,7 +384,7 @@ impl Header {
 unsafe fn open(start: usize, end: usize) -> bool {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     // SAFETY: the range is the caller's.
-    end <= start || unsafe { crate::mappings::mprotect(start as *mut c_void, end - start, access) } == 0
+    end <= start || unsafe { crate::mappings::change_access(start, end - start, access) } == 0
 }
 
 /// The largest alignment for which mimalloc does not go to the system.
@@ -471,7 +519,7 @@ unsafe fn large_move(address: usize, header: Header, size: usize) -> *mut c_void
         }
         let open_end = Header::open_end(object, size);
         // Should this fail, the room is open already.
-        crate::mappings::mprotect(open_end as *mut c_void, mapping.end() - open_end, libc::PROT_NONE);
+        crate::mappings::change_access(open_end, mapping.end() - open_end, libc::PROT_NONE);
         for (start, end) in [(header.base, first), (was, header.end())] {
             if start < end {
                 crate::mappings::munmap(start as *mut c_void, end - start);

@@ -153,9 +153,18 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
-    protect(address as usize, length, protection, || {
+    // SAFETY: the caller's contract.
+    unsafe { change_access(address as usize, length, protection) }
+}
+
+/// `mprotect(2)` for this library itself, whose calls by that name are taken for mimalloc's.
+///
+/// # Safety
+/// As of `mprotect`.
+pub(crate) unsafe fn change_access(address: usize, length: usize, protection: c_int) -> c_int {
+    protect(address, length, protection, || {
         // SAFETY: the caller's contract.
-        unsafe { kernel(libc::SYS_mprotect, [address as usize, length, protection as usize, 0, 0, 0]) }
+        unsafe { kernel(libc::SYS_mprotect, [address, length, protection as usize, 0, 0, 0]) }
     })
 }
 

@@ -4,7 +4,7 @@
 
 use crate::advice::{madvise, mlock, mlock2, mlockall, munlock, munlockall, process_madvise};
 use crate::call::{Next, count, kernel};
-use crate::mappings::{mmap, mprotect, mremap, munmap, pkey_mprotect};
+use crate::mappings::{change_access, mmap, mremap, munmap, pkey_mprotect};
 use crate::process::{fork_by, managed};
 use crate::references::{note_pins, opening, setsockopt, vmsplice};
 use crate::threads::keep;
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_mmap => mmap(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long,
             libc::SYS_munmap => int(munmap(a as *mut _, b)),
             libc::SYS_mremap => mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
-            libc::SYS_mprotect => int(mprotect(a as *mut _, b, c as c_int)),
+            libc::SYS_mprotect => int(change_access(a, b, c as c_int)),
             libc::SYS_pkey_mprotect => int(pkey_mprotect(a as *mut _, b, c as c_int, d as c_int)),
             libc::SYS_madvise => int(madvise(a as *mut _, b, c as c_int)),
             libc::SYS_process_madvise => {
