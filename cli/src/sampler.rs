@@ -69,6 +69,8 @@ pub struct Sampler {
 #[derive(Debug)]
 struct Watch {
     process: Identity,
+    /// An exec makes the same process another tenant.
+    tenant: u64,
     /// As it is called here; 0 if that is not known.
     pid: u32,
     /// Samples that a fork has been under way, and of them those since whoever forked is dead.
@@ -90,6 +92,7 @@ impl Watch {
         let process = slot.process();
         let mut this = Self {
             process,
+            tenant: slot.tenant(),
             pid: 0,
             samples: 0,
             samples_dead: 0,
@@ -235,7 +238,7 @@ impl Sampler {
         let mut old = std::mem::take(&mut self.watches);
         for &slot in slots {
             let watch = match old.remove(&slot.index()) {
-                Some(watch) if watch.process == slot.process() => watch,
+                Some(watch) if watch.process == slot.process() && watch.tenant == slot.tenant() => watch,
                 _ => Watch::new(slot),
             };
             self.watches.insert(slot.index(), watch);
@@ -261,11 +264,14 @@ impl Sampler {
     fn observe(&mut self, slot: Slot) {
         let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
         slot.set(Field::KnownAs, watch.pid.into());
-        let Some(memory) = watch.memory.look(&watch.pid.to_string()) else { return };
+        let pid = watch.pid.to_string();
+        // An engine that runs accounts for itself.
+        let armed = slot.get(Field::Armed) != 0;
+        let memory = if armed { watch.memory.look(&pid) } else { procfs::memory(&pid) };
+        let Some(memory) = memory else { return };
         let observed = self.group.charged(&memory);
         slot.set(Field::Observed, observed);
-        // An engine that runs accounts for itself.
-        if slot.get(Field::Armed) != 0 {
+        if armed {
             return;
         }
         let (observed, granted) = (observed as i64, slot.granted());

@@ -563,13 +563,13 @@ impl Group {
 
     /// How many more pages may be handed out that nobody is charged for: what processes without an engine have taken
     /// and do not touch. An eighth of the cap, should they all touch it at once; of what they had for a while and did not
-    /// touch half is counted.
+    /// touch, or seem to be charged for since, half is counted.
     pub fn uncharged_left(&self) -> i64 {
         let without = self.live().filter(|slot| slot.get(Field::Armed) == 0);
         let uncharged = |slot: Slot| {
-            // What was spared may be charged by now, since it was seen to be touched.
-            let charged = (slot.get(Field::Added) as i64).max(0);
-            (slot.get(Field::Spared) as i64 - charged).max(0) + slot.debt() / 2
+            // What was spared may be charged by now, since it was seen to be touched. So may be what else it holds.
+            let [spared, charged] = [Field::Spared, Field::Added].map(|field| slot.get(field) as i64);
+            (spared - charged.max(0)).max(spared / 2) + slot.debt() / 2
         };
         let uncharged: i64 = without.map(uncharged).sum();
         self.setup.cap_pages as i64 / UNCHARGED_PART - uncharged
@@ -1042,6 +1042,8 @@ mod tests {
         assert_eq!(group.uncharged_left(), 125 - 50);
         spared.set(Field::Added, 20);
         assert_eq!(group.uncharged_left(), 125 - 30, "touched, and charged since");
+        spared.set(Field::Added, 1000);
+        assert_eq!(group.uncharged_left(), 125 - 25, "of which most is something else");
     }
 
     #[test]

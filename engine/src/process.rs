@@ -35,7 +35,7 @@ const SMALL_PART: i64 = 8;
 const SPARED_STEPS: i64 = 2;
 
 /// Steps ([`Group::step`]) that a process without an engine holds when others may want some of it.
-const SENTRY_STEPS: i64 = 3;
+const SENTRY_STEPS: i64 = 4;
 /// Address space that is left where there is one: its stack's range takes a 64th of that.
 const SENTRY_ROOM: usize = 1 << 30;
 /// Between looks of a sentry that nobody wakes.
@@ -344,6 +344,10 @@ impl Process {
         // A small process takes no more ahead than it may use.
         let ahead = (self.group.step() / 4).min(slot.granted().max(0) / 8);
         let wanted = (-unspent.load(Relaxed)).max(0) + ahead;
+        if wanted == 0 {
+            // Another thread has taken enough meanwhile.
+            return;
+        }
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
@@ -381,6 +385,9 @@ impl Process {
     /// most of those that a small process takes are never touched. As long as the engine does not run three quarters
     /// of the first ones are [spared](Field::Spared).
     pub fn charge_committed(&'static self, pages: i64) {
+        if pages <= 0 {
+            return;
+        }
         let Generation { slot, runtime, .. } = self.generation();
         let mut spared = 0;
         let here = |spared: u64| SPARED_STEPS * self.group.step() - spared as i64;

@@ -16,11 +16,12 @@ use std::sync::atomic::{
 };
 
 /// Address space that is set aside at a time. mimalloc gets it in pieces, each as large as all before it:
-/// for each it commits a 500th at once, to keep its books (of the least that it takes 64 KiB). Where address space is
-/// limited, about a sixteenth of what is left.
+/// for each it commits a 500th at once, to keep its books. The first piece is the least that it takes, with 128 KiB of
+/// books: most processes need no more. Where address space is limited, about a sixteenth of what is left.
 const ARENA: usize = 8 << 30;
 const ARENA_MIN: usize = 64 << 20;
-const PIECE_MIN: usize = 32 << 20;
+const PIECE_FIRST: usize = 32 << 20;
+const PIECE_MIN: usize = 256 << 20;
 const ARENAS_MAX: usize = 64;
 const ARENA_ALIGN: usize = 64 << 20;
 /// Larger objects are mappings of their own: mimalloc keeps them out of arenas.
@@ -114,10 +115,12 @@ fn note_committed(on: bool, start: usize, length: usize) -> usize {
     changed * (SLICE / PAGE_SIZE)
 }
 
+std::arch::global_asm!(".hidden __wrap_mprotect");
+
 /// What mimalloc commits page by page of its own, as it uses them up. All of an arena is writable from the beginning.
 ///
 /// # Safety
-/// As of `mprotect(2)`. By the linker all calls of this name in this library come here, and no others.
+/// As of `mprotect(2)`. By the linker all calls of this name in this library come here, and (hidden) no others.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
     if in_arena(address as usize) {
@@ -179,7 +182,7 @@ fn add_piece() -> bool {
     let (start, whole) = (ARENAS[arena].0.load(Relaxed), ARENAS[arena].1.load(Relaxed));
     // It keeps no more than 160 pieces.
     let before = ARENAS[..arena].iter().map(|arena| arena.1.load(Relaxed)).sum::<usize>() + handed;
-    let length = before.max(PIECE_MIN).min(whole - handed);
+    let length = if before == 0 { PIECE_FIRST } else { before.max(PIECE_MIN) }.min(whole - handed);
     HANDED.store(handed + length, Relaxed);
     PIECES.fetch_add(1, Release);
     // SAFETY: the range is set aside for mimalloc alone, zero, and never unmapped.

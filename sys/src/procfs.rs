@@ -67,39 +67,49 @@ pub fn memory(pid: &str) -> Option<Memory> {
     })
 }
 
-/// Looks that are cheap between two whole ones.
+/// Looks that are cheap between two whole ones, and how many pages may come and go until then.
 const CHEAP_LOOKS: u32 = 7;
+const CHEAP_PAGES: u64 = 64;
+const CHEAP_ANONYMOUS: u64 = 2048;
 
-/// The memory of one process, looked at again and again. Anonymous pages are those of now; the others, which the kernel
-/// is slow to tell and change less, are told anew at one look in eight.
+/// The memory of one process, looked at again and again. Anonymous pages are those of now. The others, which the kernel
+/// is slower to tell and change less, are told anew at one look in eight, or when there are many more or fewer pages:
+/// of files and shared memory 64, or so many anonymous ones that their tables may take 4.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watched {
     last: Memory,
+    /// At the last whole look: anonymous pages, and those of files and shared memory.
+    whole: (u64, u64),
     cheap: u32,
 }
 
 impl Watched {
     /// Reads the memory of the process of which all looks are. `None` when it is gone.
     pub fn look(&mut self, pid: &str) -> Option<Memory> {
-        if let Some(cheap) = self.cheap.checked_sub(1)
-            && let Some(anonymous) = anonymous(pid)
-        {
-            self.cheap = cheap;
-            self.last.anonymous = anonymous;
-        } else {
-            (self.last, self.cheap) = (memory(pid)?, CHEAP_LOOKS);
+        let counts = counts(pid);
+        let near = |(anonymous, other): (u64, u64)| {
+            anonymous.abs_diff(self.whole.0) <= CHEAP_ANONYMOUS && other.abs_diff(self.whole.1) <= CHEAP_PAGES
+        };
+        match (self.cheap.checked_sub(1), counts) {
+            (Some(cheap), Some(counts)) if near(counts) => {
+                self.cheap = cheap;
+                self.last.anonymous = counts.0;
+            }
+            _ => {
+                (self.last, self.cheap) = (memory(pid)?, CHEAP_LOOKS);
+                self.whole = counts.unwrap_or_default();
+            }
         }
         Some(self.last)
     }
 }
 
-/// Anonymous pages of a process whose first thread lives.
-fn anonymous(pid: &str) -> Option<u64> {
+/// Anonymous pages of a process whose first thread lives, and pages of files and of shared memory.
+fn counts(pid: &str) -> Option<(u64, u64)> {
     let statm = small(&format!("/proc/{pid}/statm"))?;
-    // Of all pages in memory, of files, and shared: the third counts both of these.
     let mut fields = statm.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
-    let (resident, shared) = (fields.next()?, fields.next()?);
-    (resident > 0).then(|| resident.saturating_sub(shared))
+    let (resident, other) = (fields.next()?, fields.next()?);
+    (resident > 0).then(|| (resident.saturating_sub(other), other))
 }
 
 /// Anonymous pages of a process, counted one by one: exact where the count that the kernel keeps is not, and slower.
@@ -342,6 +352,7 @@ pub fn may_pin(pid: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicU8, Ordering};
 
     #[test]
     fn the_memory_of_this_process_is_seen() {
@@ -349,16 +360,25 @@ mod tests {
         assert!(memory.anonymous > 0 && memory.tables > 0);
         assert!(super::memory("0").is_none());
         assert!(Watched::default().look("0").is_none());
+    }
+
+    #[test]
+    fn between_whole_looks_what_changes_much_is_seen() {
         let mut watched = Watched::default();
-        let first = watched.look("self").unwrap();
-        let pages = std::hint::black_box(vec![1u8; 4096 * crate::PAGE]);
-        let second = watched.look("self").unwrap();
-        // Some kernels count what each processor does there first.
-        assert!(second.anonymous > first.anonymous + 2048, "{first:?}, then {second:?}");
-        assert_eq!((second.shared, second.tables), (first.shared, first.tables));
-        (0..CHEAP_LOOKS).for_each(|_| _ = watched.look("self"));
-        assert!(watched.look("self").unwrap().tables > first.tables, "looked at anew");
-        drop(pages);
+        let mut look = || watched.look("self").unwrap();
+        let whole = look();
+        let few = std::hint::black_box(vec![1u8; 1000 * crate::PAGE]);
+        let second = look();
+        // Other tests take memory, too; and some kernels count what each processor does there first.
+        assert!(second.anonymous > whole.anonymous + 500, "{whole:?}, then {second:?}");
+        let many = std::hint::black_box(vec![1u8; 8192 * crate::PAGE]);
+        assert!(look().tables > whole.tables, "tables for 32 MiB");
+        let before = look();
+        let (_fd, shared) = crate::shared::Shared::create("test", 256 * crate::PAGE).unwrap();
+        let touch = |byte: &AtomicU8| byte.store(1, Ordering::Relaxed);
+        shared.bytes(0, 256 * crate::PAGE).iter().step_by(crate::PAGE).for_each(touch);
+        assert!(look().shared >= before.shared + 256 - 64, "1 MiB of shared memory");
+        drop((few, many));
     }
 
     #[test]
