@@ -518,6 +518,22 @@ mod tests {
     }
 
     #[test]
+    fn a_program_after_exec_is_watched_anew() {
+        let (_fd, group) = group(1000);
+        let mut sampler = Sampler::new(group, None, true);
+        let before = group.claim(Identity::own()).unwrap();
+        before.set(Field::Armed, 1);
+        sampler.sample();
+        group.release([before]);
+        let after = group.claim(Identity::own()).unwrap();
+        after.set(Field::Armed, 1);
+        assert_eq!(after.index(), before.index());
+        sampler.watch(&[after]);
+        let watch = &sampler.watches[&after.index()];
+        assert_eq!((watch.tenant, watch.memory), (after.tenant(), procfs::Watched::default()));
+    }
+
+    #[test]
     fn a_fork_under_way_is_given_time() {
         let (_fd, group) = group(1000);
         let mut sampler = Sampler::new(group, None, true);

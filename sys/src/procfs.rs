@@ -75,7 +75,7 @@ const CHEAP_ANONYMOUS: u64 = 2048;
 /// The memory of one process, looked at again and again. Anonymous pages are those of now. The others, which the kernel
 /// is slower to tell and change less, are told anew at one look in eight, or when there are many more or fewer pages:
 /// of files and shared memory 64, or so many anonymous ones that their tables may take 4.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Watched {
     last: Memory,
     /// At the last whole look: anonymous pages, and those of files and shared memory.
