@@ -265,7 +265,7 @@ impl Sampler {
         let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
         slot.set(Field::KnownAs, watch.pid.into());
         let pid = watch.pid.to_string();
-        // An engine that runs accounts for itself.
+        // An engine that runs accounts for itself. Without one what the process takes is seen here alone, and at once.
         let armed = slot.get(Field::Armed) != 0;
         let memory = if armed { watch.memory.look(&pid) } else { procfs::memory(&pid) };
         let Some(memory) = memory else { return };

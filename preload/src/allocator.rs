@@ -140,16 +140,17 @@ unsafe extern "C" fn commit(
     is_zero: *mut bool,
     _: *mut c_void,
 ) -> bool {
+    let changed = || note_committed(on, start as usize, size);
     match process() {
-        None if on => drop(COMMITTED_EARLY.fetch_add(note_committed(on, start as usize, size), Relaxed)),
+        None if on => drop(COMMITTED_EARLY.fetch_add(changed(), Relaxed)),
         None => {}
-        Some(process) if on => process.charge_committed(note_committed(on, start as usize, size) as i64),
+        Some(process) if on => process.charge_committed(changed() as i64),
         Some(process) => {
             process.enter().dropping(pages_of(start as usize, size), |part| {
                 // SAFETY: mimalloc gives the range up; nothing in it is in use.
                 unsafe { crate::advice::drop_pages(part) };
             });
-            process.uncharge_committed(note_committed(on, start as usize, size) as i64);
+            process.uncharge_committed(changed() as i64);
         }
     }
     if on && !is_zero.is_null() {

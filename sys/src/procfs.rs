@@ -332,10 +332,8 @@ pub fn may_pin(pid: u32) -> bool {
         // The beginning says enough.
         let Ok((target, _)) = rustix::fs::readlinkat_raw(&links, name, &mut target[..]) else { continue };
         let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| target.starts_with(prefix.as_bytes()));
-        if is(&["anon_inode:[io_uring]", "anon_inode:kvm"]) {
-            return true;
-        }
-        if is(&["/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd"]) {
+        let devices = ["/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd"];
+        if is(&["anon_inode:[io_uring]", "anon_inode:kvm"]) || is(&devices) {
             return true;
         }
         if !is(&["/"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
