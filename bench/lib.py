@@ -35,6 +35,7 @@ PRELOAD = REPO / "target" / "release" / "libpagetide_preload.so"
 
 MIB = 1 << 20
 SAMPLE_SECONDS = 0.010
+WATCH_SECONDS = 0.25
 TIMEOUT_SECONDS = 1800
 # What a cgroup adds to a cap, so that the kernel's limit does not strike before ours is measured (docs/testing.md).
 SLACK_FACTOR = 1.03
@@ -512,7 +513,12 @@ class Run:
         """For JSON: everything but the outputs."""
         hidden = ("stdout", "stderr", "command")
         figures = {name: value for name, value in vars(self).items() if name not in hidden}
-        return {**figures, "command": shlex.join(map(str, self.command))}
+        return {**figures, "command": portable(shlex.join(map(str, self.command)))}
+
+
+def portable(text):
+    """Paths as they are called in the repository, and below the home directory."""
+    return text.replace(f"{REPO}/", "").replace(str(Path.home()), "~")
 
 
 class Sampling(enum.Enum):
@@ -557,7 +563,28 @@ def sampled(sampling, cgroup, run):
         thread.join()
 
 
-def run_in(cgroup, command, env=None, sampling=Sampling.NONE, timeout_seconds=TIMEOUT_SECONDS, cwd=None):
+@contextlib.contextmanager
+def watched(watch, pid):
+    """Calls `watch` with the pid, from a thread of this process, while the block runs."""
+    if watch is None:
+        yield
+        return
+    done = threading.Event()
+
+    def loop():
+        while not done.wait(WATCH_SECONDS):
+            watch(pid)
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def run_in(cgroup, command, env=None, sampling=Sampling.NONE, timeout_seconds=TIMEOUT_SECONDS, cwd=None, watch=None):
     """Runs a command inside the cgroup from its first instruction on, and measures it."""
     run = Run(list(map(str, command)))
     environment = {**os.environ, "PYTHONHASHSEED": "0", **(env or {})}
@@ -577,7 +604,7 @@ def run_in(cgroup, command, env=None, sampling=Sampling.NONE, timeout_seconds=TI
         timer = threading.Timer(timeout_seconds, give_up)
         timer.start()
         try:
-            with sampled(sampling, cgroup, run):
+            with sampled(sampling, cgroup, run), watched(watch, process.pid):
                 _, status, usage = os.wait4(process.pid, 0)
         finally:
             timer.cancel()

@@ -1,0 +1,15 @@
+;; A hash table of lists that grows, changes and is read in order.
+(let ((rows (make-hash-table)) (state 1) (keys 500000) (count 0) (digest 0))
+  (declare (type fixnum state count digest))
+  (dotimes (step 1500000)
+    (setf state (mod (* state 16807) 2147483647))
+    (let ((key (mod state keys)))
+      (if (= (mod step 6) 5)
+          (remhash key rows)
+          (setf (gethash key rows) (list step (format nil "~36r" key) state)))))
+  (dotimes (key keys)
+    (let ((row (gethash key rows)))
+      (when row
+        (incf count)
+        (setf digest (mod (+ (* digest 31) (first row) (length (second row)) (third row)) 1000000007)))))
+  (format t "~a ~a~%" count digest))

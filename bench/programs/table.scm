@@ -1,0 +1,18 @@
+;; A hash table of vectors that grows, changes and is read in order.
+(define rows (make-hash-table))
+(define keys 400000)
+(let loop ((step 0) (state 1))
+  (when (< step 1500000)
+    (let* ((state (modulo (* state 16807) 2147483647)) (key (modulo state keys)))
+      (if (= (modulo step 6) 5)
+          (hashv-remove! rows key)
+          (hashv-set! rows key (vector step (string-append "note " (number->string key)) (list state key))))
+      (loop (+ step 1) state))))
+(let loop ((key 0) (count 0) (digest 0))
+  (if (< key keys)
+      (let ((row (hashv-ref rows key)))
+        (if row
+            (loop (+ key 1) (+ count 1)
+                  (modulo (+ (* digest 31) (vector-ref row 0) (string-length (vector-ref row 1)) (car (vector-ref row 2))) 1000000007))
+            (loop (+ key 1) count digest)))
+      (begin (display count) (display " ") (display digest) (newline))))
