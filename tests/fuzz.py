@@ -22,11 +22,11 @@ from pathlib import Path
 REPO = Path(__file__).resolve().parent.parent
 SOURCE = REPO / "tests" / "programs" / "fuzz.c"
 
-# What is masked (docs/testing.md), and what cannot live with that: MOVE refuses protected pages; without MOVE, nothing
-# leaves while pages may be pinned (docs/limits.md).
+# What is masked (docs/testing.md), and what cannot live with that: without MOVE, nothing leaves while pages may be pinned
+# (docs/limits.md).
 WAYS = {
     "": (),
-    "remap": ("--move-only",),
+    "remap": (),
     "move": ("--no-direct",),
     "copy": (),
     "scan": (),

@@ -1,10 +1,14 @@
 //! CMD: where its file is, and whether a preloaded library reaches it.
 
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND};
+use object::LittleEndian;
+use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
+use object::read::elf::{FileHeader, ProgramHeader};
+use object::read::{ReadCache, ReadRef};
 use rustix::fs::{Access, AtFlags, CWD};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::io::{ErrorKind, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,17 +17,7 @@ use std::path::{Path, PathBuf};
 const SCRIPT_DEPTH: usize = 4;
 /// Bytes of a `#!` line that the kernel reads.
 const SCRIPT_LINE: usize = 256;
-const ELF_HEADER: usize = 64;
-const CLASS_64: u8 = 2;
-const PROGRAM_HEADERS_MAX: usize = 64 * 1024;
-const PT_INTERP: u32 = 3;
-const MACHINE: u16 = if cfg!(target_arch = "x86_64") {
-    62
-} else if cfg!(target_arch = "aarch64") {
-    183
-} else {
-    0
-};
+const MACHINE: u16 = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
 
 /// Finds the file of CMD, as `execvp` does.
 pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Failure> {
@@ -66,36 +60,61 @@ fn executable(file: &Path) -> Result<(), ErrorKind> {
         .map_err(|error| std::io::Error::from(error).kind())
 }
 
-/// Checks that a library can be preloaded into `file`, or into the interpreter that it names.
-pub fn check(file: &Path, path: Option<&OsStr>) -> Result<(), String> {
+/// Checks that a library can be preloaded into `file`, or into the interpreter that it names, and that there is one.
+pub fn check(file: &Path, path: Option<&OsStr>) -> Result<(), Failure> {
     let mut file = file.to_owned();
     for _ in 0..=SCRIPT_DEPTH {
         check_privileges(&file)?;
         match Format::read(&file) {
             // Executable and not readable: nothing can be said beforehand.
             Err(_) => return Ok(()),
-            Ok(Format::Dynamic) => return Ok(()),
+            Ok(Format::Dynamic(loader)) => {
+                return check_interpreter(&file, "dynamic loader", Path::new(OsStr::from_bytes(&loader)));
+            }
             Ok(Format::Static) => {
                 return Err(format!(
                     "{}: it is statically linked. Pagetide reaches a program through the dynamic loader \
                      (LD_PRELOAD), which this one does not use",
                     file.display()
-                ));
+                )
+                .into());
             }
             Ok(Format::Foreign) => {
                 return Err(format!(
                     "{}: it is a program for another kind of machine (32 bits, or another processor)",
                     file.display()
-                ));
+                )
+                .into());
             }
-            Ok(Format::Script(line)) => match interpreter(&line, path) {
-                Some(next) => file = next,
-                None => return Ok(()),
-            },
+            Ok(Format::Script(line)) => {
+                if let Some(program) = program(&line) {
+                    check_interpreter(&file, "interpreter", program)?;
+                }
+                match interpreter(&line, path) {
+                    Some(next) => file = next,
+                    None => return Ok(()),
+                }
+            }
         }
     }
     // Too deep: the kernel says so better.
     Ok(())
+}
+
+/// Checks that the program is there by which the kernel runs `file`: of a missing one it says that `file` is missing.
+fn check_interpreter(file: &Path, what: &str, interpreter: &Path) -> Result<(), Failure> {
+    let Err(kind) = executable(interpreter) else { return Ok(()) };
+    let (status, problem) = match kind {
+        ErrorKind::NotFound => (NOT_FOUND, "does not exist".to_owned()),
+        kind => (NOT_EXECUTABLE, format!("cannot be executed ({kind})")),
+    };
+    let line_end = if interpreter.as_os_str().as_bytes().ends_with(b"\r") {
+        " (its first line ends as on Windows, by a carriage return)"
+    } else {
+        ""
+    };
+    // As a string literal: the name may end in what cannot be seen.
+    Err(Failure::new(status, format!("{}: its {what} {interpreter:?} {problem}{line_end}", file.display())))
 }
 
 fn check_privileges(file: &Path) -> Result<(), String> {
@@ -123,9 +142,12 @@ fn check_privileges(file: &Path) -> Result<(), String> {
 
 /// What the kernel would do with a file.
 #[derive(PartialEq, Eq, Debug)]
-enum Format {
-    Dynamic,
+pub enum Format {
+    /// The dynamic loader that it names.
+    Dynamic(Vec<u8>),
+    /// It names none.
     Static,
+    /// It is for another kind of machine.
     Foreign,
     /// What stands behind `#!`; empty for a file that `execvp` hands to the shell.
     Script(Vec<u8>),
@@ -136,7 +158,8 @@ impl Format {
         Self::of(&mut File::open(path)?)
     }
 
-    fn of(file: &mut (impl Read + Seek)) -> std::io::Result<Self> {
+    /// Of an open file.
+    pub fn of(file: &mut (impl Read + Seek)) -> std::io::Result<Self> {
         let mut start = Vec::with_capacity(SCRIPT_LINE);
         file.by_ref().take(SCRIPT_LINE as u64).read_to_end(&mut start)?;
         if let Some(line) = start.strip_prefix(b"#!") {
@@ -145,32 +168,42 @@ impl Format {
         if !start.starts_with(b"\x7fELF") {
             return Ok(Self::Script(Vec::new()));
         }
-        if start.len() < ELF_HEADER || start[4] != CLASS_64 || (MACHINE != 0 && half(&start, 18) != MACHINE) {
-            return Ok(Self::Foreign);
+        Ok(Self::of_elf(&ReadCache::new(file)))
+    }
+
+    fn of_elf<'a>(file: impl ReadRef<'a>) -> Self {
+        let Ok(header) = FileHeader64::<LittleEndian>::parse(file) else { return Self::Foreign };
+        if header.e_machine(LittleEndian) != MACHINE {
+            return Self::Foreign;
         }
-        let offset = u64::from_le_bytes(start[32..40].try_into().expect("eight bytes"));
-        let (size, count) = (usize::from(half(&start, 54)), usize::from(half(&start, 56)));
-        if size < 4 || size * count > PROGRAM_HEADERS_MAX {
-            return Ok(Self::Static);
-        }
-        let mut headers = Vec::with_capacity(size * count);
-        file.seek(SeekFrom::Start(offset))?;
-        file.take((size * count) as u64).read_to_end(&mut headers)?;
-        let dynamic = headers.chunks_exact(size).any(|header| header[..4] == PT_INTERP.to_le_bytes());
-        Ok(if dynamic { Self::Dynamic } else { Self::Static })
+        let headers = header.program_headers(LittleEndian, file).unwrap_or_default();
+        let loader = headers.iter().find_map(|header| header.interpreter(LittleEndian, file).ok().flatten());
+        loader.map_or(Self::Static, |loader| Self::Dynamic(loader.to_vec()))
     }
 }
 
-fn half(bytes: &[u8], at: usize) -> u16 {
-    u16::from_le_bytes([bytes[at], bytes[at + 1]])
+/// Whether a process with this environment, as `/proc` has it, was told of the run that `variable` names, and to load a
+/// library.
+pub fn is_told_of_a_run(environment: &[u8], variable: &str) -> bool {
+    let has = |name: &str| {
+        let value =
+            |entry: &[u8]| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::is_empty);
+        environment.split(|&byte| byte == 0).any(|entry| value(entry) == Some(false))
+    };
+    has(variable) && has("LD_PRELOAD")
+}
+
+/// What a script's first line names, as the kernel reads it. `None` for a script without one.
+fn program(line: &[u8]) -> Option<&Path> {
+    let name = line.split(|byte| b" \t".contains(byte)).find(|word| !word.is_empty())?;
+    Some(Path::new(OsStr::from_bytes(name)))
 }
 
 /// The program that runs a script whose first line is `line`. `None` when it is not found: whoever
 /// executes it says so.
 fn interpreter(line: &[u8], path: Option<&OsStr>) -> Option<PathBuf> {
-    let mut words = line.split(|byte| b" \t\r".contains(byte)).filter(|word| !word.is_empty());
-    let Some(program) = words.next() else { return Some("/bin/sh".into()) };
-    let program = Path::new(OsStr::from_bytes(program));
+    let Some(program) = program(line) else { return Some("/bin/sh".into()) };
+    let mut words = line.split(|byte| b" \t\r".contains(byte)).filter(|word| !word.is_empty()).skip(1);
     if program.file_name() != Some(OsStr::new("env")) {
         return Some(program.to_owned());
     }
@@ -179,76 +212,39 @@ fn interpreter(line: &[u8], path: Option<&OsStr>) -> Option<PathBuf> {
     find(OsStr::from_bytes(name), path).ok()
 }
 
-/// The library that is preloaded.
-pub fn preload_library() -> Result<PathBuf, String> {
-    const NAME: &str = "libpagetide_preload.so";
-    const VARIABLE: &str = "PAGETIDE_PRELOAD";
-    let library = if let Some(given) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        let given = std::path::absolute(given).map_err(|error| format!("{VARIABLE}: {error}"))?;
-        if !given.is_file() {
-            return Err(format!("{VARIABLE} names {}, which is no file", given.display()));
-        }
-        given
-    } else {
-        let executable = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
-        let directory = executable.parent().unwrap_or(Path::new("/"));
-        let places = [directory.join(NAME), directory.join("../lib/pagetide").join(NAME)];
-        let found = places.iter().find_map(|place| place.canonicalize().ok().filter(|place| place.is_file()));
-        found.ok_or_else(|| {
-            let [beside, lib] = places.each_ref().map(|place| place.display());
-            format!("{NAME} is neither {beside} nor {lib}. Set {VARIABLE} to its path")
-        })?
-    };
-    if library.as_os_str().as_bytes().iter().any(|byte| b" :\t\n".contains(byte)) {
-        return Err(format!(
-            "{}: LD_PRELOAD cannot name a path with a space or a colon. Set {VARIABLE} to another one",
-            library.display()
-        ));
-    }
-    Ok(library)
-}
-
-/// The value of LD_PRELOAD with our library behind what is there: a user's own allocator wins.
-pub fn ld_preload(existing: Option<&OsStr>, library: &Path) -> OsString {
-    let Some(existing) = existing.filter(|value| !value.is_empty()) else { return library.into() };
-    let already = existing.as_bytes().split(|byte| b" :".contains(byte));
-    if already.into_iter().any(|entry| entry == library.as_os_str().as_bytes()) {
-        return existing.into();
-    }
-    let mut value = existing.to_owned();
-    value.push(":");
-    value.push(library);
-    value
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use object::elf::{ELFCLASS32, ELFCLASS64, PT_INTERP};
     use std::io::Cursor;
+
+    const ELF_HEADER: usize = size_of::<FileHeader64<LittleEndian>>();
 
     fn format(bytes: &[u8]) -> Format {
         Format::of(&mut Cursor::new(bytes)).unwrap()
     }
 
-    /// An ELF header and one program header of type `kind`.
+    /// An ELF header and one program header of type `kind`, of what `bytes` ends in.
     fn elf(class: u8, machine: u16, kind: u32) -> Vec<u8> {
         let mut bytes = vec![0; ELF_HEADER + 56];
         bytes[..4].copy_from_slice(b"\x7fELF");
-        (bytes[4], bytes[5]) = (class, 1);
+        (bytes[4], bytes[5], bytes[6]) = (class, 1, 1);
         bytes[18..20].copy_from_slice(&machine.to_le_bytes());
         bytes[32] = ELF_HEADER as u8;
         (bytes[54], bytes[56]) = (56, 1);
         bytes[64..68].copy_from_slice(&kind.to_le_bytes());
+        (bytes[72], bytes[96]) = (bytes.len() as u8, b"/a/loader\0".len() as u8);
+        bytes.extend(b"/a/loader\0");
         bytes
     }
 
     #[test]
     fn programs_are_told_apart() {
-        assert_eq!(Format::read(Path::new("/bin/true")).unwrap(), Format::Dynamic);
-        assert_eq!(format(&elf(CLASS_64, MACHINE, PT_INTERP)), Format::Dynamic);
-        assert_eq!(format(&elf(CLASS_64, MACHINE, 1)), Format::Static);
-        assert_eq!(format(&elf(1, MACHINE, PT_INTERP)), Format::Foreign);
-        assert_eq!(format(&elf(CLASS_64, 8, PT_INTERP)), Format::Foreign);
+        assert!(matches!(Format::read(Path::new("/bin/true")).unwrap(), Format::Dynamic(_)));
+        assert_eq!(format(&elf(ELFCLASS64, MACHINE, PT_INTERP)), Format::Dynamic(b"/a/loader".to_vec()));
+        assert_eq!(format(&elf(ELFCLASS64, MACHINE, 1)), Format::Static);
+        assert_eq!(format(&elf(ELFCLASS32, MACHINE, PT_INTERP)), Format::Foreign);
+        assert_eq!(format(&elf(ELFCLASS64, 8, PT_INTERP)), Format::Foreign);
         assert_eq!(format(b"\x7fELF"), Format::Foreign);
         assert_eq!(format(b"echo hello"), Format::Script(vec![]));
         assert_eq!(format(b"#! /bin/sh -e\nexit"), Format::Script(b" /bin/sh -e".to_vec()));
@@ -265,6 +261,30 @@ mod tests {
     }
 
     #[test]
+    fn an_interpreter_that_is_missing_is_named() {
+        let check = |name: &str| check_interpreter(Path::new("file"), "interpreter", Path::new(name));
+        assert_eq!(check("/bin/sh"), Ok(()));
+        for (name, status, message) in [
+            ("/no/such", NOT_FOUND, "file: its interpreter \"/no/such\" does not exist"),
+            (
+                "/etc/passwd",
+                NOT_EXECUTABLE,
+                "file: its interpreter \"/etc/passwd\" cannot be executed (permission denied)",
+            ),
+            (
+                "/bin/sh\r",
+                NOT_FOUND,
+                "file: its interpreter \"/bin/sh\\r\" does not exist (its first line ends as on Windows, by a \
+                 carriage return)",
+            ),
+        ] {
+            assert_eq!(check(name), Err(Failure::new(status, message)));
+        }
+        assert_eq!(program(b" /bin/sh\r"), Some(Path::new("/bin/sh\r")));
+        assert_eq!(program(b" \t"), None);
+    }
+
+    #[test]
     fn lookup_tells_missing_from_forbidden() {
         let find = |name: &str, path: &str| find(OsStr::new(name), Some(OsStr::new(path)));
         assert_eq!(find("sh", "/nowhere:/bin"), Ok("/bin/sh".into()));
@@ -276,14 +296,5 @@ mod tests {
         assert_eq!(find("/bin", "/bin").unwrap_err().status, NOT_EXECUTABLE);
         assert_eq!(find("passwd", "/etc:/nowhere").unwrap_err().status, NOT_EXECUTABLE);
         assert!(check(Path::new("/bin/true"), None).is_ok());
-    }
-
-    #[test]
-    fn our_library_comes_last_and_once() {
-        let ours = Path::new("/lib/ours.so");
-        assert_eq!(ld_preload(None, ours), "/lib/ours.so");
-        assert_eq!(ld_preload(Some(OsStr::new("")), ours), "/lib/ours.so");
-        assert_eq!(ld_preload(Some(OsStr::new("a.so b.so")), ours), "a.so b.so:/lib/ours.so");
-        assert_eq!(ld_preload(Some(OsStr::new("/lib/ours.so a.so")), ours), "/lib/ours.so a.so");
     }
 }

@@ -1,7 +1,9 @@
 //! `pagetide doctor`: what this machine, this user and this container give.
 
+use crate::container;
 use crate::failure::Failure;
 use crate::limits::Limits;
+use crate::out;
 use crate::size::show_bytes;
 use crate::swapfile::SwapFile;
 use pagetide_device::file;
@@ -19,6 +21,7 @@ const SICK: u8 = 1;
 const SYS_PTRACE: u64 = 1 << 19;
 const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 const RING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+const CANNOT_TELL: &str = "cannot tell: /proc is not mounted";
 
 /// Say what this machine and this user can do, and what would mend the rest
 #[derive(clap::Args, Debug)]
@@ -97,23 +100,74 @@ fn explain(error: Errno) -> String {
     std::io::Error::from(error).to_string()
 }
 
+/// What `/proc` says of this process and its kernel. What it does not say is not known.
+#[derive(Default)]
+struct Told {
+    /// The effective capabilities.
+    capabilities: Option<u64>,
+    /// Whether system calls are filtered.
+    filtered: Option<bool>,
+    /// The switch of userfaultfd: `None` if it cannot be told, or the kernel has none.
+    sysctl: Option<String>,
+    /// The switch of io_uring.
+    ring: Option<String>,
+    /// The kernel's release.
+    release: Option<String>,
+}
+
+impl Told {
+    /// Reads it.
+    fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let word = |path: &str| Some(fs::read_to_string(path).ok()?.trim().to_owned());
+        Self {
+            capabilities: field("CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok()),
+            filtered: field("Seccomp:").map(|mode| mode == "2"),
+            sysctl: word(SYSCTL),
+            ring: word(RING_SYSCTL),
+            release: word("/proc/sys/kernel/osrelease"),
+        }
+    }
+
+    fn may_trace(&self) -> Option<bool> {
+        Some(self.capabilities? & SYS_PTRACE != 0)
+    }
+}
+
+/// An answer, if there is one.
+fn answer(answer: Option<bool>) -> &'static str {
+    match answer {
+        Some(true) => "yes",
+        Some(false) => "no",
+        None => CANNOT_TELL,
+    }
+}
+
+/// Whether `/proc` shows this process: processes find their run's group page there.
+fn proc_is_mounted() -> Finding {
+    let mounted = fs::read_link("/proc/self").is_ok();
+    let state = if mounted { State::Good } else { State::Fatal };
+    Finding::new("/proc", state, if mounted { "mounted" } else { "not mounted" }).or(
+        "no run is possible: processes find what they share there; and much of what follows cannot be told",
+        "as root: mount -t proc proc /proc",
+    )
+}
+
 /// The ways to a full userfaultfd.
-fn permission(probed: &[Result<u64, Errno>; 2]) -> Vec<Finding> {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-    let effective = field("CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok()).unwrap_or(0);
-    let sysctl = fs::read_to_string(SYSCTL).unwrap_or_default();
-    let filtered = field("Seccomp:") == Some("2");
+fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
+    let filtered = told.filtered == Some(true);
     let [call, device] = probed;
-    let call_found = match call {
-        Ok(_) if effective & SYS_PTRACE != 0 => "open: CAP_SYS_PTRACE".to_owned(),
-        Ok(_) => "open: vm.unprivileged_userfaultfd is 1".to_owned(),
-        Err(error) => format!(
+    let call_found = match (call, told.may_trace(), told.sysctl.as_deref()) {
+        (Ok(_), Some(true), _) => "open: CAP_SYS_PTRACE".to_owned(),
+        (Ok(_), _, Some("1")) => "open: vm.unprivileged_userfaultfd is 1".to_owned(),
+        (Ok(_), ..) => format!("open; by what: {CANNOT_TELL}"),
+        (Err(error), may_trace, sysctl) => format!(
             "closed: {}; CAP_SYS_PTRACE: {}; vm.unprivileged_userfaultfd: {}; system calls filtered: {}",
             explain(*error),
-            if effective & SYS_PTRACE != 0 { "yes" } else { "no" },
-            if sysctl.is_empty() { "none" } else { sysctl.trim() },
-            if filtered { "yes" } else { "no" },
+            answer(may_trace),
+            sysctl.unwrap_or(if told.release.is_some() { "none" } else { CANNOT_TELL }),
+            answer(told.filtered),
         ),
     };
     let device_found = match device {
@@ -141,15 +195,24 @@ fn permission(probed: &[Result<u64, Errno>; 2]) -> Vec<Finding> {
 }
 
 /// What the kernel's userfaultfd, if one could be had, and page maps can do.
-fn kernel(features: Option<u64>) -> Vec<Finding> {
-    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
+    let release = told.release.as_deref().unwrap_or("release unknown");
     let has = |name, bit: u64, since, cost| match features.map(|features| features & bit != 0) {
         None => Finding::new(name, State::Unknown, "only a userfaultfd can tell"),
         Some(true) => Finding::new(name, State::Good, "yes"),
-        Some(false) => Finding::new(name, State::Missing, format!("no (Linux {})", release.trim()))
+        Some(false) => Finding::new(name, State::Missing, format!("no (Linux {release})"))
             .or(cost, format!("Linux {since}")),
     };
-    let scan = Pagemap::open().is_ok_and(|pagemap| pagemap.can_scan());
+    let scan = match Pagemap::open().map(|pagemap| pagemap.can_scan()) {
+        Ok(scan) => Finding::new("PAGEMAP_SCAN", State::good_if(scan), if scan { "yes" } else { "no" })
+            .or("reclaim reads /proc/self/pagemap, at some 10 µs more a cluster", "Linux 6.7"),
+        Err(Errno::NOENT) => Finding::new("PAGEMAP_SCAN", State::Unknown, CANNOT_TELL),
+        Err(error) => Finding::new(
+            "PAGEMAP_SCAN",
+            State::Unknown,
+            format!("cannot tell: /proc/self/pagemap: {}", explain(error)),
+        ),
+    };
     vec![
         has(
             "UFFDIO_MOVE",
@@ -158,21 +221,24 @@ fn kernel(features: Option<u64>) -> Vec<Finding> {
             "pages come in by copy only; nothing leaves while a descriptor is open that can pin pages",
         ),
         has("UFFDIO_POISON", FEATURE_POISON, "6.6", "a page that cannot be read ends the program"),
-        Finding::new("PAGEMAP_SCAN", State::good_if(scan), if scan { "yes" } else { "no" })
-            .or("reclaim reads /proc/self/pagemap, at some 10 µs more a cluster", "Linux 6.7"),
+        scan,
         has("WP_ASYNC", FEATURE_WP_ASYNC, "6.7", "none: this version does not use it"),
     ]
 }
 
 /// Where pages would go.
-fn storage(directory: Option<&Path>) -> Vec<Finding> {
+fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     let mut findings = Vec::new();
     let places = directory.map_or_else(SwapFile::places, |directory| vec![directory.to_owned()]);
     let usable = places.iter().find_map(|place| file::takes_direct(place).ok().map(|direct| (place, direct)));
     match usable {
         Some((place, direct)) => {
             let free = file::free_bytes(place).map_or_else(|error| error.to_string(), show_bytes);
-            let found = format!("{}, {free} free", place.display());
+            let grows = match container::is_here() {
+                true => "4 × the cap by default, for this is a container",
+                false => "it grows to half of that by default",
+            };
+            let found = format!("{}, {free} free; {grows}", place.display());
             findings.push(Finding::new("swap file", State::Good, found));
             let found = if direct { "yes" } else { "no: the file system has none" };
             findings.push(
@@ -194,7 +260,7 @@ fn storage(directory: Option<&Path>) -> Vec<Finding> {
     }
     let ring = uring::probe();
     let found = ring.as_ref().map_or_else(ToString::to_string, |()| "yes".to_owned());
-    let disabled = fs::read_to_string(RING_SYSCTL).is_ok_and(|value| value.trim() != "0");
+    let disabled = told.ring.as_deref().is_some_and(|value| value != "0");
     let remedy = if disabled {
         "as root: sysctl kernel.io_uring_disabled=0"
     } else {
@@ -224,7 +290,7 @@ fn memory() -> Finding {
             let of = if limits.cgroup.is_some() { "this cgroup" } else { "this machine" };
             Finding::new("memory", State::Good, format!("{} for {of}", show_bytes(limits.whole())))
         }
-        Err(error) => Finding::new("memory", State::Missing, error)
+        Err(error) => Finding::new("memory", State::Unknown, format!("cannot tell: {error}"))
             .or("--memory must be a number of bytes, not a percentage", ""),
     }
 }
@@ -247,9 +313,11 @@ fn text(findings: &[Finding]) -> String {
 pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let probed = Uffd::probe();
     let features = probed.iter().find_map(|way| way.ok());
-    let mut findings = permission(&probed);
-    findings.extend(kernel(features));
-    findings.extend(storage(args.swap_dir.as_deref()));
+    let told = Told::read();
+    let mut findings = vec![proc_is_mounted()];
+    findings.extend(permission(&probed, &told));
+    findings.extend(kernel(features, &told));
+    findings.extend(storage(args.swap_dir.as_deref(), &told));
     findings.push(memory());
     let works = findings.iter().all(|finding| finding.state != State::Fatal);
     let said = if args.json {
@@ -259,8 +327,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
         let verdict = if works { "`pagetide run` works here" } else { "`pagetide run` does not work here" };
         format!("{}{verdict}\n", text(&findings))
     };
-    use std::io::Write as _;
-    std::io::stdout().write_all(said.as_bytes()).map_err(|error| error.to_string())?;
+    out::print(&said)?;
     Ok(if works { 0 } else { SICK })
 }
 
@@ -270,7 +337,7 @@ mod tests {
 
     #[test]
     fn one_open_way_is_enough_and_none_is_fatal() {
-        let state = |call, device| permission(&[call, device])[0].state;
+        let state = |call, device| permission(&[call, device], &Told::default())[0].state;
         assert_eq!(state(Ok(0), Err(Errno::NOENT)), State::Good);
         assert_eq!(state(Err(Errno::PERM), Ok(0)), State::Good);
         assert_eq!(state(Err(Errno::PERM), Err(Errno::ACCESS)), State::Fatal);
@@ -278,22 +345,35 @@ mod tests {
 
     #[test]
     fn the_remedy_fits_what_is_closed() {
-        let remedy = |call, device| permission(&[Err(call), Err(device)])[0].remedy.clone();
+        let remedy = |call, device| permission(&[Err(call), Err(device)], &Told::default())[0].remedy.clone();
         assert!(remedy(Errno::PERM, Errno::ACCESS).contains("chmod o+rw /dev/userfaultfd"));
         assert!(remedy(Errno::NOSYS, Errno::NOENT).contains("CONFIG_USERFAULTFD"));
     }
 
     #[test]
     fn what_is_missing_names_its_cost() {
-        for finding in kernel(Some(0)) {
+        let told = Told::read();
+        for finding in kernel(Some(0), &told) {
             assert!(finding.state == State::Good || !finding.cost.is_empty(), "{finding:?}");
         }
         assert!(
-            kernel(Some(FEATURE_MOVE))
+            kernel(Some(FEATURE_MOVE), &told)
                 .iter()
                 .any(|found| found.name == "UFFDIO_MOVE" && found.state == State::Good)
         );
-        assert_eq!(kernel(None)[0].state, State::Unknown);
-        assert!(storage(Some(Path::new("/no/such"))).iter().any(|found| found.state == State::Missing));
+        assert_eq!(kernel(None, &told)[0].state, State::Unknown);
+        assert!(
+            storage(Some(Path::new("/no/such")), &told).iter().any(|found| found.state == State::Missing)
+        );
+    }
+
+    #[test]
+    fn what_nobody_tells_is_not_invented() {
+        let untold = Told::default();
+        let found = |call| permission(&[call, Err(Errno::NOENT)], &untold)[1].found.clone();
+        assert_eq!(found(Ok(0)), "open; by what: cannot tell: /proc is not mounted");
+        let closed = found(Err(Errno::PERM));
+        assert_eq!(closed.matches("cannot tell").count(), 3, "{closed}");
+        assert!(!closed.contains("no;") && !closed.contains("none"), "{closed}");
     }
 }

@@ -2,24 +2,32 @@
 
 use crate::command;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
+use crate::giver::{Giver, Place, Things};
+use crate::growth::{News, Use};
+use crate::killed::{BY_SIGKILL, Killer, OomWatch};
+use crate::library;
 use crate::limits::Limits;
 use crate::os::{self, Received, Signals};
-use crate::report::{Report, latencies};
+use crate::report::{Report, ended, latencies};
 use crate::sampler::{INTERVAL, Sampler};
 use crate::set::{POOL_PERCENT, parse_shrinker};
 use crate::size::{Size, parse_size, parse_time, show_bytes};
 use crate::statfile::{Stage, StatFile};
+use crate::strict::{Passed, Strict};
+use crate::summary::Line;
 use crate::swapfile::SwapFile;
 use crate::tree;
 use crate::voice::Voice;
 use pagetide::group::{ENVIRONMENT, Group, Knobs, Setup};
 use pagetide::injection::{self, Injection};
+use pagetide::ticket::{self, Ticket};
 use pagetide::ways::Ways;
 use pagetide_swap::config::PAGE_CLUSTER_MAX;
+use pagetide_swap::frontier::Frontier;
 use pagetide_swap::trace;
 use pagetide_swap::zswap::shrinker::Shrinker;
-use pagetide_swap::{Allocator, Compression, Readahead, Reclaim, Switches};
-use pagetide_sys::procfs::Identity;
+use pagetide_swap::{Allocator, Compression, Counter, Readahead, Reclaim, Switches};
+use pagetide_sys::procfs::{Identity, Stat};
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
 use rustix::io::Errno;
@@ -57,7 +65,7 @@ pub struct RunArgs {
     /// Where the swap file lies [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR", conflicts_with = "no_disk")]
     swap_dir: Option<PathBuf>,
-    /// The size of the swap file [default: 4 times the cap, or half of what is free]
+    /// The size of the swap file [default: it grows to half of what is free; in a container to 4 times the cap]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "no_disk")]
     swap_size: Option<Size>,
     /// Swap into compressed memory only
@@ -102,7 +110,7 @@ pub struct RunArgs {
     /// log2 of the pages that are read from the swap file at once, at most
     #[arg(long, value_name = "N", default_value_t = PAGE_CLUSTER_MAX, value_parser = clap::value_parser!(u32).range(0..=PAGE_CLUSTER_MAX as i64))]
     page_cluster: u32,
-    /// Write statistics to FILE as JSON, every second and at the end
+    /// Write statistics to FILE as JSON, every second and at the end (-: standard output, at the end)
     #[arg(long, value_name = "FILE")]
     stats: Option<PathBuf>,
     /// Write down what happens to FILE, for `pagetide replay`
@@ -111,7 +119,10 @@ pub struct RunArgs {
     /// End the run when it did little but wait for its pages for TIME
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     max_stall: Option<Duration>,
-    /// Say nothing but errors
+    /// End the run when it passes the cap and stays above it, after all that can leave was asked for
+    #[arg(long)]
+    strict: bool,
+    /// Say nothing but errors and warnings
     #[arg(short, long, conflicts_with = "verbose")]
     quiet: bool,
     /// Tell the setup too
@@ -199,14 +210,14 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let path = std::env::var_os("PATH");
     let file = command::find(&args.command[0], path.as_deref())?;
     command::check(&file, path.as_deref())?;
-    let library = command::preload_library()?;
+    let library = library::find()?;
     let ways = masked_ways()?;
     let injection = injection()?;
     Uffd::open().map_err(explain_userfaultfd)?;
 
     let voice = args.voice();
     let memory = memory(args, voice)?;
-    let swap = swap_file(args, memory, voice)?;
+    let mut swap = swap_file(args, memory, voice)?;
     let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
     let setup = Setup {
         cap_pages: memory / PAGE,
@@ -230,21 +241,53 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let (group_fd, group) = Group::create(setup)
         .map_err(|error| format!("cannot create the run's group page: {}", hinted(&error)))?;
 
+    if let Some(swap) = &mut swap {
+        swap.look_now(group.frontier(), Use { held: 0, refused: 0 });
+        if group.frontier().allowed() == 0 {
+            let directory = swap.directory.display();
+            voice.warn(&format!(
+                "{directory} is 95 % full: no page goes to the swap file until there is room (--swap-dir, --swap-size)"
+            ));
+        }
+    }
+
     let pool = show_bytes(memory / 100 * args.max_pool_percent);
     voice.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
     voice.detail(&swap.as_ref().map_or_else(
         || "no swap file".to_owned(),
-        |swap| format!("swap file in {}, {}", swap.directory.display(), show_bytes(swap.bytes)),
+        |swap| {
+            format!(
+                "swap file in {}, up to {}, {}",
+                swap.directory.display(),
+                show_bytes(swap.bytes),
+                swap.bound
+            )
+        },
     ));
     voice.detail(&format!("preloading {}", library.display()));
 
+    let giver = Giver::new();
+    if giver.is_none() {
+        voice.detail("no socket can be made: processes that give up their privileges run without Pagetide");
+    }
+    let address = giver.as_ref().map(|giver| giver.address().clone());
+    let ticket = Ticket::new(&setup, group_fd.as_raw_fd() as u64, address);
     let mut command = Command::new(&file);
     command
         .arg0(&args.command[0])
         .args(&args.command[1..])
         .env(ENVIRONMENT, format!("/proc/{}/fd/{}", std::process::id(), group_fd.as_raw_fd()))
-        .env("LD_PRELOAD", command::ld_preload(std::env::var_os("LD_PRELOAD").as_deref(), &library));
-    Launcher::start(args, command, group, group_fd, swap)?.stay()
+        .env(ticket::ENVIRONMENT, ticket.to_string())
+        .env("LD_PRELOAD", library::ld_preload(std::env::var_os("LD_PRELOAD").as_deref(), &library));
+    // Open for as long as this process lives: those that can open it by its number.
+    let trace = trace
+        .as_ref()
+        .map(File::try_clone)
+        .transpose()
+        .map_err(|error| error.to_string())?
+        .map(OwnedFd::from);
+    let handed = giver.map(|giver| (giver, trace));
+    Launcher::start(args, command, group, group_fd, swap, handed)?.stay()
 }
 
 /// Creates a trace: what processes see is added to it.
@@ -342,12 +385,18 @@ struct Launcher<'a> {
     group: Group,
     sampler: Sampler,
     stats: Option<StatFile>,
+    /// That they cannot be written was said.
+    stats_failed: bool,
     next_sample: Instant,
     next_stats: Instant,
     ending: Option<Ending>,
+    strict: Option<Strict>,
+    oom: OomWatch,
     /// Processes of the run open these two through `/proc`.
     group_fd: OwnedFd,
-    _swap: Option<SwapFile>,
+    swap: Option<SwapFile>,
+    /// Where those that cannot ask for them.
+    _place: Option<Place>,
 }
 
 /// A run that is being ended.
@@ -357,6 +406,8 @@ enum Ending {
     Asked(Instant),
     /// It was killed, and should be gone by then.
     Killed(Instant),
+    /// So it was for passing its cap.
+    KilledByStrict(Instant),
 }
 
 impl<'a> Launcher<'a> {
@@ -366,6 +417,7 @@ impl<'a> Launcher<'a> {
         group: Group,
         group_fd: OwnedFd,
         swap: Option<SwapFile>,
+        giver: Option<(Giver, Option<OwnedFd>)>,
     ) -> Result<Self, Failure> {
         // Best effort: where it is forbidden, orphans go to init as ever.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
@@ -376,24 +428,41 @@ impl<'a> Launcher<'a> {
             child: 0,
             started: now,
             group,
-            sampler: Sampler::new(group, args.max_stall, !args.no_load_control),
-            stats: args.stats.as_deref().map(StatFile::new),
+            sampler: Sampler::new(group, &group_fd, args.max_stall, !args.no_load_control),
+            stats: args.stats.as_deref().map(StatFile::new).transpose()?,
+            stats_failed: false,
             next_sample: now + INTERVAL,
             next_stats: now + STATS_INTERVAL,
             ending: None,
+            strict: args.strict.then(Strict::default),
+            oom: OomWatch::new(),
             group_fd,
-            _swap: swap,
+            swap,
+            _place: None,
         };
+        // With all signals blocked, which are the other thread's.
+        if let Some((giver, trace)) = giver {
+            this._place = giver.start(this.things(trace)?);
+        }
         this.sampler.charge_own(&this.group_fd);
+        let report = this.report(None);
         if let Some(stats) = &this.stats {
-            stats.write(&this.report(None).json(), Stage::Running)?;
+            stats.write(&report.json(), Stage::Running)?;
         }
         this.child = this.signals.spawn(&mut command).map_err(|error| {
             let status =
                 if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
             Failure::new(status, format!("{}: {error}", args.command[0].display()))
         })?;
+        this.sampler.note_command(this.child);
         Ok(this)
+    }
+
+    /// What is handed out.
+    fn things(&self, trace: Option<OwnedFd>) -> Result<Things, String> {
+        let clone = |fd: &OwnedFd| fd.try_clone().map_err(|error| format!("no descriptor is left: {error}"));
+        let swap = self.swap.as_ref().map(|swap| clone(&swap.fd)).transpose()?;
+        Ok(Things { group: clone(&self.group_fd)?, swap, trace })
     }
 
     fn stay(mut self) -> Result<u8, Failure> {
@@ -435,12 +504,13 @@ impl<'a> Launcher<'a> {
     }
 
     /// CMD was stopped: so is the launcher, for whoever started it to see. Whichever is continued, both go on.
-    fn stop_with_child(&self) {
+    fn stop_with_child(&mut self) {
         // Init cannot be stopped. And whoever continued CMD meanwhile wants it to run.
         if getpid() == Pid::INIT || !tree::is_stopped(self.child) {
             return;
         }
         os::stop_until(|| !tree::is_stopped(self.child));
+        self.sampler.note_stop();
         // Here we are again. SIGCONT to the whole group has reached CMD already.
         if tree::is_stopped(self.child) {
             os::send(self.child, libc::SIGCONT, None);
@@ -459,9 +529,7 @@ impl<'a> Launcher<'a> {
             Some(sender) if sender.pid != 0 => !self.sampler.knows(sender.pid),
             Some(_) => true,
             // A key on the terminal reached the whole group. Only a hangup is sent to the session's leader alone.
-            None => {
-                signal == libc::SIGHUP && rustix::process::getsid(None).is_ok_and(|leader| leader == getpid())
-            }
+            None => signal == libc::SIGHUP && leads_session(),
         };
         // One SIGCONT continued the launcher, and CMD with it.
         if forward && (signal != libc::SIGCONT || tree::is_stopped(self.child)) {
@@ -475,15 +543,20 @@ impl<'a> Launcher<'a> {
             return;
         }
         self.sampler.charge_own(&self.group_fd);
+        // Before the sample, which answers whoever is about to end for want of a place.
+        self.look_at_swap(SwapFile::look);
         let stalled = self.sampler.sample();
+        self.tell_news();
         if stalled && self.ending.is_none() {
             let window = self.args.max_stall.unwrap_or_default();
             say(&format!(
-                "the run was stalled more than 90 % of the last {window:?} (--max-stall): ending it"
+                "threads of the run did little but wait for their pages in the last {window:?} (--max-stall): ending it"
             ));
             self.send_all(libc::SIGTERM);
             self.ending = Some(Ending::Asked(now + GRACE));
         }
+        self.oom.follow(&self.child.to_string());
+        self.check_cap(now);
         self.next_sample = Instant::now() + INTERVAL;
         if now >= self.next_stats {
             self.next_stats = now + STATS_INTERVAL;
@@ -491,17 +564,58 @@ impl<'a> Launcher<'a> {
         }
     }
 
+    /// Lets the swap file grow, or not.
+    fn look_at_swap(&mut self, look: fn(&mut SwapFile, Frontier, Use) -> Vec<News>) {
+        let Some(swap) = &mut self.swap else { return };
+        let now = self.sampler.now();
+        let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
+        for news in look(swap, self.group.frontier(), now) {
+            match news {
+                News::Passed(line) => self.args.voice().tell(&line),
+                News::Full(line) => self.args.voice().warn(&line),
+            }
+        }
+    }
+
+    /// Says which programs were found to run without Pagetide: once, and at once.
+    fn tell_news(&mut self) {
+        for line in self.sampler.outside().news() {
+            self.args.voice().warn(&line);
+        }
+    }
+
+    /// Ends a run that `--strict` forbids.
+    fn check_cap(&mut self, now: Instant) {
+        let Some(strict) = self.strict.as_mut().filter(|_| self.ending.is_none()) else { return };
+        let (held, processes) = (self.sampler.now().pages, || self.sampler.processes());
+        let Some(Passed { bytes, most: (pid, name, most) }) = strict.sample(&self.group, held, processes)
+        else {
+            return;
+        };
+        say(&format!(
+            "the run holds {}, its cap is {}, and no more can leave (--strict): ending it; {name} (pid {pid}) holds most, {}",
+            show_bytes(bytes),
+            show_bytes(self.group.setup().cap_pages * PAGE),
+            show_bytes(most),
+        ));
+        self.send_all(libc::SIGKILL);
+        self.ending = Some(Ending::KilledByStrict(now + GRACE));
+    }
+
     /// Sees a run off that is being ended.
     fn end_if_due(&mut self) -> Option<u8> {
-        let (Ending::Asked(deadline) | Ending::Killed(deadline)) = self.ending?;
+        let (deadline, status) = match self.ending? {
+            Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
+            Ending::KilledByStrict(deadline) => (deadline, BY_SIGKILL),
+        };
         if self.sampler.processes().is_empty() {
-            return Some(OURS);
+            return Some(status);
         }
         if Instant::now() < deadline {
             return None;
         }
-        if matches!(self.ending, Some(Ending::Killed(_))) {
-            return Some(OURS);
+        if !matches!(self.ending, Some(Ending::Asked(_))) {
+            return Some(status);
         }
         self.send_all(libc::SIGKILL);
         self.ending = Some(Ending::Killed(Instant::now() + GRACE));
@@ -510,23 +624,32 @@ impl<'a> Launcher<'a> {
 
     fn send_all(&self, signal: i32) {
         for pid in self.sampler.processes() {
-            os::send(pid, signal, None);
             // One that is stopped could not act on it.
-            os::send(pid, libc::SIGCONT, None);
+            os::send_to_descendant(pid, &[signal, libc::SIGCONT]);
         }
     }
 
     fn finish(mut self, status: u8) -> u8 {
         self.sampler.sample_last();
+        self.look_at_swap(SwapFile::look_now);
+        // Who was killed may have been so before it could answer.
+        if status < 128 {
+            self.sampler.note_end(&self.args.command[0].to_string_lossy());
+        }
+        self.tell_news();
         let report = self.report(Some(status));
         self.write_stats(Some(status));
-        for line in report.summary() {
-            self.args.voice().tell(&line);
+        for Line { warning, text } in report.summary() {
+            if warning {
+                self.args.voice().warn(&text);
+            } else {
+                self.args.voice().tell(&text);
+            }
         }
         status
     }
 
-    fn report(&self, exit_status: Option<u8>) -> Report {
+    fn report(&mut self, exit_status: Option<u8>) -> Report {
         Report {
             pid: std::process::id(),
             command: self.args.command(),
@@ -536,20 +659,40 @@ impl<'a> Launcher<'a> {
             cap_pages: self.group.setup().cap_pages,
             now: self.sampler.now(),
             peak: Some(self.sampler.peak()),
+            most: self.sampler.most(),
+            killer: exit_status.and_then(|status| {
+                let strict = matches!(self.ending, Some(Ending::KilledByStrict(_)));
+                Killer::find(strict, self.group.ended().processes, &self.oom, status)
+            }),
             ratio: self.sampler.ratio(),
             latencies: latencies(&self.group),
+            outside: self.sampler.outside().clone(),
+            latest_look: self.sampler.latest_look(),
+            ended: ended(&self.group),
         }
     }
 
     fn write_stats(&mut self, exit_status: Option<u8>) {
+        if self.stats.is_none() {
+            return;
+        }
+        let report = self.report(exit_status);
         let Some(stats) = &self.stats else { return };
         let stage = if exit_status.is_some() { Stage::Ended } else { Stage::Running };
-        if let Err(error) = stats.write(&self.report(exit_status).json(), stage) {
-            // Once is enough.
-            self.args.voice().warn(&error);
-            self.stats = None;
+        if let Err(error) = stats.write(&report.json(), stage) {
+            // Once is enough, but for the last report, which is lost.
+            if !self.stats_failed || stage == Stage::Ended {
+                self.args.voice().warn(&error);
+            }
+            self.stats_failed = true;
         }
     }
+}
+
+/// Whether this process leads its session.
+fn leads_session() -> bool {
+    let leader = Stat::of("self").and_then(|stat| stat.session);
+    leader.is_some() && leader == Some(Identity::own().pid)
 }
 
 fn exit_status(change: WaitStatus) -> u8 {

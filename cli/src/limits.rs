@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// No machine has so much.
+const UNLIMITED: u64 = 1 << 60;
+
 /// The memory that this process may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {
@@ -21,12 +24,7 @@ impl Limits {
         let machine = total_memory(&meminfo).ok_or("no MemTotal in /proc/meminfo")?;
         let cgroup = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-        let cgroup = limit_files(&cgroup, &mounts)
-            .iter()
-            .filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
-            .min()
-            // Version 1 says "unlimited" by a very large number.
-            .filter(|&limit| limit < machine);
+        let cgroup = smallest(&directories(&cgroup, &mounts)).filter(|&limit| limit < machine);
         Ok(Self { cgroup, machine })
     }
 
@@ -41,20 +39,48 @@ fn total_memory(meminfo: &str) -> Option<u64> {
     Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
 }
 
-/// The files that may hold a limit for a process with these `/proc/self/cgroup` and `/proc/self/mountinfo`.
-fn limit_files(cgroup: &str, mountinfo: &str) -> Vec<PathBuf> {
-    let mut files = Vec::new();
+/// A cgroup that may control the memory of a process, or one above it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Directory {
+    /// Where it is mounted.
+    pub path: PathBuf,
+    /// Whether it is of version 2.
+    pub unified: bool,
+    /// Whether the process is in it, and not in one below.
+    pub own: bool,
+}
+
+impl Directory {
+    /// The files that may hold a limit.
+    fn limit_files(&self) -> impl Iterator<Item = PathBuf> {
+        let names: &[&str] =
+            if self.unified { &["memory.max", "memory.high"] } else { &["memory.limit_in_bytes"] };
+        names.iter().map(|name| self.path.join(name))
+    }
+}
+
+/// The cgroups of a process with these `/proc/PID/cgroup` and `/proc/self/mountinfo`.
+pub fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
+    let mut found = Vec::new();
     for mount in mountinfo.lines().filter_map(Mount::parse) {
         let Some(path) = cgroup.lines().find_map(|line| mount.path_in(line)) else { continue };
         // A path that the mount does not show (another cgroup namespace): its root is all we see.
         let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
-        let names: &[&str] =
-            if mount.unified { &["memory.max", "memory.high"] } else { &["memory.limit_in_bytes"] };
-        for directory in below.ancestors() {
-            files.extend(names.iter().map(|name| mount.point.join(directory).join(name)));
-        }
+        found.extend(below.ancestors().map(|directory| Directory {
+            path: mount.point.join(directory),
+            unified: mount.unified,
+            own: directory == below,
+        }));
     }
-    files
+    found
+}
+
+/// The smallest limit of those, if it is one.
+pub fn smallest(directories: &[Directory]) -> Option<u64> {
+    let files = directories.iter().flat_map(Directory::limit_files);
+    let limits = files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
+    // Version 1 says "unlimited" by a very large number.
+    limits.min().filter(|&limit| limit < UNLIMITED)
 }
 
 /// A mounted cgroup hierarchy that may control memory.
@@ -101,7 +127,10 @@ mod tests {
     use super::*;
 
     fn files(cgroup: &str, mountinfo: &str) -> Vec<String> {
-        limit_files(cgroup, mountinfo).iter().map(|path| path.to_str().unwrap().to_owned()).collect()
+        let files = directories(cgroup, mountinfo)
+            .into_iter()
+            .flat_map(|found| found.limit_files().collect::<Vec<_>>());
+        files.map(|path| path.to_str().unwrap().to_owned()).collect()
     }
 
     #[test]

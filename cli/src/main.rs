@@ -3,24 +3,39 @@
 #![deny(unsafe_code)]
 
 mod command;
+mod container;
 mod doctor;
+mod exact;
 mod failure;
+mod giver;
+mod growth;
+mod killed;
 mod launch;
+mod library;
 mod limits;
 mod load;
+mod mute;
 #[allow(unsafe_code, reason = "the only file that may")]
 mod os;
+mod out;
+mod outside;
+mod ration;
 mod replay;
 mod report;
+mod runs;
 mod sampler;
 mod set;
+mod shmem;
 mod size;
 mod stall;
 mod stat;
 mod statfile;
+mod strict;
+mod summary;
 mod swapfile;
 mod swapoff;
 mod tree;
+mod unmanaged;
 mod voice;
 
 use clap::Parser;
@@ -50,9 +65,13 @@ fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
-            let _ = error.print();
             let asked_for = matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion);
-            return ExitCode::from(if asked_for { 0 } else { failure::OURS });
+            let told = match error.print() {
+                Ok(()) => true,
+                // Whoever reads it has seen enough.
+                Err(error) => error.kind() == std::io::ErrorKind::BrokenPipe,
+            };
+            return ExitCode::from(if asked_for && told { 0 } else { failure::OURS });
         }
     };
     let result = match &cli.command {

@@ -151,6 +151,22 @@ pub fn send(pid: u32, signal: i32, value: Option<usize>) {
     }
 }
 
+/// Sends signals to a process, if it descends from this one: its pid may be another's by now.
+pub fn send_to_descendant(pid: u32, signals: &[i32]) {
+    use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+    let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    if !crate::tree::descends(pid, std::process::id()) {
+        return;
+    }
+    for &signal in signals {
+        match (&process, Signal::from_named_raw(signal)) {
+            (Some(process), Some(signal)) => _ = pidfd_send_signal(process, signal),
+            // No descriptor is left.
+            _ => send(pid, signal, None),
+        }
+    }
+}
+
 /// User and system time of the children that were waited for, in seconds.
 pub fn children_cpu() -> (f64, f64) {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
@@ -165,11 +181,12 @@ pub fn children_cpu() -> (f64, f64) {
 
 /// Stops this process, until it is continued or `goes_on` says that it should be.
 ///
-/// The only thread must call this: what asks is a process forked from it, as a stopped one cannot.
+/// What asks is a process forked from it, as a stopped one cannot. It does nothing for which another thread of this process
+/// might hold a lock, but for `malloc`'s, which the C library hands to a forked child in order.
 pub fn stop_until(goes_on: impl Fn() -> bool) {
     const PAUSE: Duration = Duration::from_millis(100);
     let me = std::process::id();
-    // SAFETY: there is no other thread that could hold a lock which the child needs.
+    // SAFETY: the child needs no lock that another thread could hold, as said above.
     let waker = unsafe { libc::fork() };
     if waker == 0 {
         // SAFETY: a number is passed.

@@ -1,7 +1,10 @@
-//! What a run has done and holds: gathered from its group page, as JSON and in three lines.
+//! What a run has done and holds: gathered from its group page, and as JSON.
 
-use crate::size::{show_bytes, show_count, show_nanos};
-use pagetide::group::{Field, Group, Slot};
+use crate::killed::Killer;
+use crate::outside::Outside;
+use crate::summary::Most;
+use pagetide::census::Reason;
+use pagetide::group::{Ended, Field, Group, Slot};
 use pagetide::latency;
 use pagetide_swap::{Counter, Counters};
 use serde_json::{Value, json};
@@ -42,6 +45,8 @@ pages! {
     frames,
     /// That the engine does not manage.
     unmanaged,
+    /// Of those, in shared memory, each once.
+    shared,
     /// On the device.
     disk,
     /// Out of the programs, at a place.
@@ -88,6 +93,11 @@ impl Pages {
         Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
     }
 
+    /// What the run has of shared memory.
+    pub fn of_shared(pages: u64) -> Self {
+        Self { shared: pages, ..Self::of_strangers(pages) }
+    }
+
     fn json(self) -> Value {
         json!({
             "total": self.total * PAGE,
@@ -96,6 +106,7 @@ impl Pages {
             "metadata": self.metadata * PAGE,
             "frames": self.frames * PAGE,
             "unmanaged": self.unmanaged * PAGE,
+            "shared": self.shared * PAGE,
             "disk": self.disk * PAGE,
             "swapped": self.swapped * PAGE,
         })
@@ -117,6 +128,8 @@ pub struct Gathered {
     pub same_filled: u64,
     /// Pages of the pool that would be free if its entries lay together.
     pub loose: u64,
+    /// Blocks of the swap file: what it has grown to, what it may grow to just now, and what it may ever.
+    pub file: [u64; 3],
     /// Faults that wait.
     pub stalled: u64,
     /// Processes that live.
@@ -135,13 +148,15 @@ impl Gathered {
             stored_raw: 0,
             same_filled: 0,
             loose: 0,
+            file: [group.frontier().open(), group.frontier().allowed(), group.setup().blocks],
             stalled: 0,
             processes: 0,
             armed: 0,
         };
         this.count(group.dead());
         let (shared, launcher) = group.own_pages();
-        this.pages.add(Pages::of_strangers(shared + launcher));
+        this.pages.add(Pages::of_strangers(shared + launcher + group.unmanaged_pages()));
+        this.pages.add(Pages::of_shared(group.shared_pages()));
         for slot in group.live() {
             this.count(slot);
             this.pages.add(Pages::of(slot));
@@ -159,14 +174,9 @@ impl Gathered {
 
     fn count(&mut self, slot: Slot) {
         for &counter in Counter::ALL {
-            self.counters[counter as usize] += slot.counters().get(counter);
+            let count = &mut self.counters[counter as usize];
+            *count = count.saturating_add(slot.counters().get(counter));
         }
-    }
-
-    /// Adds what processes without a slot hold.
-    pub fn with_strangers(mut self, pages: u64) -> Self {
-        self.pages.add(Pages::of_strangers(pages));
-        self
     }
 
     /// The pool, under the names of `/sys/kernel/debug/zswap`; and the bytes of payload and of what lies loose.
@@ -191,6 +201,12 @@ impl Gathered {
             zswap[counter.name()] = self.counter(counter).into();
         }
         zswap
+    }
+
+    /// The swap file, in bytes.
+    fn swap_file(&self) -> Value {
+        let [size, allowed, most] = self.file.map(|blocks| blocks * PAGE);
+        json!({ "size": size, "may_grow_to_now": allowed.max(size), "may_grow_to": most })
     }
 
     /// A counter.
@@ -234,10 +250,34 @@ pub struct Report {
     pub now: Gathered,
     /// The most that was held. Only the launcher knows.
     pub peak: Option<Pages>,
+    /// What was held when that was the most, and by whom.
+    pub most: Most,
+    /// Who killed it, if somebody did.
+    pub killer: Option<Killer>,
     /// What the pool's compression gains, or did when it held the most.
     pub ratio: Option<f64>,
     /// Fault latencies.
     pub latencies: [u64; latency::WORDS],
+    /// The programs that run without Pagetide.
+    pub outside: Outside,
+    /// How long nobody looked for processes without a slot at most, if that was too long. Only the launcher knows.
+    pub latest_look: Option<Duration>,
+    /// The processes that ended for want of memory, if any did.
+    pub ended: Option<Ended>,
+}
+
+fn ended_json(ended: Ended) -> Value {
+    let counted = Reason::ALL.iter().map(|&reason| (reason.name(), ended.stuck.get(reason)));
+    let stuck: serde_json::Map<_, _> = counted
+        .chain([("unmanaged", ended.unmanaged)])
+        .map(|(name, pages)| (name.to_owned(), (pages * PAGE).into()))
+        .collect();
+    json!({ "processes": ended.processes, "stuck_bytes": stuck })
+}
+
+/// The processes of a run that ended for want of memory, if any did.
+pub fn ended(group: &Group) -> Option<Ended> {
+    Some(group.ended()).filter(|ended| ended.processes > 0)
 }
 
 impl Report {
@@ -260,85 +300,36 @@ impl Report {
             "cap_bytes": self.cap_pages * PAGE,
             "counters": counters,
             "zswap": self.now.zswap(),
+            "swap_file": self.now.swap_file(),
             "nr_swapped": self.now.pages.swapped,
             "nr_swapcached": self.now.pages.cached,
             "bytes": { "now": self.now.pages.json(), "peak": self.peak.map(Pages::json) },
             "needed_bytes": self.peak.map(|peak| peak.needed * PAGE),
-            "disk_bytes_written": self.now.counter(Counter::pswpout) * PAGE,
+            "disk_bytes_written": self.now.counter(Counter::pswpout).saturating_mul(PAGE),
             "compression_ratio": self.ratio,
             "stalled_s": self.now.counter(Counter::stalled_ns) as f64 / 1e9,
+            "stalled_threads": self.now.counter(Counter::stalled_threads),
             "rested_s": self.now.counter(Counter::rested_ns) as f64 / 1e9,
             "fault_latency_us": { "p50": micros(0.5), "p99": micros(0.99), "p99_9": micros(0.999), "max": maximum },
             "processes": self.now.processes,
+            "unmanaged_programs": self.outside.json(),
+            "latest_look_s": self.latest_look.map(|time| time.as_secs_f64()),
+            "counted": self.most.counted.map(|counted| json!({ "bytes": counted.bytes, "looks": counted.looks })),
+            "cap_held": self.peak.map(|_| self.held_bytes() <= self.cap_pages * PAGE),
+            "killed_by": self.killer.as_ref().map(Killer::name),
+            "out_of_memory": self.ended.map(ended_json),
         })
-    }
-
-    /// Three lines for the end of a run.
-    pub fn summary(&self) -> [String; 3] {
-        [self.memory_line(), self.pages_line(), self.time_line()]
-    }
-
-    fn memory_line(&self) -> String {
-        let peak = self.peak.unwrap_or_default();
-        let cap = show_bytes(self.cap_pages * PAGE);
-        let needed = show_bytes(peak.needed * PAGE);
-        if self.now.counter(Counter::pgsteal) == 0 && peak.swapped == 0 {
-            return format!("needed {needed} of {cap}; fitted: never needed the engine");
-        }
-        format!(
-            "needed {needed}, ran in {cap} ({:.1} ×): peak {} resident+pool, {} swapped",
-            peak.needed as f64 / self.cap_pages.max(1) as f64,
-            show_bytes(peak.working * PAGE),
-            show_bytes(peak.swapped * PAGE),
-        )
-    }
-
-    /// What went out and came in.
-    pub fn pages_line(&self) -> String {
-        let get = |counter| self.now.counter(counter);
-        // The pool writes pages to the device too: those went out once only.
-        let to_device = get(Counter::pswpout).saturating_sub(get(Counter::zswpwb));
-        let ways = [get(Counter::swpout_zero), get(Counter::zswpout), to_device, get(Counter::swap_reuse)];
-        let out: u64 = ways.iter().sum();
-        let [zero, pool, disk, reuse] = ways.map(|pages| (pages * 100 + out / 2) / out.max(1));
-        let ratio = self.ratio.map(|ratio| format!(" at {ratio:.1}:1")).unwrap_or_default();
-        let reuse = if reuse > 0 { format!(", {reuse} % unchanged") } else { String::new() };
-        format!(
-            "out {} pages ({zero} % zero, {pool} % pool{ratio}, {disk} % disk {} written{reuse}), \
-             in {} pages, {} hits on probation",
-            show_count(out),
-            show_bytes(get(Counter::pswpout) * PAGE),
-            show_count(get(Counter::swpin_zero) + get(Counter::zswpin) + get(Counter::pswpin)),
-            show_count(get(Counter::swap_cache_hit)),
-        )
-    }
-
-    /// What faults cost.
-    pub fn time_line(&self) -> String {
-        let stalled = self.now.counter(Counter::stalled_ns) as f64 / 1e9;
-        let quantile = |quantile| show_nanos(latency::quantile_ns(&self.latencies, quantile));
-        let faults: u64 = self.latencies[..latency::BUCKETS].iter().sum();
-        let latency = if faults == 0 {
-            "no faults".to_owned()
-        } else {
-            let maximum = show_nanos(self.latencies[latency::BUCKETS]);
-            format!("fault latency p50 {}, p99 {}, max {maximum}", quantile(0.5), quantile(0.99))
-        };
-        let rested = match self.now.counter(Counter::rested_ns) {
-            0 => String::new(),
-            nanos => format!(", rested {:.1} s", nanos as f64 / 1e9),
-        };
-        format!("stalled {stalled:.1} s{rested} of {:.1} s; {latency}", self.elapsed.as_secs_f64())
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use pagetide::group::{Knobs, Setup};
     use pagetide_sys::procfs::Identity;
 
-    fn group() -> (std::os::fd::OwnedFd, Group) {
+    /// The group page of a run of 250 MiB.
+    pub fn group() -> (std::os::fd::OwnedFd, Group) {
         let setup = Setup {
             cap_pages: 64_000,
             knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
@@ -358,7 +349,8 @@ mod tests {
         Group::create(setup).unwrap()
     }
 
-    fn report(group: &Group, peak: Pages) -> Report {
+    /// A report on it, after 33.1 s.
+    pub fn report(group: &Group, peak: Pages) -> Report {
         let now = Gathered::from(group);
         Report {
             pid: 7,
@@ -369,17 +361,14 @@ mod tests {
             cap_pages: 64_000,
             now,
             peak: Some(peak),
+            most: Most { pages: peak, ..Most::default() },
+            killer: None,
             ratio: now.ratio(),
             latencies: latencies(group),
+            outside: Outside::default(),
+            latest_look: None,
+            ended: ended(group),
         }
-    }
-
-    #[test]
-    fn a_run_that_fitted_says_so() {
-        let (_fd, group) = group();
-        let summary = report(&group, Pages { needed: 256, ..Pages::default() }).summary();
-        assert_eq!(summary[0], "needed 1 MiB of 250 MiB; fitted: never needed the engine");
-        assert_eq!(summary[2], "stalled 0.0 s of 33.1 s; no faults");
     }
 
     #[test]
@@ -396,28 +385,30 @@ mod tests {
             counters.add(Counter::zswpin, 50_000 * share);
             counters.add(Counter::swap_cache_hit, 4_000 * share);
             counters.add(Counter::stalled_ns, 400_000_000 * share);
+            counters.add(Counter::stalled_threads, share);
             slot.latency().record(Duration::from_micros(11 * share));
             slot.set(Field::StoredPages, 340);
             slot.set(Field::StoredBytes, 100 * PAGE);
             slot.set(Field::SameFilled, 7);
         }
         group.release([one]);
-        let peak = Pages { needed: 179_712, working: 63_744, swapped: 115_456, ..Pages::default() };
+        let peak = Pages { total: 63_744, needed: 179_712, swapped: 115_456, ..Pages::default() };
         let report = report(&group, peak);
-        let summary = report.summary();
+        let summary: Vec<String> = report.summary().into_iter().map(|line| line.text).collect();
         assert_eq!(
-            summary[0],
-            "needed 702 MiB, ran in 250 MiB (2.8 ×): peak 249 MiB resident+pool, 451 MiB swapped"
+            summary,
+            [
+                "the cap of 250 MiB held: 249 MiB in memory at most; 702 MiB were needed (2.8 ×), 451 MiB swapped",
+                "out 210 k pages (30 % zero, 60 % pool at 3.4:1, 10 % disk 88 MiB written), \
+                 in 150 k pages, 12 k hits on probation",
+                "threads waited 1.2 s for pages (3 threads, 33.1 s of wall time); \
+                 fault latency p50 12 µs, p99 22 µs, max 22 µs",
+            ]
         );
-        assert_eq!(
-            summary[1],
-            "out 210 k pages (30 % zero, 60 % pool at 3.4:1, 10 % disk 88 MiB written), \
-             in 150 k pages, 12 k hits on probation"
-        );
-        assert_eq!(summary[2], "stalled 1.2 s of 33.1 s; fault latency p50 12 µs, p99 22 µs, max 22 µs");
 
         let json = report.json();
         assert_eq!(json["counters"]["zswpout"], 126_000);
+        assert_eq!((&json["stalled_s"], &json["stalled_threads"]), (&1.2.into(), &3.into()));
         assert_eq!(json["disk_bytes_written"], 22_500 * PAGE);
         assert_eq!(json["zswap"]["written_back_pages"], 1500);
         assert_eq!(

@@ -4,11 +4,18 @@
 //! themselves (those whose engine does not run yet, and those that have no slot), asks for pages when the
 //! cap is overdrawn, and keeps the peaks.
 
+use crate::exact::Exact;
 use crate::load::{LoadControl, Seen};
+use crate::mute;
+use crate::outside::Outside;
 use crate::report::{Gathered, Pages};
-use crate::stall::Stall;
+use crate::shmem::SharedMemory;
+use crate::stall::{Stall, Waited};
+use crate::strict::is_passed;
+use crate::summary::{Holder, Most, NAMED};
 use crate::tree;
-use pagetide::group::{Field, Group, Slot};
+use crate::unmanaged::{Members, Unmanaged};
+use pagetide::group::{Field, Group, Mute, Slot};
 use pagetide_swap::Counter;
 use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_sys::procfs::{self, Identity};
@@ -23,10 +30,6 @@ use std::time::{Duration, Instant};
 
 /// Between samples.
 pub const INTERVAL: Duration = Duration::from_millis(20);
-/// Between looks for processes without a slot.
-const SCAN_INTERVAL: Duration = Duration::from_millis(250);
-/// A look takes no more than one part in so many of the time.
-const SCAN_SHARE: u32 = 100;
 /// Descriptors that are not spent on pidfds.
 const FREE_FDS: u64 = 8;
 /// Samples in a row in which a process has given nothing of what it was asked for, after which nobody counts on it: it
@@ -56,11 +59,17 @@ pub struct Sampler {
     /// By how many pages the kernel may err about what a process holds.
     inexact: i64,
     watches: HashMap<usize, Watch>,
-    strangers: Strangers,
+    unmanaged: Unmanaged,
+    shared: SharedMemory,
     peak: Pages,
+    most: Most,
+    exact: Exact,
     stored_most: u64,
     ratio: Option<f64>,
     stall: Option<Stall>,
+    /// CMD, once it was started, and whether our library has answered in it.
+    command: u32,
+    answered: bool,
     load: Option<LoadControl>,
     now: Gathered,
 }
@@ -109,11 +118,14 @@ impl Watch {
         this
     }
 
-    /// Finds out what the process is called here, and whether it lives.
+    /// Finds out what the process is called here, and whether it lives. A slot can name anybody: only a process that
+    /// descends from the launcher is looked at, and sent signals.
     fn find(&mut self) {
         let Ok(found) = self.process.pids() else { return };
         self.gone = found.is_empty();
-        if let [pid] = found[..] {
+        if let [pid] = found[..]
+            && tree::descends(pid, std::process::id())
+        {
             self.pid = pid;
             self.pidfd = pidfd(pid).ok();
             // Of whom is that pidfd? The pid may have been used again before it was opened.
@@ -121,6 +133,12 @@ impl Watch {
                 self.pidfd = None;
             }
         }
+    }
+
+    /// Whether it is the process that is called so here; also once that is dead.
+    fn is(&self, pid: u32) -> bool {
+        let here = || Identity::own().namespace == self.process.namespace;
+        pid != 0 && (self.pid == pid || self.process.pid == pid && here())
     }
 
     /// Looks again, where no pidfd tells.
@@ -174,18 +192,24 @@ fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
 }
 
 impl Sampler {
-    /// A sampler for the run of `group`, of which this process is the launcher, with load control or without.
-    pub fn new(group: Group, max_stall: Option<Duration>, load_control: bool) -> Self {
+    /// A sampler for the run of `group`, in the file `group_fd`, of which this process is the launcher, with load control
+    /// or without.
+    pub fn new(group: Group, group_fd: &OwnedFd, max_stall: Option<Duration>, load_control: bool) -> Self {
         let load = || LoadControl::new(task::processors().len(), group.setup().cap_pages, Instant::now());
         Self {
             group,
             launcher: std::process::id(),
             inexact: INEXACT_PAGES * task::processors().len().min(INEXACT_PROCESSORS) as i64,
             watches: HashMap::new(),
-            strangers: Strangers::new(),
+            unmanaged: Unmanaged::new(),
+            shared: SharedMemory::new(group_fd),
             peak: Pages::default(),
+            most: Most::default(),
+            exact: Exact::new(Instant::now()),
             stored_most: 0,
             ratio: None,
+            command: 0,
+            answered: false,
             stall: max_stall.map(|window| Stall::new(window, Instant::now())),
             load: load_control.then(load),
             now: Gathered::from(&group),
@@ -194,17 +218,31 @@ impl Sampler {
 
     /// Takes a sample. True if the run has stalled for longer than it may.
     pub fn sample(&mut self) -> bool {
-        let slots: Vec<Slot> = self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
+        let inquiry = self.group.inquiry();
+        let is_inquired = !self.group.has_launcher_answered(inquiry);
+        if is_inquired {
+            // Somebody is about to end for want of memory: what has gone meanwhile must not be counted.
+            self.unmanaged.look_anew();
+            self.shared.count_anew();
+        }
+        let mut slots: Vec<Slot> = self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
         self.watch(&slots);
+        self.evict_replaced(&mut slots);
         for &slot in &slots {
             if !self.watches[&slot.index()].gone && slot.get(Field::StartTime) != 0 {
                 self.observe(slot);
             }
             if let Some(watch) = self.watches.get_mut(&slot.index()) {
                 watch.listen(slot);
+                let is_asked = slot.is_asked(&self.group) && watch.pid != 0 && !watch.gone;
+                slot.set_mute(if is_asked { mute::look(watch.pid) } else { Mute::No });
             }
         }
-        self.strangers.scan(&self.group, self.launcher, &slots);
+        self.unmanaged.look(&self.group, self.launcher, &self.members());
+        for (pid, shared) in self.unmanaged.shared() {
+            self.shared.note(pid, shared);
+        }
+        self.group.charge_shared(self.shared.count(self.group.own_pages().0));
         // What the dead held last counts for the peaks.
         self.gather();
         self.keep_peaks();
@@ -212,9 +250,43 @@ impl Sampler {
         self.watches.retain(|_, watch| !watch.gone);
         self.gather();
         self.ask(&slots);
+        if is_inquired {
+            self.group.answer_as_launcher(inquiry);
+        }
         self.control_load(&slots);
-        let (nanos, waits) = (self.now.counter(Counter::stalled_ns), self.now.stalled > 0);
-        self.stall.as_mut().is_some_and(|stall| stall.sample(Instant::now(), nanos, waits))
+        let waited = Waited {
+            nanos: self.now.counter(Counter::stalled_ns),
+            ticks: self.now.counter(Counter::stalled_ticks),
+            now: self.now.stalled > 0,
+        };
+        self.stall.as_mut().is_some_and(|stall| stall.sample(Instant::now(), waited))
+    }
+
+    /// CMD was started.
+    pub fn note_command(&mut self, pid: u32) {
+        self.command = pid;
+    }
+
+    /// CMD, called `name`, has ended by itself. If our library has never answered in it, that is said.
+    pub fn note_end(&mut self, name: &str) {
+        if !self.answered {
+            self.unmanaged.outside().note_silent(name, self.command);
+        }
+    }
+
+    /// The programs that run without Pagetide.
+    pub fn outside(&mut self) -> &mut Outside {
+        self.unmanaged.outside()
+    }
+
+    /// The launcher was stopped for a while.
+    pub fn note_stop(&mut self) {
+        self.unmanaged.forgive();
+    }
+
+    /// How long nobody looked for processes without a slot at most, if that was too long.
+    pub fn latest_look(&self) -> Option<Duration> {
+        self.unmanaged.latest()
     }
 
     /// Charges the launcher, and the group page of which `group_fd` is the file.
@@ -230,7 +302,6 @@ impl Sampler {
         // Nobody controls what goes on without it.
         self.load = None;
         self.group.live().for_each(|slot| slot.set_resting(false));
-        self.strangers.next_scan = Instant::now();
         self.sample();
     }
 
@@ -247,6 +318,7 @@ impl Sampler {
         // Who could be forking?
         let nobody = self.watches.values().all(|watch| watch.gone || watch.process.pid == 0);
         for watch in self.watches.values_mut() {
+            self.answered |= watch.is(self.command);
             watch.look(nobody);
             if let Some(fd) = &watch.pidfd {
                 polled.push(PollFd::new(fd, PollFlags::IN));
@@ -261,6 +333,30 @@ impl Sampler {
         }
     }
 
+    /// The processes whose slots are watched.
+    fn members(&self) -> Members {
+        let placed = || self.watches.iter().filter(|(_, watch)| watch.pid != 0 || watch.gone);
+        Members {
+            pids: placed().map(|(_, watch)| watch.pid).collect(),
+            slots: placed().map(|(&index, watch)| (index, watch.tenant)).collect(),
+        }
+    }
+
+    /// Gives back the slots of processes that run another program by now, in which our library has not answered.
+    fn evict_replaced(&mut self, slots: &mut Vec<Slot>) {
+        let Self { watches, unmanaged, shared, group, .. } = self;
+        let alive = |slot: &Slot| Some((*slot, watches.get(&slot.index())?));
+        let watched = slots.iter().filter_map(alive).filter(|(_, watch)| watch.pid != 0 && !watch.gone);
+        let replaced =
+            unmanaged.replaced(watched.map(|(slot, watch)| (slot, watch.pid)), shared.group_page());
+        for slot in replaced {
+            if let Some(watch) = watches.remove(&slot.index()) {
+                group.evict(slot, watch.tenant);
+            }
+            slots.retain(|other| other.index() != slot.index());
+        }
+    }
+
     fn observe(&mut self, slot: Slot) {
         let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
         slot.set(Field::KnownAs, watch.pid.into());
@@ -269,7 +365,8 @@ impl Sampler {
         let armed = slot.get(Field::Armed) != 0;
         let memory = if armed { watch.memory.look(&pid) } else { procfs::memory(&pid) };
         let Some(memory) = memory else { return };
-        let observed = self.group.charged(&memory);
+        self.shared.note(watch.pid, memory.shared);
+        let observed = memory.charged();
         slot.set(Field::Observed, observed);
         if armed {
             return;
@@ -292,16 +389,42 @@ impl Sampler {
     }
 
     fn gather(&mut self) {
-        self.now = Gathered::from(&self.group).with_strangers(self.strangers.charged);
+        self.now = Gathered::from(&self.group);
     }
 
     fn keep_peaks(&mut self) {
         self.peak = self.peak.max(self.now.pages);
+        if self.now.pages.total > self.most.pages.total {
+            self.most = Most { pages: self.now.pages, holders: self.holders(), ..self.most };
+        }
+        let bytes = self.now.pages.total * pagetide_sys::PAGE as u64;
+        if !is_passed(bytes, self.group.setup().cap_pages) {
+            self.most.within = self.most.within.max(self.now.pages.total);
+        } else if self.group.live().nth(1).is_some() {
+            // One process alone shares nothing.
+            let launcher = self.launcher;
+            self.exact.look(Instant::now(), self.group.own_pages().1, || tree::descendants(launcher));
+            self.most.counted = self.exact.counted();
+        }
         if self.now.stored.0 > self.stored_most
             && let Some(ratio) = self.now.ratio()
         {
             (self.stored_most, self.ratio) = (self.now.stored.0, Some(ratio));
         }
+    }
+
+    /// Who holds the most that is not managed, while the cap is passed.
+    fn holders(&self) -> Vec<Holder> {
+        if self.now.pages.total <= self.group.setup().cap_pages {
+            return Vec::new();
+        }
+        let slots = self.group.live().map(|slot| (slot.known_as() as u32, Pages::of(slot).unmanaged, false));
+        let strangers = self.unmanaged.charges().map(|(pid, pages)| (pid, pages, true));
+        let mut found: Vec<_> = slots.chain(strangers).filter(|(_, pages, _)| *pages > 0).collect();
+        found.sort_unstable_by_key(|(_, pages, _)| std::cmp::Reverse(*pages));
+        found.truncate(NAMED);
+        let named = |(pid, pages, stranger)| Holder { pid, name: tree::name(pid), pages, stranger };
+        found.into_iter().map(named).collect()
     }
 
     /// Asks for what is overdrawn, but not for what was asked for already.
@@ -351,6 +474,11 @@ impl Sampler {
         self.peak
     }
 
+    /// What it held when that was the most, and who of it what is not managed.
+    pub fn most(&self) -> Most {
+        self.most.clone()
+    }
+
     /// What the pool's compression gains, or did when it held the most.
     pub fn ratio(&self) -> Option<f64> {
         self.now.ratio().or(self.ratio)
@@ -358,22 +486,12 @@ impl Sampler {
 
     /// Every process of the run.
     pub fn processes(&self) -> Vec<u32> {
-        let mut pids = tree::descendants(self.launcher);
-        for slot in self.group.live() {
-            let process = slot.process();
-            if process.start_time != 0
-                && let Ok([pid]) = process.pids().as_deref()
-                && !pids.contains(pid)
-            {
-                pids.push(*pid);
-            }
-        }
-        pids
+        tree::descendants(self.launcher)
     }
 
     /// Whether a pid is, or was when last seen, a process of the run.
     pub fn knows(&self, pid: u32) -> bool {
-        self.strangers.seen.contains_key(&pid)
+        self.unmanaged.knows(pid)
             || self.watches.values().any(|watch| watch.pid == pid)
             || tree::descends(pid, self.launcher)
     }
@@ -389,7 +507,7 @@ fn seen(slot: Slot) -> Seen {
     Seen {
         tenant: slot.tenant(),
         faults: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
-        lost_ns: (refaults + hits) as u64 + count(&[Counter::stalled_ns]),
+        lost_ns: ((refaults + hits) as u64).saturating_add(count(&[Counter::parked_ns])),
         size: slot.get(Field::Resident) + out,
         out,
     }
@@ -400,51 +518,8 @@ fn slot_spare(slot: Slot) -> i64 {
     slot.granted() - slot.get(Field::Asked) as i64
 }
 
-/// Processes of the run that have no slot: static programs, and those that lost LD_PRELOAD.
-#[derive(Debug)]
-struct Strangers {
-    /// Each of them, and the pages that it held when it was last seen.
-    seen: HashMap<u32, u64>,
-    /// Pages that are taken for them.
-    charged: u64,
-    next_scan: Instant,
-}
-
-impl Strangers {
-    fn new() -> Self {
-        // The first look can wait: CMD is about to claim its slot.
-        Self { seen: HashMap::new(), charged: 0, next_scan: Instant::now() + SCAN_INTERVAL }
-    }
-
-    fn scan(&mut self, group: &Group, launcher: u32, slots: &[Slot]) {
-        let start = Instant::now();
-        if start < self.next_scan {
-            return;
-        }
-        let mut seen = HashMap::new();
-        let mut charged = 0;
-        for pid in tree::descendants(launcher) {
-            if slots.iter().any(|slot| slot.known_as() == u64::from(pid)) {
-                continue;
-            }
-            let pages = procfs::memory(&pid.to_string()).map_or(0, |memory| group.charged(&memory));
-            // What it held at two looks: a child between fork and exec shows its parent's memory.
-            charged += self.seen.get(&pid).map_or(0, |&before| pages.min(before));
-            seen.insert(pid, pages);
-        }
-        if charged > self.charged {
-            group.take_anyway((charged - self.charged) as i64);
-        } else if charged < self.charged {
-            group.give((self.charged - charged) as i64);
-        }
-        (self.seen, self.charged) = (seen, charged);
-        let end = Instant::now();
-        self.next_scan = end + SCAN_INTERVAL.max((end - start) * SCAN_SHARE);
-    }
-}
-
 #[cfg(test)]
-mod tests {
+pub mod tests {
     use super::*;
     use pagetide::group::{Knobs, Setup};
     use std::process::{Child, Command};
@@ -453,7 +528,8 @@ mod tests {
         Identity { pid, start_time: procfs::start_time(pid).unwrap(), ..Identity::own() }
     }
 
-    fn group(cap_pages: u64) -> (OwnedFd, Group) {
+    /// The group page of a run.
+    pub fn group(cap_pages: u64) -> (OwnedFd, Group) {
         let setup = Setup {
             cap_pages,
             knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
@@ -473,6 +549,11 @@ mod tests {
         Group::create(setup).unwrap()
     }
 
+    /// Of a run whose launcher has no children: those of this process are other tests'.
+    fn sampler(group: Group, fd: &OwnedFd) -> Sampler {
+        Sampler { launcher: u32::MAX, ..Sampler::new(group, fd, None, true) }
+    }
+
     fn sleeper() -> Child {
         Command::new("sleep").arg("100").spawn().unwrap()
     }
@@ -484,8 +565,8 @@ mod tests {
 
     #[test]
     fn a_process_is_charged_while_it_lives_and_released_when_it_dies() {
-        let (_fd, group) = group(100_000);
-        let mut sampler = Sampler::new(group, None, true);
+        let (fd, group) = group(100_000);
+        let mut sampler = sampler(group, &fd);
         let child = sleeper();
         let slot = group.claim(identity(child.id())).unwrap();
         slot.counters().add(Counter::pswpin, 3);
@@ -510,17 +591,17 @@ mod tests {
 
     #[test]
     fn a_slot_of_an_earlier_owner_of_the_pid_is_released() {
-        let (_fd, group) = group(1000);
+        let (fd, group) = group(1000);
         let slot = group.claim(Identity { start_time: 1, ..Identity::own() }).unwrap();
         slot.set(Field::Armed, 1);
-        Sampler::new(group, None, true).sample();
+        sampler(group, &fd).sample();
         assert_eq!(group.live().count(), 0);
     }
 
     #[test]
     fn a_program_after_exec_is_watched_anew() {
-        let (_fd, group) = group(1000);
-        let mut sampler = Sampler::new(group, None, true);
+        let (fd, group) = group(1000);
+        let mut sampler = sampler(group, &fd);
         let before = group.claim(Identity::own()).unwrap();
         before.set(Field::Armed, 1);
         sampler.sample();
@@ -535,8 +616,8 @@ mod tests {
 
     #[test]
     fn a_fork_under_way_is_given_time() {
-        let (_fd, group) = group(1000);
-        let mut sampler = Sampler::new(group, None, true);
+        let (fd, group) = group(1000);
+        let mut sampler = sampler(group, &fd);
         let child = sleeper();
         group.claim(identity(child.id())).unwrap();
         group.claim(Identity::UNKNOWN).unwrap();
@@ -553,38 +634,9 @@ mod tests {
     }
 
     #[test]
-    fn a_process_without_a_slot_is_charged_when_it_stays() {
-        let (_fd, group) = group(100_000);
-        let parent = Command::new("sh").args(["-c", "sleep 100 & wait"]).spawn().unwrap();
-        let child = loop {
-            if let [child] = tree::descendants(parent.id())[..] {
-                break child;
-            }
-        };
-        let mut strangers = Strangers::new();
-        let mut scan = || {
-            strangers.next_scan = Instant::now();
-            strangers.scan(&group, parent.id(), &[]);
-            strangers.charged as i64
-        };
-        assert_eq!(scan(), 0);
-        let charged = scan();
-        assert!(charged > 0);
-        assert_eq!(group.free(), 100_000 - charged);
-        rustix::process::kill_process(Pid::from_raw(child as i32).unwrap(), rustix::process::Signal::KILL)
-            .unwrap();
-        while procfs::start_time(child).is_some() {
-            std::thread::yield_now();
-        }
-        assert_eq!(scan(), 0);
-        assert_eq!(group.free(), 100_000);
-        end(parent);
-    }
-
-    #[test]
     fn of_what_a_small_process_does_not_touch_it_keeps_little() {
-        let (_fd, group) = group(100_000);
-        let mut sampler = Sampler::new(group, None, true);
+        let (fd, group) = group(100_000);
+        let mut sampler = sampler(group, &fd);
         let [child, large] = [sleeper(), sleeper()];
         let [slot, rich] = [(&child, 1500), (&large, 4000)].map(|(child, grant)| {
             let slot = group.claim(identity(child.id())).unwrap();
@@ -612,16 +664,17 @@ mod tests {
 
     #[test]
     fn who_does_not_answer_is_not_counted_on() {
-        let (_fd, group) = group(1000);
+        let (fd, group) = group(1000);
+        let child = sleeper();
         let [deaf, other] = [900, 500].map(|grant| {
-            let slot = group.claim(Identity::own()).unwrap();
+            let slot = group.claim(identity(child.id())).unwrap();
             slot.set(Field::Armed, 1);
             slot.set(Field::Grant, grant);
             slot.listen();
             slot
         });
         group.take_anyway(900 + 500);
-        let mut sampler = Sampler::new(group, None, true);
+        let mut sampler = sampler(group, &fd);
         let asked = || [deaf, other].map(|slot| slot.get(Field::Asked));
         sampler.sample();
         assert_eq!(asked(), [400, 0]);
@@ -631,20 +684,23 @@ mod tests {
         }
         (0..2).for_each(|_| _ = sampler.sample());
         assert_eq!((asked(), deaf.get(Field::Listens)), ([400, 400], 0));
+        end(child);
     }
 
     #[test]
     fn an_overdrawn_cap_is_asked_back_once_even_of_a_single_process() {
-        let (_fd, group) = group(1000);
-        let slot = group.claim(Identity::own()).unwrap();
+        let (fd, group) = group(1000);
+        let child = sleeper();
+        let slot = group.claim(identity(child.id())).unwrap();
         slot.set(Field::Armed, 1);
         slot.listen();
         slot.set(Field::Grant, 900);
         group.take_anyway(900 + 150);
-        let mut sampler = Sampler::new(group, None, true);
+        let mut sampler = sampler(group, &fd);
         sampler.sample();
         assert_eq!(slot.get(Field::Asked), 50);
         sampler.sample();
         assert_eq!(slot.get(Field::Asked), 50);
+        end(child);
     }
 }

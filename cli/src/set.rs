@@ -1,7 +1,8 @@
 //! `pagetide set`: shows what may change while a run goes on, and changes it.
 
 use crate::failure::Failure;
-use crate::stat::open_run;
+use crate::out;
+use crate::runs::{Purpose, Run};
 use pagetide::group::Knobs;
 use pagetide_swap::zswap::shrinker::Shrinker;
 
@@ -25,7 +26,7 @@ NAME=VALUE is one of
   fixed_share=on|off                 the pool may take its most whatever misses cost
 Without any, all are shown.")]
 pub struct SetArgs {
-    /// The launcher of the run, if there are several
+    /// The launcher of the run, if there are several; to change something, if it is not the only one of this user and session
     #[arg(long)]
     pid: Option<u32>,
     /// What to change
@@ -35,20 +36,23 @@ pub struct SetArgs {
 
 /// Shows the knobs, or changes some. Returns the exit status.
 pub fn set(args: &SetArgs) -> Result<u8, Failure> {
-    let (_, group) = open_run(args.pid)?;
+    let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
+    let run = Run::open(args.pid, purpose)?;
     // All or none.
-    let mut knobs = group.knobs();
+    let mut knobs = run.group.knobs();
     for setting in &args.settings {
         apply(&mut knobs, setting).map_err(|message| Failure::new(USAGE, message))?;
     }
-    group.change_knobs(|knobs| {
+    run.group.change_knobs(|knobs| {
         for setting in &args.settings {
             apply(knobs, setting).expect("it could be applied above");
         }
     });
-    if args.settings.is_empty() {
-        print!("{}", show(knobs));
-    }
+    let name = run.name();
+    out::print(&match purpose {
+        Purpose::Look => format!("# {name}\n{}", show(knobs)),
+        Purpose::Change => format!("{name}: {}\n", args.settings.join(" ")),
+    })?;
     Ok(0)
 }
 

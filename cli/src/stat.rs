@@ -1,26 +1,23 @@
 //! `pagetide stat`: shows a run from its group page, while it goes on.
 
-use crate::Cli;
 use crate::failure::Failure;
-use crate::report::{Gathered, Pages, Report, latencies};
+use crate::out::{self, Audience};
+use crate::outside::Program;
+use crate::report::{Gathered, Pages, Report, ended, latencies};
+use crate::runs::{Purpose, Run, command};
 use crate::size::{parse_time, show_bytes};
-use crate::tree;
-use clap::Parser;
-use pagetide::group::{Field, Group, OpenError, Slot};
+use crate::summary::Most;
+use crate::unmanaged;
+use pagetide::group::{Field, Group, Slot};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;
 use serde_json::{Value, json};
-use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{IsTerminal, Write as _};
-use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
+use std::io::IsTerminal;
 use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// No such run, or which one?
-const WHICH: u8 = 1;
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 /// Show how a run fares
@@ -38,103 +35,43 @@ pub struct StatArgs {
 
 /// Shows a run. Returns the exit status.
 pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
-    let (pid, group) = open_run(args.pid)?;
-    let born = procfs::start_time(pid);
+    let run = Run::open(args.pid, Purpose::Look)?;
     loop {
-        let report = report(pid, &group, born);
-        let text = if args.json { format!("{:#}\n", json(&report, &group)) } else { table(&report, &group) };
+        let (report, group) = (report(&run), &run.group);
+        let text = if args.json { format!("{:#}\n", json(&report, group)) } else { table(&report, group) };
         let clear = args.watch.is_some() && !args.json && std::io::stdout().is_terminal();
-        // Whoever reads may have seen enough.
-        if write!(std::io::stdout(), "{}{text}", if clear { CLEAR_SCREEN } else { "" }).is_err() {
+        let shown = out::print(&format!("{}{text}", if clear { CLEAR_SCREEN } else { "" }))?;
+        if shown == Audience::Gone {
             return Ok(0);
         }
         let Some(pause) = args.watch else { return Ok(0) };
         std::thread::sleep(pause);
-        if procfs::start_time(pid) != born {
+        if !run.goes_on() {
             return Ok(0);
         }
     }
 }
 
-/// The run of a launcher, or the only one that goes on, with its launcher.
-pub fn open_run(pid: Option<u32>) -> Result<(u32, Group), Failure> {
-    let pid = match pid {
-        Some(pid) => pid,
-        None => the_only_launcher()?,
-    };
-    let path =
-        group_page(pid).ok_or_else(|| Failure::new(WHICH, format!("{pid} launched no run, or not yours")))?;
-    match Group::open(&path) {
-        Ok(group) => Ok((pid, group)),
-        Err(OpenError::System(error)) if error.kind() == std::io::ErrorKind::NotFound => {
-            Err(Failure::new(WHICH, format!("the run of {pid} has just ended")))
-        }
-        Err(error) => Err(Failure::new(WHICH, error.to_string())),
-    }
-}
-
-/// What a launcher runs, for messages.
-pub fn program(launcher: u32) -> String {
-    command(launcher).join(" ")
-}
-
-fn the_only_launcher() -> Result<u32, Failure> {
-    let mut found: Vec<u32> = tree::pids().filter(|&pid| group_page(pid).is_some()).collect();
-    found.sort_unstable();
-    match found[..] {
-        [] => Err(Failure::new(WHICH, "no run goes on")),
-        [pid] => Ok(pid),
-        _ => {
-            let mut message = "several runs go on; which one?".to_owned();
-            for pid in found {
-                let _ = write!(message, "\n  pagetide stat {pid}    {}", program(pid));
-            }
-            Err(Failure::new(WHICH, message))
-        }
-    }
-}
-
-/// The group page that a process launched a run with.
-fn group_page(pid: u32) -> Option<PathBuf> {
-    fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten().map(|entry| entry.path()).find(|path| {
-        fs::read_link(path)
-            .is_ok_and(|target| target.as_os_str().as_encoded_bytes().starts_with(b"/memfd:pagetide-group"))
-    })
-}
-
-/// CMD, from the launcher's command line.
-fn command(launcher: u32) -> Vec<String> {
-    let line = fs::read(format!("/proc/{launcher}/cmdline")).unwrap_or_default();
-    let line = line.strip_suffix(b"\0").unwrap_or(&line);
-    let words: Vec<_> = line.split(|&byte| byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect();
-    match Cli::try_parse_from(&words) {
-        Ok(Cli { command: crate::Verb::Run(args) }) => args.command(),
-        _ => words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
-    }
-}
-
-fn report(pid: u32, group: &Group, born: Option<u64>) -> Report {
+fn report(run: &Run) -> Report {
+    let group = &run.group;
     let now = Gathered::from(group);
     Report {
-        pid,
-        command: command(pid),
+        pid: run.pid,
+        command: command(run.pid),
         exit_status: None,
-        elapsed: born.and_then(age).unwrap_or_default(),
+        elapsed: run.born().and_then(procfs::age).unwrap_or_default(),
         cpu: None,
         cap_pages: group.setup().cap_pages,
         now,
         peak: None,
+        most: Most::default(),
+        killer: None,
         ratio: now.ratio(),
         latencies: latencies(group),
+        outside: unmanaged::survey(group, run.pid),
+        latest_look: None,
+        ended: ended(group),
     }
-}
-
-/// The time since `born`, in ticks since boot.
-fn age(born: u64) -> Option<Duration> {
-    let uptime = fs::read_to_string("/proc/uptime").ok()?;
-    let uptime: f64 = uptime.split(' ').next()?.parse().ok()?;
-    let born = born as f64 / rustix::param::clock_ticks_per_second() as f64;
-    Duration::try_from_secs_f64(uptime - born).ok()
 }
 
 /// What a process is called.
@@ -184,10 +121,17 @@ fn table(report: &Report, group: &Group) -> String {
         ("  frames", now.frames),
         ("  metadata", now.metadata),
         ("  unmanaged", now.unmanaged),
+        ("    shared", now.shared),
         ("swapped", now.swapped),
         ("  on disk", now.disk),
     ] {
         let _ = writeln!(out, "{label:<14}{:>10}", bytes(pages));
+    }
+    let [size, allowed, most] = report.now.file;
+    if most > 0 {
+        let _ = write!(out, "{:<14}{:>10}", "  file", bytes(size));
+        let now = if allowed > size || size == most { "" } else { ", not just now" };
+        let _ = writeln!(out, "  (may grow to {}{now})", bytes(most));
     }
     let _ = writeln!(out, "\n{}\n{}\n", report.pages_line(), report.time_line());
     let counted = Counter::ALL.iter().map(|&counter| (counter.name(), report.now.counter(counter)));
@@ -223,6 +167,9 @@ fn table(report: &Report, group: &Group) -> String {
             let _ = write!(out, "{:>9}", bytes(pages));
         }
         let _ = writeln!(out, "  {engine}");
+    }
+    for Program { name, pid, reason, pages, .. } in report.outside.iter() {
+        let _ = writeln!(out, "{pid:>8}  {name}: {} without Pagetide: {}", bytes(*pages), reason.text());
     }
     out
 }

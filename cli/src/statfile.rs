@@ -1,17 +1,30 @@
-//! The file of `--stats`: always whole, at whatever instant it is read.
+//! What `--stats` names: a file that is whole at whatever instant it is read, or a place that gets the last report only.
 
+use crate::out;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::Value;
 use std::fs;
 use std::io;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+
+/// Names standard output.
+const STANDARD_OUTPUT: &str = "-";
 
 /// Where statistics go.
 #[derive(Debug)]
 pub struct StatFile {
     path: PathBuf,
-    temporary: PathBuf,
-    /// It is a pipe or a device, which a rename would replace.
-    special: bool,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// A file, which is replaced by one that is written under this name.
+    Replaced(PathBuf),
+    /// A pipe or a device, which a rename would replace.
+    Special,
+    StandardOutput,
 }
 
 /// Whether a run has ended.
@@ -24,28 +37,51 @@ pub enum Stage {
 }
 
 impl StatFile {
-    /// Statistics to `path`.
-    pub fn new(path: &Path) -> Self {
-        let mut name = path.file_name().unwrap_or_default().to_owned();
-        name.push(format!(".{}.tmp", std::process::id()));
-        let special = path.metadata().is_ok_and(|metadata| !metadata.is_file());
-        Self { path: path.to_owned(), temporary: path.with_file_name(name), special }
+    /// Statistics to `path`, if something can be written there.
+    pub fn new(path: &Path) -> Result<Self, String> {
+        let cannot = |why: &str| Err(format!("--stats: cannot write {}: {why}", path.display()));
+        let found = path.metadata().ok().map(|metadata| metadata.file_type());
+        let kind = match found {
+            _ if path == Path::new(STANDARD_OUTPUT) => Kind::StandardOutput,
+            Some(found) if found.is_dir() => return cannot("it is a directory; name a file in it"),
+            Some(found) if found.is_socket() => return cannot("it is a socket"),
+            Some(found) if !found.is_file() => {
+                if let Err(error) = accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS) {
+                    return cannot(&io::Error::from(error).to_string());
+                }
+                Kind::Special
+            }
+            _ => {
+                let Some(name) = path.file_name() else { return cannot("it names no file") };
+                let mut name = name.to_owned();
+                name.push(format!(".{}.tmp", std::process::id()));
+                Kind::Replaced(path.with_file_name(name))
+            }
+        };
+        Ok(Self { path: path.to_owned(), kind })
     }
 
-    /// Writes a report. A pipe or a device gets the last one only.
+    /// Writes a report. Standard output, a pipe or a device gets the last one only.
     pub fn write(&self, report: &Value, stage: Stage) -> Result<(), String> {
-        if self.special && stage == Stage::Running {
-            return Ok(());
-        }
         let text = format!("{report:#}\n");
-        let result = if self.special { fs::write(&self.path, text) } else { self.replace(&text) };
+        let result = match &self.kind {
+            Kind::Replaced(temporary) => self.replace(temporary, &text),
+            _ if stage == Stage::Running => return Ok(()),
+            Kind::Special => match fs::write(&self.path, text) {
+                // The same as for standard output: whoever reads has seen enough.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                other => other,
+            },
+            Kind::StandardOutput => {
+                return out::print(&text).map(|_| ()).map_err(|failure| format!("--stats: {failure}"));
+            }
+        };
         result.map_err(|error| format!("--stats: cannot write {}: {error}", self.path.display()))
     }
 
-    fn replace(&self, text: &str) -> io::Result<()> {
-        fs::write(&self.temporary, text)?;
-        fs::rename(&self.temporary, &self.path).inspect_err(|_| {
-            let _ = fs::remove_file(&self.temporary);
+    fn replace(&self, temporary: &Path, text: &str) -> io::Result<()> {
+        fs::write(temporary, text).and_then(|()| fs::rename(temporary, &self.path)).inspect_err(|_| {
+            let _ = fs::remove_file(temporary);
         })
     }
 }

@@ -1,7 +1,7 @@
 //! The processes of a run, as `/proc` shows them: whose child is whose.
 
 use pagetide_sys::procfs;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 
 /// Generations that are followed upwards at most.
@@ -27,13 +27,24 @@ pub fn is_stopped(pid: u32) -> bool {
     read(pid).is_some_and(|stat| state_and_parent(&stat).is_some_and(|(state, _)| state == "T"))
 }
 
-/// Whether `pid` descends from `ancestor`.
+/// What a process is called; empty if it is gone.
+pub fn name(pid: u32) -> String {
+    procfs::small(&format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
+}
+
+/// Whether `pid` descends from `ancestor`, also if processes end meanwhile and their pids become others'.
 pub fn descends(mut pid: u32, ancestor: u32) -> bool {
+    let mut above = parent(pid);
     for _ in 0..DEPTH {
+        let Some(one) = above.filter(|&one| one != 0) else { return false };
+        if one == ancestor {
+            return true;
+        }
+        let next = parent(one);
         match parent(pid) {
-            Some(above) if above == ancestor => return true,
-            Some(0) | None => return false,
-            Some(above) => pid = above,
+            // It was the parent all the while, so `next` is the parent's.
+            still if still == above => (pid, above) = (one, next),
+            other => above = other,
         }
     }
     false
@@ -43,6 +54,34 @@ pub fn descends(mut pid: u32, ancestor: u32) -> bool {
 pub fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The descendants of `ancestor`, the dead that nobody has waited for among them: by the children that each thread of
+/// each of them has, which costs nothing for the rest of the machine; where the kernel does not list those
+/// (`CONFIG_PROC_CHILDREN`), by the parents of all processes. Who changes parents meanwhile may be missed.
+pub fn family(ancestor: u32) -> Vec<u32> {
+    if fs::metadata(format!("/proc/{ancestor}/task/{ancestor}/children")).is_err() {
+        return descendants(ancestor);
+    }
+    let mut found: Vec<u32> = Vec::new();
+    let mut known = HashSet::from([ancestor]);
+    let mut above = vec![ancestor];
+    while let Some(parent) = above.pop() {
+        for child in children(parent) {
+            // Who has moved on meanwhile may be seen twice.
+            if known.insert(child) {
+                found.push(child);
+                above.push(child);
+            }
+        }
+    }
+    found
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| fs::read_to_string(thread.path().join("children")).ok());
+    lists.flat_map(|list| list.split_ascii_whitespace().flat_map(str::parse).collect::<Vec<u32>>()).collect()
 }
 
 /// The descendants of `ancestor` that are not dead.
@@ -84,7 +123,8 @@ mod tests {
         let mut child = std::process::Command::new("sleep").arg("100").spawn().unwrap();
         let me = std::process::id();
         assert!(descends(child.id(), me) && !descends(me, child.id()));
-        assert!(descendants(me).contains(&child.id()));
+        assert!(descendants(me).contains(&child.id()) && family(me).contains(&child.id()));
+        assert!(children(std::process::id()).contains(&child.id()), "of whichever thread it is");
         assert!(!is_stopped(child.id()));
         child.kill().unwrap();
         child.wait().unwrap();

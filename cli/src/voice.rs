@@ -5,9 +5,9 @@ use pagetide_sys::task::say;
 /// How much it says.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Voice {
-    /// Errors only.
+    /// Errors and warnings only.
     Quiet,
-    /// Warnings, what it decided by itself, and a summary.
+    /// What it decided by itself, and a summary.
     Normal,
     /// The setup too.
     Verbose,
@@ -21,9 +21,9 @@ impl Voice {
         }
     }
 
-    /// Something that the user may not have wanted.
+    /// Something that the user may not have wanted: said whatever else is.
     pub fn warn(self, line: &str) {
-        self.tell(&format!("warning: {line}"));
+        say(&format!("warning: {line}"));
     }
 
     /// A detail.

@@ -1,184 +1,20 @@
 //! Whole programs under `pagetide run`, in less memory than they need.
-//!
-//! These tests need root or another way to userfaultfd (docs/permissions.md), gcc and python3, and the
-//! preload library beside the binary: `cargo build --workspace` comes first, as `./test` does. They run
-//! beside each other, but for those that change a setting with which others would fail. Swap files lie in
-//! `/var/tmp`.
 
+mod common;
+
+use common::*;
 use pagetide_swap::{PageIndex, trace};
 use rustix::fs::{SeekFrom, seek};
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
-/// No run takes nearly as long: this is only so that one that hangs is ended.
-const GUARD: Duration = Duration::from_secs(400);
 /// What `integrity` is run under: each way out and in alone, and each fallback.
 const MASKS: [&str; 9] =
     ["", "remap", "move", "copy", "scan", "ring,pool", "pool", "remap,pool", "move,pool"];
-
-static TURNS: RwLock<()> = RwLock::new(());
-
-/// Beside other tests. Fails if the machine lacks what all need.
-fn turn() -> RwLockReadGuard<'static, ()> {
-    let turn = TURNS.read().unwrap_or_else(PoisonError::into_inner);
-    if let Err(error) = pagetide_sys::uffd::Uffd::open() {
-        panic!(
-            "userfaultfd cannot be opened ({error}): run the tests as root, or set vm.unprivileged_userfaultfd=1"
-        );
-    }
-    let library = Path::new(PAGETIDE).with_file_name("libpagetide_preload.so");
-    assert!(library.exists(), "{} is missing: run cargo build --workspace first", library.display());
-    turn
-}
-
-/// With no other test beside it: it changes a setting of the machine which they would fail with.
-fn alone() -> RwLockWriteGuard<'static, ()> {
-    drop(turn());
-    TURNS.write().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn house() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()
-}
-
-/// Builds tests/programs/NAME.c, once.
-fn program(name: &str) -> String {
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let source = house().join("tests/programs").join(name).with_extension("c");
-    let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    let headers = ["pages.h", "direct.h"].map(|header| time(&source.with_file_name(header)));
-    if time(&binary) < headers.into_iter().fold(time(&source), Option::max) {
-        let output = Command::new("gcc")
-            .args(["-O2", "-Wall", "-Wextra", "-o"])
-            .args([&binary, &source])
-            .arg("-lpthread")
-            .output()
-            .expect("gcc is installed");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    }
-    binary.to_str().expect("a path in UTF-8").to_owned()
-}
-
-/// A run and what it says, which goes to files: nobody waits for a pipe that an orphan holds.
-struct Run {
-    child: Child,
-    started: Instant,
-    what: String,
-    files: [PathBuf; 2],
-}
-
-struct Ended {
-    status: ExitStatus,
-    stdout: String,
-    stderr: String,
-    what: String,
-}
-
-fn start(mut command: Command) -> Run {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let number = COUNT.fetch_add(1, Relaxed);
-    let file = |name: &str| {
-        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}.{name}", std::process::id()))
-    };
-    let files = [file("stdout"), file("stderr")];
-    let [stdout, stderr] = files.each_ref().map(|path| fs::File::create(path).unwrap());
-    let what = format!("{command:?}");
-    let child =
-        command.env("TMPDIR", "/var/tmp").process_group(0).stdout(stdout).stderr(stderr).spawn().unwrap();
-    Run { child, started: Instant::now(), what, files }
-}
-
-/// Processes of a process group that live, zombies apart.
-fn living(group: u32) -> Vec<String> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/proc").unwrap().flatten() {
-        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
-        // PID (NAME) STATE PPID PGRP
-        let Some((name, rest)) = stat.rsplit_once(") ") else { continue };
-        let fields: Vec<_> = rest.split(' ').take(3).collect();
-        if fields[0] != "Z" && fields[0] != "X" && fields[2] == group.to_string() {
-            found.push(format!("{name})"));
-        }
-    }
-    found
-}
-
-fn kill_group(group: u32) {
-    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
-}
-
-impl Run {
-    fn said(&self) -> [String; 2] {
-        self.files.each_ref().map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
-    }
-
-    /// Waits until something is so, while the run goes on or after its end.
-    fn until(&self, what: &str, so: impl Fn() -> bool) {
-        while !so() {
-            if self.started.elapsed() > GUARD {
-                kill_group(self.child.id());
-                panic!("{}: {what} does not come about; it said {:?}", self.what, self.said());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Waits for its end. Fails if it hangs, or if a process of it lives on.
-    fn end(mut self) -> Ended {
-        let group = self.child.id();
-        let status = loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                break status;
-            }
-            if self.started.elapsed() > GUARD {
-                let living = living(group);
-                kill_group(group);
-                let _ = self.child.wait();
-                panic!("{} hangs: {living:?} live; it said {:?}", self.what, self.said());
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        };
-        let orphans = living(group);
-        let [stdout, stderr] = self.said();
-        if !orphans.is_empty() {
-            kill_group(group);
-            panic!(
-                "{} has ended with {status}, and {orphans:?} live on; it said {stdout}{stderr}",
-                self.what
-            );
-        }
-        Ended { status, stdout, stderr, what: std::mem::take(&mut self.what) }
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        self.files.iter().for_each(|path| _ = fs::remove_file(path));
-    }
-}
-
-impl Ended {
-    fn succeeds(self) -> String {
-        let Self { status, stdout, stderr, what } = self;
-        assert!(status.success(), "{what}: {status}\n{stdout}{stderr}");
-        stdout
-    }
-}
-
-fn pagetide(memory: &str, mask: &str, options: &[&str], command: &[&str]) -> Command {
-    let mut run = Command::new(PAGETIDE);
-    run.args(["run", "-q", "-m", memory]).args(options).arg("--").args(command).env("PAGETIDE_MASK", mask);
-    run
-}
 
 fn integrity(threads: &str, ops: &str) {
     let _turn = turn();
@@ -286,6 +122,15 @@ fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {
 
 /// Its engine does not run when it begins to wait: others have to be able to start it.
 #[test]
+fn children_that_are_cloned_keep_their_parents_pages() {
+    // Needs root for those in namespaces.
+    let _turn = turn();
+    for mask in ["", "remap", "pool"] {
+        start(pagetide("32M", mask, &[], &[&program("clones")])).end().succeeds();
+    }
+}
+
+#[test]
 fn who_holds_memory_and_waits_gives_it_to_who_needs_it() {
     let _turn = turn();
     let idle = program("idle");
@@ -294,15 +139,43 @@ fn who_holds_memory_and_waits_gives_it_to_who_needs_it() {
     }
 }
 
+/// It maps and forks with the locks of its `malloc` held; threads of the engine must not ask for memory there.
 #[test]
-fn a_program_that_brings_its_own_malloc_runs_without() {
+fn a_program_that_brings_its_own_malloc_is_managed_also_when_it_forks() {
     let _turn = turn();
     let own = program("own_malloc");
-    for memory in ["16M", "128M"] {
-        let ended = start(pagetide(memory, "", &[], &[&own])).end();
-        assert!(ended.stderr.contains("brings its own malloc"), "{}", ended.stderr);
-        ended.succeeds();
-        start(pagetide(memory, "", &[], &["sh", "-c", &format!("{own}; {own}")])).end().succeeds();
+    for (memory, way) in [("16M", "mmap"), ("64M", "mmap"), ("16M", "brk")] {
+        let mut run = Command::new(PAGETIDE);
+        run.args(["run", "-m", memory, "--swap-size", "1G", "--", &own, way]);
+        let ended = start(run).end();
+        assert!(ended.stderr.contains("pagetide: out "), "{}", ended.stderr);
+        assert_eq!(ended.succeeds(), "ok\n");
+    }
+}
+
+/// Whether the C library knows of threads, and whether there is an engine, is four cases of what it resets in a child.
+#[test]
+fn threads_of_forked_children_open_streams() {
+    let _turn = turn();
+    let streams = program("streams");
+    for arguments in [["0", "0"], ["1", "0"], ["0", "100"], ["1", "100"]] {
+        let [threads, mib] = arguments;
+        start(pagetide("40M", "", &[], &[&streams, threads, mib])).end().succeeds();
+    }
+}
+
+/// Threads of the engine are none of the C library's, which has its threads change together.
+#[test]
+fn threads_of_the_engine_keep_no_right_that_the_program_gives_up() {
+    let _turn = turn();
+    if !rustix::process::geteuid().is_root() {
+        println!("not root: no user can be changed");
+        return;
+    }
+    let credentials = program("credentials");
+    for arguments in [&[][..], &["threads"]] {
+        let command: Vec<_> = [&[&*credentials], arguments].concat();
+        assert_eq!(start(pagetide("24M", "", &["--swap-size", "1G"], &command)).end().succeeds(), "ok\n");
     }
 }
 
@@ -362,8 +235,41 @@ fn what_the_allocator_sets_aside_and_nobody_uses_is_not_charged() {
     let mut run = Command::new(PAGETIDE);
     run.args(["run", "-m", "24M", "--", &program("sizes")]);
     let ended = start(run).end();
-    assert!(ended.stderr.contains("no faults"), "no engine: {}", ended.stderr);
+    assert!(ended.stderr.contains("nothing was swapped"), "no engine: {}", ended.stderr);
     ended.succeeds();
+}
+
+/// The allocator starts when a process has allocated more than small ones do.
+#[test]
+fn what_a_process_allocated_first_stays_its_own_when_the_allocator_starts() {
+    let _turn = turn();
+    let beginnings = program("beginnings");
+    for how in ["little", "grown", "threads", "forks", "confined"] {
+        for memory in ["24M", "64M"] {
+            let mut run = Command::new(PAGETIDE);
+            run.args(["run", "-q", "-m", memory, "--", &beginnings, how]);
+            let said = start(run).end().succeeds();
+            let bytes: usize = said.trim().parse().unwrap();
+            assert_eq!(bytes < 64 << 10, how == "little", "{how}: the allocator has {bytes} bytes");
+        }
+    }
+}
+
+/// Natively too, so that the demands are known to be glibc's.
+#[test]
+fn the_allocator_accounts_for_what_it_holds() {
+    let _turn = turn();
+    let accounts = program("accounts");
+    for arguments in [&[][..], &["threads"]] {
+        let mut native = Command::new(&accounts);
+        native.args(arguments);
+        start(native).end().succeeds();
+        for memory in ["24M", "256M"] {
+            let mut run = Command::new(PAGETIDE);
+            run.args(["run", "-q", "-m", memory, "--", &accounts]).args(arguments);
+            start(run).end().succeeds();
+        }
+    }
 }
 
 #[test]
@@ -419,6 +325,21 @@ fn the_kernel_finds_what_is_out_of_memory() {
     for mask in ["", "remap", "copy", "pool"] {
         println!("PAGETIDE_MASK={mask} syscalls");
         start(pagetide("28M", mask, &[], &[&program("syscalls")])).end().succeeds();
+    }
+}
+
+/// Where pages cannot move, nothing leaves once they may be pinned: so a run that ends for want of memory has seen it.
+#[test]
+fn every_way_to_open_a_file_past_the_page_cache_is_seen() {
+    let _turn = turn();
+    let opens = program("opens");
+    for way in 0.. {
+        let ended = start(pagetide("24M", "move", &[], &[&opens, &way.to_string(), "/var/tmp", "40"])).end();
+        match (way, ended.status.code()) {
+            (0, _) => assert_eq!(ended.succeeds(), "ok\n"),
+            (_, Some(3)) => break,
+            (_, code) => assert_eq!(code, Some(137), "way {way}: {}", ended.stderr),
+        }
     }
 }
 
@@ -760,14 +681,31 @@ fn a_thread_of_the_engine_that_panics_ends_the_program_and_hangs_nobody() {
 #[test]
 fn writes_that_fail_lose_nothing() {
     let _turn = turn();
-    for fault in ["write-error:1", "write-full:1"] {
+    for (fault, said, end) in [
+        ("write-error:1", "cannot write to the swap file", "the swap file: failing"),
+        (
+            "write-full:1",
+            "is full: pages stay in memory until there is room",
+            "for its disk has no more room",
+        ),
+    ] {
         let ended = failing(fault, "");
-        assert!(ended.stderr.contains("cannot write to the swap file"), "{}", ended.stderr);
+        assert!(ended.stderr.contains(said), "{}", ended.stderr);
         assert_eq!(ended.succeeds(), "0 of 10240 pages lost\n");
         // Without a pool there is no other place: an end with a message, and no other.
         let ended = failing(fault, "pool");
         assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
-        assert!(ended.stderr.contains("the swap file: failing"), "{}", ended.stderr);
+        assert!(ended.stderr.contains(end), "{}", ended.stderr);
+    }
+}
+
+#[test]
+fn a_disk_that_is_full_for_moments_is_written_to_again() {
+    let _turn = turn();
+    for fault in ["write-full:2", "write-full:7"] {
+        let ended = failing(fault, "pool");
+        assert!(!ended.stderr.contains("cannot write"), "{}", ended.stderr);
+        assert_eq!(ended.succeeds(), "0 of 10240 pages lost\n");
     }
 }
 
@@ -866,6 +804,46 @@ fn pages_that_were_pinned_before_there_is_an_engine_stay() {
             }
             ended.succeeds();
         }
+    }
+}
+
+/// Natively it needs 208 MiB.
+#[test]
+fn memory_that_may_not_be_written_leaves_though_pages_may_be_pinned() {
+    let _turn = turn();
+    let direct = program("readonly_direct");
+    for (mask, option) in [("", None), ("", Some("--open")), ("remap", None), ("scan", Some("--open"))] {
+        println!("PAGETIDE_MASK={mask} readonly_direct {}", option.unwrap_or_default());
+        let command: Vec<&str> = std::iter::once(&*direct).chain(option).collect();
+        start(pagetide("64M", mask, &["--swap-size", "2G"], &command)).end().succeeds();
+    }
+}
+
+#[test]
+fn a_device_writes_to_pinned_pages_whatever_the_program_may_do_with_them() {
+    let _turn = turn();
+    let pinned = program("pinned_readonly");
+    for option in [None, Some("--closed"), Some("--aio")] {
+        for mask in ["", "remap", "pool"] {
+            println!("PAGETIDE_MASK={mask} pinned_readonly {}", option.unwrap_or_default());
+            let command: Vec<&str> = std::iter::once(&*pinned).chain(option).collect();
+            let ended = start(pagetide("28M", mask, &[], &command)).end();
+            if ended.status.code() == Some(77) {
+                println!("left out: no io_uring here");
+                continue;
+            }
+            ended.succeeds();
+        }
+    }
+}
+
+#[test]
+fn a_program_serves_faults_of_its_own_memory() {
+    let _turn = turn();
+    let own = program("own_userfault");
+    for mask in ["", "remap", "move", "pool"] {
+        println!("PAGETIDE_MASK={mask} own_userfault");
+        start(pagetide("40M", mask, &[], &[&own])).end().succeeds();
     }
 }
 
@@ -983,6 +961,26 @@ fn a_program_that_is_killed_gives_137_and_its_statistics() {
 }
 
 #[test]
+fn the_time_that_threads_wait_for_pages_is_the_sum_of_all_their_waits() {
+    let _turn = turn();
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("waits-{}.json", std::process::id()));
+    let path = file.to_str().unwrap();
+    let command = [&*program("waits"), "--mib", "80", "--rounds", "3", "--random", "1", "--threads", "3"];
+    start(pagetide("56M", "", &["--no-disk", "--stats", path], &command)).end().succeeds();
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    fs::remove_file(&file).unwrap();
+    let counter = |name: &str| report["counters"][name].as_u64().unwrap();
+    // Nothing is read from a disk, and room is rarely waited for: these are waits for the pool.
+    let faults = counter("pgmajfault");
+    assert!(faults > 1000, "{report}");
+    let (waited, elapsed) = (report["stalled_s"].as_f64().unwrap(), report["elapsed_s"].as_f64().unwrap());
+    // None of them is answered within a microsecond, and no more than four threads wait at one time.
+    assert!(waited > faults as f64 * 1e-6 && waited < 4.0 * elapsed, "{waited} of {elapsed}: {report}");
+    assert!(counter("stalled_ns") >= counter("parked_ns"), "{report}");
+    assert!((3..=4).contains(&report["stalled_threads"].as_u64().unwrap()), "{report}");
+}
+
+#[test]
 fn what_cannot_fit_ends_with_a_message_and_never_hangs() {
     let _turn = turn();
     let command = [&*program("incompressible"), "--mib", "100", "--threads", "2"];
@@ -1043,7 +1041,9 @@ fn the_pool_works_otherwise_while_a_run_goes_on() {
         for enabled in ["off", "on"] {
             let settings = [&*format!("compressor={compressor}"), &format!("enabled={enabled}")];
             let more = ["shrinker=decay", "accept_threshold_percent=50", "max_pool_percent=60"];
-            assert_eq!(set(&[&settings[..], &more].concat()), (Some(0), String::new(), String::new()));
+            let (status, said, errors) = set(&[&settings[..], &more].concat());
+            assert_eq!((status, &*errors), (Some(0), ""));
+            assert!(said.starts_with(&format!("run {pid} (")) && said.contains(settings[0]), "{said}");
             let shown = set(&[]).1;
             let compressor = if compressor == "zstd" { "zstd:1" } else { compressor };
             assert!(shown.contains(&format!("compressor={compressor}\n")), "{shown}");

@@ -117,16 +117,16 @@ fn nothing_reads_a_place_but_for_a_transfer_of_swapin() {
     // The words of a transfer are private to the file that makes it: by one verb, and cut in two by another.
     assert_eq!(
         occurrences("swap", "Transfer {"),
-        ["swap.rs"; 3],
+        ["swapin.rs"; 3],
         "its definition, methods, and one place that makes one"
     );
-    let swap: String = read(&house().join("swap/src/swap.rs")).split_whitespace().collect();
+    let swap: String = read(&house().join("swap/src/swap/swapin.rs")).split_whitespace().collect();
     for reader in ["pubfnload(&self,transfer:&Transfer,", "pubfnopen(&self,transfer:&Transfer,"] {
         assert!(swap.contains(reader), "{reader}");
     }
     // The pool's entries are read for a transfer, and for writeback; blocks for a fault, ahead of one, and by swapoff.
-    assert_eq!(occurrences("swap", "zswap.load("), ["swap.rs"; 2]);
-    assert_eq!(occurrences("engine", ".load(&transfer"), ["engine.rs"; 2]);
-    assert_eq!(occurrences("engine", "direction: Direction::Read"), ["engine.rs"]);
+    assert_eq!(occurrences("swap", "zswap.load("), ["swapin.rs", "writeback.rs"]);
+    assert_eq!(occurrences("engine", ".load(&transfer"), ["bring_in.rs"; 2]);
+    assert_eq!(occurrences("engine", "direction: Direction::Read"), ["bring_in.rs"]);
     assert_eq!(occurrences("engine", "zswap().load("), [""; 0]);
 }

@@ -126,7 +126,7 @@ fn a_limit_on_files_that_is_too_small_is_named() {
 fn a_program_that_no_library_reaches_is_refused() {
     let scratch = Scratch::new("static");
     let mut elf = vec![0; 64 + 56];
-    elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+    elf[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
     elf[18] = if cfg!(target_arch = "x86_64") { 62 } else { 183 };
     (elf[32], elf[54], elf[56], elf[64]) = (64, 56, 1, 1);
     let program = scratch.program("static", &elf);
@@ -169,7 +169,13 @@ fn wrong_usage_is_an_error_of_ours() {
 #[test]
 fn environment_that_is_wrong_is_named() {
     let with = |name: &str, value: &str| run(&[], &["true"]).env(name, value).output().unwrap();
-    let wrong = [("PAGETIDE_MASK", "frobs"), ("PAGETIDE_PRELOAD", "/no/such.so"), ("PAGETIDE_FAIL", "pool")];
+    let wrong = [
+        ("PAGETIDE_MASK", "frobs"),
+        ("PAGETIDE_PRELOAD", "/no/such.so"),
+        ("PAGETIDE_PRELOAD", "/lib/x86_64-linux-gnu/libc.so.6"),
+        ("PAGETIDE_PRELOAD", "/etc/passwd"),
+        ("PAGETIDE_FAIL", "pool"),
+    ];
     for (name, value) in wrong {
         let output = with(name, value);
         assert_eq!(output.status.code(), Some(125));
@@ -188,7 +194,7 @@ fn a_swap_file_is_found_a_place_or_done_without() {
 }
 
 #[test]
-fn streams_pass_through_and_the_summary_is_three_lines() {
+fn streams_pass_through_and_a_run_that_fits_is_told_so_in_one_line() {
     let mut command = run(&[], &["sh", "-c", "cat; echo oops >&2"]);
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -197,8 +203,7 @@ fn streams_pass_through_and_the_summary_is_three_lines() {
     assert_eq!(text(&output.stdout), "through");
     let lines: Vec<_> = text(&output.stderr).lines().collect();
     assert_eq!(lines[0], "oops");
-    assert_eq!(lines.len(), 4, "{lines:?}");
-    assert!(lines[1..].iter().all(|line| line.starts_with("pagetide: ")), "{lines:?}");
+    assert!(lines.len() == 2 && lines[1].starts_with("pagetide: fitted: "), "{lines:?}");
 }
 
 #[test]
@@ -380,7 +385,8 @@ fn a_run_that_only_stalls_is_ended() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(125));
     assert!(text(&output.stderr).contains("--max-stall"), "{}", text(&output.stderr));
-    assert_eq!(state(command), '-');
+    // Whoever adopts it may take its time to reap it.
+    assert!(matches!(state(command), '-' | 'Z' | 'X'), "{}", state(command));
 }
 
 #[test]

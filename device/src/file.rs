@@ -94,9 +94,17 @@ pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
 pub fn settle(path: &Path, identity: Identity) -> Result<(), OpenError> {
     let file =
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(OpenError::System)?;
-    check(&file, identity)?;
+    settle_by(&file, identity)
+}
+
+/// The same, by a descriptor of the file.
+///
+/// # Errors
+/// As for [`settle`].
+pub fn settle_by(file: &OwnedFd, identity: Identity) -> Result<(), OpenError> {
+    check(file, identity)?;
     let kept = FallocateFlags::KEEP_SIZE;
-    rustix::io::retry_on_intr(|| rustix::fs::fallocate(&file, kept, 0, BLOCK as u64))
+    rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, kept, 0, BLOCK as u64))
         .map_err(OpenError::System)
 }
 
@@ -115,10 +123,36 @@ pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
     }
 }
 
+/// The room of a file system, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// What there is for us, taken or free: as `df` counts, without what is kept for root.
+    pub total: u64,
+    /// What of it is free.
+    pub free: u64,
+}
+
+/// The room of the file system in which a file lies.
+pub fn room(file: &OwnedFd) -> Result<Room, OpenError> {
+    rustix::fs::fstatvfs(file).map(|stat| room_of(&stat)).map_err(OpenError::System)
+}
+
+fn room_of(stat: &rustix::fs::StatVfs) -> Room {
+    let bytes = |blocks: u64| blocks.saturating_mul(stat.f_frsize);
+    let taken = stat.f_blocks.saturating_sub(stat.f_bfree);
+    Room { total: bytes(taken.saturating_add(stat.f_bavail)), free: bytes(stat.f_bavail) }
+}
+
+/// Bytes of disk that a file takes.
+pub fn taken_bytes(file: &OwnedFd) -> Result<u64, OpenError> {
+    // 512-byte blocks, whatever the file system's.
+    rustix::fs::fstat(file).map(|stat| stat.st_blocks as u64 * 512).map_err(OpenError::System)
+}
+
 /// Bytes that are free for us in the file system of `directory`.
 pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
     let stat = rustix::fs::statvfs(directory).map_err(OpenError::System)?;
-    Ok(stat.f_bavail.saturating_mul(stat.f_frsize))
+    Ok(room_of(&stat).free)
 }
 
 /// A swap file.
@@ -165,6 +199,17 @@ impl File {
             Err(error) => return Err(OpenError::System(error)),
         };
         check(&file, identity)?;
+        Ok(Self::drive(file, cached, blocks, kind))
+    }
+
+    /// Takes the swap file `identity` from a descriptor that this process was handed.
+    pub fn adopt(file: OwnedFd, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
+        check(&file, identity)?;
+        let cached = !rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?.contains(OFlags::DIRECT);
+        Ok(Self::drive(file, cached, blocks, kind))
+    }
+
+    fn drive(file: OwnedFd, cached: bool, blocks: u64, kind: FileKind) -> Self {
         let backend = if cached || kind == FileKind::Positioned {
             Backend::Workers(Workers::start(file, cached))
         } else {
@@ -173,7 +218,7 @@ impl File {
                 Err((file, _)) => Backend::Workers(Workers::start(file, cached)),
             }
         };
-        Ok(Self { blocks, backend })
+        Self { blocks, backend }
     }
 
     /// Its descriptor's number, in the table of the thread that opened it.
@@ -232,7 +277,8 @@ impl Device for File {
                 let mut done = Vec::new();
                 ring.wait(&mut done);
                 into.extend(done.into_iter().map(|done| {
-                    let result = done.result.and_then(|bytes| whole(bytes, done.buffer.len()));
+                    let result =
+                        done.result.and_then(|bytes| whole(bytes, done.buffer.len(), done.direction));
                     Completion { token: done.token, buffer: done.buffer, result }
                 }));
             }
@@ -247,8 +293,13 @@ impl Device for File {
     }
 }
 
-fn whole(bytes: usize, wanted: usize) -> io::Result<()> {
-    if bytes == wanted { Ok(()) } else { Err(io::Error::from(Errno::IO)) }
+fn whole(bytes: usize, wanted: usize, direction: Direction) -> io::Result<()> {
+    match direction {
+        _ if bytes == wanted => Ok(()),
+        Direction::Read => Err(io::Error::from(Errno::IO)),
+        // What there was room for was written: only the next write would say so.
+        Direction::Write => Err(io::Error::from(Errno::NOSPC)),
+    }
 }
 
 impl Workers {

@@ -397,7 +397,7 @@ impl Memory for FakeMemory {
         assert_eq!(range.start.cluster(), PageIndex(range.end.0 - 1).cluster());
         if match way {
             TakeOutWay::Remap => self.no_remap.load(Relaxed),
-            TakeOutWay::Move => self.no_move.load(Relaxed),
+            TakeOutWay::Move | TakeOutWay::Sift => self.no_move.load(Relaxed),
         } {
             return false;
         }
@@ -409,13 +409,18 @@ impl Memory for FakeMemory {
         for page in there {
             let read_only = state.read_only.contains(&page);
             assert!(!(writable && read_only), "page {page:#x} is read-only");
-            let stays = read_only || state.pinned.contains(&page) || state.shared.contains(&page);
-            if way == TakeOutWay::Move && stays {
+            let pinned = state.pinned.contains(&page);
+            let stays = match way {
+                TakeOutWay::Remap => false,
+                TakeOutWay::Move => read_only || pinned || state.shared.contains(&page),
+                TakeOutWay::Sift => pinned,
+            };
+            if stays {
                 all = false;
                 continue;
             }
             assert!(
-                way == TakeOutWay::Move || !(self.may_pin() && state.pinned.contains(&page)),
+                way != TakeOutWay::Remap || !(self.may_pin() && pinned),
                 "page {page:#x} is pinned: its memory must not be reused"
             );
             state.shared.remove(&page);

@@ -42,7 +42,7 @@ impl Latency {
     /// Adds the counts to `sum`, and the maximum to its last element.
     pub fn add_to(self, sum: &mut [u64; WORDS]) {
         for (to, from) in sum[..BUCKETS].iter_mut().zip(self.0) {
-            *to += from.load(Relaxed);
+            *to = to.saturating_add(from.load(Relaxed));
         }
         sum[BUCKETS] = sum[BUCKETS].max(self.0[BUCKETS].load(Relaxed));
     }
@@ -50,11 +50,11 @@ impl Latency {
 
 /// The latency in nanoseconds that a share `quantile` of the faults in `sum` did not exceed.
 pub fn quantile_ns(sum: &[u64; WORDS], quantile: f64) -> u64 {
-    let total: u64 = sum[..BUCKETS].iter().sum();
+    let total = sum[..BUCKETS].iter().fold(0u64, |total, &count| total.saturating_add(count));
     let rank = (total as f64 * quantile).ceil() as u64;
-    let mut seen = 0;
+    let mut seen = 0u64;
     for (bucket, count) in sum[..BUCKETS].iter().enumerate() {
-        seen += count;
+        seen = seen.saturating_add(*count);
         if seen >= rank && seen > 0 {
             return upper_bound(bucket).min(sum[BUCKETS]);
         }

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 pub mod budget;
+pub mod census;
 pub mod engine;
 pub mod fake;
 pub mod group;
@@ -12,10 +13,12 @@ pub mod injection;
 pub mod kernel;
 pub mod latency;
 pub mod memory;
+pub mod note;
 pub mod pause;
 pub mod process;
 mod readers;
 pub mod recorder;
 pub mod regions;
 pub mod runtime;
+pub mod ticket;
 pub mod ways;

@@ -55,7 +55,7 @@ pub trait Memory: Send + Sync + 'static {
 
     /// Whether frames can be moved into the program.
     fn can_move(&self) -> bool;
-    /// Whether the kernel may hold pages of the program for I/O just now: then only MOVE may take any.
+    /// Whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may take any.
     fn may_pin(&self) -> bool;
     /// Makes whoever waits for these pages look again.
     fn wake(&self, page: PageIndex, count: usize);
@@ -64,7 +64,7 @@ pub trait Memory: Send + Sync + 'static {
     /// Makes a page unreadable and wakes. False if the system cannot.
     fn poison(&self, page: PageIndex) -> bool;
     /// Takes the pages of `range`, which lies in one cluster, out of the program into `slot`. False if
-    /// this way did not work at all; with [`TakeOutWay::Move`] some pages may stay.
+    /// this way did not work at all; with [`TakeOutWay::Move`] and [`TakeOutWay::Sift`] some pages may stay.
     fn take_out(
         &self,
         range: Range<PageIndex>,

@@ -21,7 +21,7 @@ struct State {
     /// Nor new work, but for the forking thread's own faults.
     frozen: bool,
     /// Faults of all threads are served although frozen.
-    rehearsing: bool,
+    serving: bool,
     calls: usize,
     working: usize,
     completing: usize,
@@ -60,7 +60,7 @@ impl Pause {
     /// Begins to serve a fault of thread `tid`. False while frozen by another thread: park it.
     pub fn try_work(&self, tid: u32) -> bool {
         let mut state = self.lock();
-        let may = !state.frozen || state.rehearsing || state.closed_by == Some(tid);
+        let may = !state.frozen || state.serving || state.closed_by == Some(tid);
         state.working += usize::from(may);
         may
     }
@@ -110,11 +110,11 @@ impl Pause {
         }
     }
 
-    /// Runs `rehearsal` while faults are served although frozen.
-    pub fn rehearse(&self, rehearsal: impl FnOnce()) {
-        self.lock().rehearsing = true;
-        rehearsal();
-        self.lock().rehearsing = false;
+    /// Runs `call` while faults of all threads are served although frozen.
+    pub fn serving(&self, call: impl FnOnce()) {
+        self.lock().serving = true;
+        call();
+        self.lock().serving = false;
         self.settle();
     }
 
@@ -143,11 +143,11 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
     #[test]
-    fn a_rehearsal_lets_all_faults_in_and_frozen_only_those_of_the_forking_thread() {
+    fn all_faults_are_let_in_for_a_while_and_frozen_only_those_of_the_forking_thread() {
         let pause = Pause::default();
         pause.freeze(1);
         assert!(!pause.try_work(2));
-        pause.rehearse(|| {
+        pause.serving(|| {
             assert!(pause.try_work(2));
             pause.end_work();
         });

@@ -3,7 +3,6 @@
 use crate::call::{count, kernel, status};
 use crate::mappings::pages;
 use crate::process::managed;
-use pagetide::process::Entered;
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::procfs::is_own_pidfd;
@@ -74,6 +73,15 @@ fn meaning(advice: c_int) -> Option<Meaning> {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { take_advice(address, length, advice) }
+}
+
+/// `madvise(2)` for this library itself: its calls by that name go past management (see `wraps`).
+///
+/// # Safety
+/// As of `madvise`.
+pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's contract.
     let call = || unsafe { kernel(libc::SYS_madvise, [address as usize, length, advice as usize, 0, 0, 0]) };
     let (Some(process), Some(meaning), Some(range)) =
@@ -160,7 +168,7 @@ pub unsafe extern "C" fn process_madvise(
         // SAFETY: the caller passes so many.
         let part = unsafe { &*vector.add(nth) };
         // SAFETY: the caller's contract.
-        if unsafe { madvise(part.iov_base, part.iov_len, advice) } != 0 {
+        if unsafe { take_advice(part.iov_base, part.iov_len, advice) } != 0 {
             return if advised > 0 { advised } else { -1 };
         }
         advised += part.iov_len as isize;
@@ -185,6 +193,10 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
     };
     let before = {
         let entered = process.enter();
+        if !process.lock_more(entered.unlocked(range.clone())) {
+            // As beyond RLIMIT_MEMLOCK: it could never leave again.
+            return status(Err(libc::ENOMEM));
+        }
         let before = entered.holds(range.clone());
         entered.hold(range.clone(), true);
         before
@@ -242,12 +254,6 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
     status(result)
 }
 
-fn hold_all(entered: &Entered<'_>, locked: bool) {
-    for range in entered.ranges() {
-        entered.hold(range, locked);
-    }
-}
-
 /// `mlockall(2)`: managed memory stays in memory; the kernel is not asked, for it would lock the engine's
 /// reservations too.
 ///
@@ -256,6 +262,8 @@ fn hold_all(entered: &Entered<'_>, locked: bool) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
+    // What it sets aside later would be locked as a whole.
+    crate::allocator::start();
     let Some(process) = managed() else {
         // SAFETY: the caller's contract.
         return status(unsafe { kernel(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) });
@@ -264,10 +272,13 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
         return status(Err(libc::EINVAL));
     }
     let entered = process.enter();
-    entered.hold_new(flags & libc::MCL_FUTURE != 0);
     let mut out = Vec::new();
+    if flags & libc::MCL_CURRENT != 0 && !process.lock_more(entered.managed_pages()) {
+        return status(Err(libc::ENOMEM));
+    }
+    entered.hold_new(flags & libc::MCL_FUTURE != 0);
     if flags & libc::MCL_CURRENT != 0 {
-        hold_all(&entered, true);
+        entered.hold_all(true);
         for range in entered.ranges() {
             out.extend(entered.out(range));
         }
@@ -288,7 +299,7 @@ pub unsafe extern "C" fn munlockall() -> c_int {
     if let Some(process) = managed() {
         let entered = process.enter();
         entered.hold_new(false);
-        hold_all(&entered, false);
+        entered.hold_all(false);
     }
     // SAFETY: no memory is passed.
     status(unsafe { kernel(libc::SYS_munlockall, [0; 6]) })

@@ -4,15 +4,17 @@
 //! engine's own heap. Pointers of neither go to the next library's `free`.
 
 use crate::process::process;
+use crate::statistics;
 use libmimalloc_sys as mi;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::first_heap::FirstHeap;
 use pagetide_sys::{guest, heap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{
-    AtomicPtr, AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
 /// Address space that is set aside at a time. mimalloc gets it in pieces, each as large as all before it:
@@ -61,12 +63,17 @@ unsafe extern "C" {
         argument: *mut c_void,
         arena: *mut c_void,
     ) -> bool;
+    /// Its constructor, which `build.rs` leaves out.
+    fn _mi_auto_process_init();
 }
 
+/// Whether mimalloc serves the program. Until then the first heap does, as far as it goes.
 const UNREADY: u8 = 0;
 const STARTING: u8 = 1;
 const READY: u8 = 2;
 static STATE: AtomicU8 = AtomicU8::new(UNREADY);
+/// What served the program before.
+pub(crate) static FIRST: FirstHeap = FirstHeap::new();
 
 static ARENAS: [(AtomicUsize, AtomicUsize); ARENAS_MAX] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; ARENAS_MAX];
@@ -111,6 +118,11 @@ fn note_committed(on: bool, start: usize, length: usize) -> usize {
             if on { !committed.fetch_or(mask, Relaxed) } else { committed.fetch_and(!mask, Relaxed) };
         changed += (differs & mask).count_ones() as usize;
         slices.start += count;
+    }
+    if on {
+        statistics::COMMITTED.rise(changed * SLICE);
+    } else {
+        statistics::COMMITTED.fall(changed * SLICE);
     }
     changed * (SLICE / PAGE_SIZE)
 }
@@ -247,40 +259,69 @@ fn in_arena(address: usize) -> bool {
 enum From {
     Program,
     Engine,
+    /// The first heap has served it.
+    First(*mut c_void),
 }
 
 #[inline(always)]
-fn from() -> From {
-    if STATE.load(Acquire) == READY && !guest::is_guest() { From::Program } else { slow_from() }
+fn from(size: usize, align: usize) -> From {
+    if is_ready() && !guest::is_guest() { From::Program } else { slow_from(size, align) }
 }
 
-/// Starts mimalloc, if it has not been used yet.
+/// Whether mimalloc has started.
+#[inline(always)]
+pub(crate) fn is_ready() -> bool {
+    STATE.load(Acquire) == READY
+}
+
+/// Starts mimalloc, if it has not started. A process that never needs it is spared that, unless
+/// - it has a `malloc` of its own: which of its threads would start ours (by another function of the family) cannot be
+///   told, and mimalloc takes that thread for the main one, which must not end before others;
+/// - it is about to give up what the start needs: see `confined.rs`.
 pub(crate) fn start() {
-    // Not left out, though nobody uses it.
-    // SAFETY: the object is freed once.
-    unsafe { free(std::hint::black_box(malloc(1))) };
+    if !is_ready() && !guest::is_guest() {
+        start_once();
+        // Its first object takes another mapping of its books.
+        // SAFETY: the object is freed once.
+        unsafe { free(std::hint::black_box(malloc(1))) };
+    }
 }
 
 #[cold]
-fn slow_from() -> From {
+fn slow_from(size: usize, align: usize) -> From {
     if guest::is_guest() {
         return From::Engine;
     }
+    // It starts before there is a second thread: the C library allocates for that, when it has said that there will be two.
+    if STATE.load(Acquire) == UNREADY && crate::process::has_one_thread() {
+        let object = FIRST.allocate(size, align);
+        if !object.is_null() {
+            return From::First(object);
+        }
+    }
+    start_once()
+}
+
+fn start_once() -> From {
     match STATE.compare_exchange(UNREADY, STARTING, Acquire, Acquire) {
         Ok(_) => {
-            // SAFETY: options may be set at any time.
+            // SAFETY: the location is the calling thread's own.
+            let errno = unsafe { *libc::__errno_location() };
+            // SAFETY: options may be set at any time, and it may start at any time.
             unsafe {
                 mi::mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
                 // Decommitting interrupts every processor: not for memory that is wanted again at once.
                 mi::mi_option_set(OPTION_PURGE_DELAY, 1000);
                 // What small processes commit and never touch is the most of what they hold.
                 mi::mi_option_set(OPTION_PAGE_COMMIT_ON_DEMAND, 1);
+                _mi_auto_process_init();
             }
             add_piece();
             STATE.store(READY, Release);
+            set_errno(errno);
             From::Program
         }
-        // mimalloc's own start calls back, or another thread starts it: one program thread runs then.
+        // Its own start, or a signal handler in the midst of that, calls back.
         Err(STARTING) => From::Engine,
         Err(_) => From::Program,
     }
@@ -359,14 +400,14 @@ impl Header {
     unsafe fn reserve(mut self) -> Option<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping.
-        let base = unsafe { crate::mappings::mmap(null_mut(), self.reserved, libc::PROT_NONE, flags, -1, 0) };
+        let base = unsafe { crate::mappings::map(null_mut(), self.reserved, libc::PROT_NONE, flags, -1, 0) };
         self.base = base as usize;
         (base != libc::MAP_FAILED).then_some(self)
     }
 
     unsafe fn release(self) {
         // SAFETY: the caller gives the mapping up.
-        unsafe { crate::mappings::munmap(self.base as *mut c_void, self.reserved) };
+        unsafe { crate::mappings::unmap(self.base as *mut c_void, self.reserved) };
     }
 
     /// Writes the header before the object.
@@ -382,6 +423,16 @@ impl Header {
         let [magic, base, reserved, size] = unsafe { ((object - PAGE_SIZE) as *const [usize; 4]).read() };
         assert_eq!(magic, MAPPED_MAGIC, "the header of a large object is overwritten");
         Self { base, reserved, size }
+    }
+}
+
+/// Counts for statistics that an object that is a mapping has another size.
+fn note_size(object: usize, before: usize, size: usize) {
+    let bytes = |size| Header::open_end(object, size) - object;
+    if size > before {
+        statistics::MAPPED_BYTES.rise(bytes(size) - bytes(before));
+    } else {
+        statistics::MAPPED_BYTES.fall(bytes(before) - bytes(size));
     }
 }
 
@@ -464,6 +515,8 @@ unsafe fn large_allocate(size: usize, align: usize, room: usize) -> *mut c_void 
             mapping.release();
             return null_mut();
         }
+        statistics::MAPPED.rise(1);
+        note_size(object, 0, size);
         object as *mut c_void
     }
 }
@@ -484,12 +537,13 @@ unsafe fn large_resize(object: *mut c_void, header: Header, size: usize) -> *mut
         }
         if size < header.size / 2
             && is < header.end()
-            && crate::mappings::munmap(is as *mut c_void, header.end() - is) == 0
+            && crate::mappings::unmap(is as *mut c_void, header.end() - is) == 0
         {
             reserved = is - header.base;
         }
         Header { size, reserved, ..header }.write(address);
     }
+    note_size(address, header.size, size);
     object
 }
 
@@ -526,11 +580,12 @@ unsafe fn large_move(address: usize, header: Header, size: usize) -> *mut c_void
         crate::mappings::change_access(open_end, mapping.end() - open_end, libc::PROT_NONE);
         for (start, end) in [(header.base, first), (was, header.end())] {
             if start < end {
-                crate::mappings::munmap(start as *mut c_void, end - start);
+                crate::mappings::unmap(start as *mut c_void, end - start);
             }
         }
         mapping.write(object);
         cell.store(object, Relaxed);
+        note_size(object, header.size, size);
         object as *mut c_void
     }
 }
@@ -568,31 +623,13 @@ fn set_errno(error: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
-/// Whether the program allocates from us, as the dynamic loader then does: an executable may bring a `malloc` of its
-/// own. The loader would call it whenever the engine starts a thread, also where it holds its locks: in its own calls
-/// of `mmap`, and around a fork.
-pub(crate) fn is_the_programs() -> bool {
-    // SAFETY: the name is a C string.
-    let found = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"calloc".as_ptr()) };
-    // Which object an address lies in. (The address of our own `calloc`, as we see it, is that of the one in use.)
-    let object = |address: *const c_void| {
-        // SAFETY: all zero is a value of the structure, which the call fills.
-        unsafe {
-            let mut info: libc::Dl_info = std::mem::zeroed();
-            libc::dladdr(address, &raw mut info);
-            info.dli_fbase
-        }
-    };
-    object(found) == object((&raw const ARENA_COUNT).cast())
-}
-
 /// `malloc(3)`.
 ///
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
-    match from() {
+    match from(size, ALIGN) {
         From::Program if size <= OBJECT_MAX => {
             // SAFETY: a plain call of the allocator.
             let object = unsafe { mi::mi_malloc(size) };
@@ -602,6 +639,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
         From::Program => unsafe { again(size, ALIGN, false) },
         // SAFETY: no conditions.
         From::Engine => unsafe { engine_allocate(size, ALIGN) },
+        From::First(object) => object,
     }
 }
 
@@ -615,7 +653,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         set_errno(libc::ENOMEM);
         return null_mut();
     };
-    match from() {
+    match from(total, ALIGN) {
         From::Program if total <= OBJECT_MAX => {
             // SAFETY: a plain call of the allocator.
             let object = unsafe { mi::mi_zalloc(total) };
@@ -625,11 +663,16 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         From::Program => unsafe { again(total, ALIGN, true) },
         // SAFETY: no conditions.
         From::Engine => unsafe { engine_allocate(total, ALIGN) },
+        From::First(object) => {
+            // SAFETY: so many bytes lie there.
+            unsafe { object.write_bytes(0, total) };
+            object
+        }
     }
 }
 
 unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
-    match from() {
+    match from(size, align) {
         From::Program if size <= OBJECT_MAX && align <= MIMALLOC_ALIGN_MAX => {
             // SAFETY: a plain call of the allocator; the callers check `align`.
             let object = unsafe { mi::mi_malloc_aligned(size, align) };
@@ -639,6 +682,7 @@ unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
         From::Program => unsafe { again(size, align, false) },
         // SAFETY: no conditions.
         From::Engine => unsafe { engine_allocate(size, align) },
+        From::First(object) => object,
     }
 }
 
@@ -654,6 +698,8 @@ pub unsafe extern "C" fn free(object: *mut c_void) {
         if address.wrapping_sub(ARENAS[0].0.load(Relaxed)) < ARENAS[0].1.load(Relaxed) {
             mi::mi_free(object);
         } else if object.is_null() {
+        } else if FIRST.contains(address) {
+            FIRST.free(object);
         } else if in_arena(address) {
             mi::mi_free(object);
         } else if heap::contains(address) {
@@ -664,28 +710,61 @@ pub unsafe extern "C" fn free(object: *mut c_void) {
             }
             LARGE.remove(address);
             header.release();
+            statistics::MAPPED.fall(1);
+            note_size(address, header.size, 0);
         } else {
-            next_free(object);
+            others::free(object);
         }
     }
 }
 
-/// A pointer of another allocator, most likely one that served the program before us.
-#[cold]
-unsafe fn next_free(object: *mut c_void) {
-    static NEXT: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
-    let mut next = NEXT.load(Relaxed);
-    if next.is_null() {
-        // SAFETY: the name is a C string.
-        next = unsafe { libc::dlsym(libc::RTLD_NEXT, c"free".as_ptr()) };
-        NEXT.store(next, Relaxed);
+/// Functions of the allocator that served the program before us, or serves a part of it: objects of neither of ours are
+/// its.
+mod others {
+    use crate::call::Next;
+    use std::ffi::c_void;
+
+    static FREE: Next = Next::new(c"free");
+    static REALLOC: Next = Next::new(c"realloc");
+    static USABLE: Next = Next::new(c"malloc_usable_size");
+
+    /// Frees an object.
+    #[cold]
+    pub(super) unsafe fn free(object: *mut c_void) {
+        if let Some(next) = FREE.find() {
+            // SAFETY: a function named `free` has this type, and the object is nobody else's.
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void)>(next)(object) };
+        }
     }
-    if !next.is_null() {
-        // SAFETY: a function named `free` has this type.
-        let free: unsafe extern "C" fn(*mut c_void) = unsafe { std::mem::transmute(next) };
-        // SAFETY: the pointer is nobody else's.
-        unsafe { free(object) };
+
+    /// Changes an object's size.
+    #[cold]
+    pub(super) unsafe fn realloc(object: *mut c_void, size: usize) -> *mut c_void {
+        type Realloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
+        // SAFETY: as above.
+        unsafe { std::mem::transmute::<*mut c_void, Realloc>(REALLOC.get())(object, size) }
     }
+
+    /// The bytes that may be used of an object; 0 if nobody can tell.
+    #[cold]
+    pub(super) unsafe fn usable(object: *mut c_void) -> usize {
+        USABLE.find().map_or(0, |next| {
+            // SAFETY: as above.
+            unsafe {
+                std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut c_void) -> usize>(next)(object)
+            }
+        })
+    }
+}
+
+/// Whether an object is from here.
+unsafe fn is_ours(object: *mut c_void) -> bool {
+    let address = object as usize;
+    // SAFETY: as for `free`.
+    FIRST.contains(address)
+        || in_arena(address)
+        || heap::contains(address)
+        || unsafe { mapped_header(object) }.is_some()
 }
 
 /// The bytes that may be used of an object.
@@ -694,12 +773,14 @@ unsafe fn usable(object: *mut c_void) -> usize {
     unsafe {
         if in_arena(object as usize) {
             mi::mi_usable_size(object)
+        } else if FIRST.contains(object as usize) {
+            FIRST.size(object)
         } else if heap::contains(object as usize) {
             engine_layout(object).0
         } else if let Some(header) = mapped_header(object) {
             header.size
         } else {
-            0
+            others::usable(object)
         }
     }
 }
@@ -739,7 +820,7 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
         if object.is_null() {
             return malloc(size);
         }
-        let program = matches!(from(), From::Program);
+        let program = !guest::is_guest();
         if size == 0 {
             free(object);
             return null_mut();
@@ -761,6 +842,12 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
                 set_errno(libc::ENOMEM);
             }
             return moved;
+        }
+        if !is_ours(object) {
+            return others::realloc(object, size);
+        }
+        if FIRST.contains(object as usize) && FIRST.resize(object, size) {
+            return object;
         }
         let old = usable(object);
         let moved = malloc(size);
@@ -874,7 +961,9 @@ pub unsafe extern "C" fn cfree(object: *mut c_void) {
 /// `malloc_trim(3)`: asks the allocator to give back what it can.
 #[unsafe(no_mangle)]
 pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
-    // SAFETY: no conditions.
-    unsafe { mi::mi_collect(true) };
+    if is_ready() {
+        // SAFETY: no conditions.
+        unsafe { mi::mi_collect(true) };
+    }
     1
 }

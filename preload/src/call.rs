@@ -62,8 +62,10 @@ impl Next {
     pub(crate) fn find(&self) -> Option<*mut c_void> {
         let mut found = self.found.load(Relaxed);
         if found.is_null() {
-            // SAFETY: the name is a C string.
-            found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+            found = crate::loader::original(self.name).unwrap_or_else(|| {
+                // SAFETY: the name is a C string.
+                unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }
+            });
             self.found.store(found, Relaxed);
         }
         (!found.is_null()).then_some(found)

@@ -7,12 +7,30 @@
 mod advice;
 mod allocator;
 mod call;
+mod clones;
+mod confined;
+mod credentials;
 mod dump;
+mod exec;
+mod heap_end;
+mod loader;
+mod locks;
 mod mappings;
+mod objects;
 mod process;
 mod raw;
 mod references;
+mod start;
+mod statistics;
+mod thread_data;
 mod threads;
+mod userfault;
+mod wraps;
+
+/// By this the launcher knows the library.
+#[used]
+#[unsafe(link_section = ".note.pagetide")]
+static NOTE: pagetide::note::Note = pagetide::note::Note::own();
 
 #[global_allocator]
 static HEAP: pagetide_sys::heap::Heap = pagetide_sys::heap::Heap::new();

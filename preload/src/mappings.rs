@@ -52,6 +52,22 @@ pub unsafe extern "C" fn mmap(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { map(address, length, protection, flags, fd, offset) }
+}
+
+/// `mmap(2)` for this library itself: its calls by that name go past management (see `wraps`).
+///
+/// # Safety
+/// As of `mmap`.
+pub(crate) unsafe fn map(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     let call = |flags: c_int| {
         // SAFETY: the caller's contract.
         unsafe {
@@ -66,8 +82,17 @@ pub unsafe extern "C" fn mmap(
     let unfit = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
     let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
     let wanted = private && length >= MANAGED_MIN;
+    let count = length.div_ceil(PAGE_SIZE) as u64;
+    let locks = flags & (libc::MAP_LOCKED | libc::MAP_ANONYMOUS) == libc::MAP_LOCKED | libc::MAP_ANONYMOUS;
+    if locks && !process.may_lock_unmanaged(count) {
+        // As beyond RLIMIT_MEMLOCK.
+        return pointer(Err(libc::EAGAIN));
+    }
     if !wanted && !fixed {
         let result = call(flags);
+        if locks && result.is_ok() {
+            process.count_unmanaged();
+        }
         if let Some(range) = result.ok().and_then(|start| pages(start, length))
             && process.knows(range.clone())
         {
@@ -78,7 +103,11 @@ pub unsafe extern "C" fn mmap(
         return pointer(result);
     }
     let access = access(protection);
-    let charged = if wanted && access != Access::None { length.div_ceil(PAGE_SIZE) as i64 } else { 0 };
+    let charged = if wanted && access != Access::None { count as i64 } else { 0 };
+    let locked = if process.locks_new() { charged } else { 0 };
+    if !process.lock_more(locked as u64) {
+        return pointer(Err(libc::EAGAIN));
+    }
     process.charge(charged);
     let entered = process.enter();
     // Populated before it is registered, it would not be counted: afterwards will do.
@@ -97,6 +126,9 @@ pub unsafe extern "C" fn mmap(
     {
         released += entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
         mapped = Some(range);
+    }
+    if locked > 0 && result.is_err() {
+        entered.settle_locked();
     }
     drop(entered);
     let kept = match (result, mapped.as_ref()) {
@@ -124,7 +156,7 @@ pub unsafe extern "C" fn mmap64(
     offset: i64,
 ) -> *mut c_void {
     // SAFETY: the caller's contract.
-    unsafe { mmap(address, length, protection, flags, fd, offset) }
+    unsafe { map(address, length, protection, flags, fd, offset) }
 }
 
 /// `munmap(2)`.
@@ -133,6 +165,15 @@ pub unsafe extern "C" fn mmap64(
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { unmap(address, length) }
+}
+
+/// `munmap(2)` for this library itself, as [`map`].
+///
+/// # Safety
+/// As of `munmap`.
+pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
     // SAFETY: the caller's contract.
     let call = || unsafe { kernel(libc::SYS_munmap, [address as usize, length, 0, 0, 0, 0]) };
     let aligned = (address as usize).is_multiple_of(PAGE_SIZE) && length > 0;
@@ -262,6 +303,9 @@ pub unsafe extern "C" fn mremap(
         return pointer(call());
     }
     let grows = new_pages as i64 - (from.end.0 - from.start.0) as i64;
+    if grows > 0 && process.enter().holds(from.clone()) && !process.lock_more(grows as u64) {
+        return pointer(Err(libc::EAGAIN));
+    }
     // What it grows by is handed out; the rest was charged before.
     process.charge(grows);
     let entered = process.enter();
@@ -281,6 +325,7 @@ pub unsafe extern "C" fn mremap(
         true => entered.replacing(to, remap),
         false => (remap(), 0),
     };
+    entered.settle_locked();
     drop(entered);
     // What it grows by was charged as if the program might use it.
     let more = result.map_or(0, |(_, more)| more) - grows.max(0);

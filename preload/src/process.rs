@@ -2,14 +2,20 @@
 
 use crate::call::{Next, count};
 use crate::dump;
+use crate::objects;
 use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
+use pagetide::ticket;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::{guest, task};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, Ordering::Relaxed};
+
+/// The exit status of `pagetide run` if Pagetide failed.
+const FAILED: i32 = 125;
 
 static PROCESS: OnceLock<Process> = OnceLock::new();
 
@@ -50,12 +56,34 @@ unsafe fn variable(mut environment: *const *const c_char, name: &str) -> Option<
 
 extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     // SAFETY: the dynamic loader passes the environment of the process.
-    let Some(path) = (unsafe { variable(environment, ENVIRONMENT) }) else { return };
-    let group = match Group::open(Path::new(&path)) {
+    if !unsafe { join(environment) } {
+        crate::allocator::start();
+    }
+}
+
+/// Joins the run that the environment names. False if there is none, or it takes nobody any more.
+///
+/// # Safety
+/// As for [`variable`].
+unsafe fn join(environment: *const *const c_char) -> bool {
+    // SAFETY: the caller's contract.
+    let Some(path) = (unsafe { variable(environment, ENVIRONMENT) }) else { return false };
+    objects::prepare();
+    if let Some(sanitizer) = sanitizer() {
+        task::say(&format!(
+            "this program is built with {sanitizer}, which must come before every other library: it cannot run under \
+             Pagetide. Run it on its own, or build it without"
+        ));
+        task::exit(FAILED);
+    }
+    // SAFETY: as above.
+    let ticket = unsafe { variable(environment, ticket::ENVIRONMENT) }.and_then(|text| text.parse().ok());
+    let joined = ticket.map_or(Err(OpenError::Foreign), |ticket| Group::join(Path::new(&path), &ticket));
+    let group = match joined {
         Ok(group) => group,
         Err(error @ OpenError::Foreign) => {
             task::say(&format!("{error}: this program runs without Pagetide"));
-            return;
+            return false;
         }
         Err(error @ OpenError::System(_)) => {
             // The launcher is gone (a process that outlived the run), or not ours to see.
@@ -63,30 +91,22 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
             if unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some() {
                 task::say(&format!("{error}: this program runs without Pagetide"));
             }
-            return;
+            return false;
         }
     };
-    if !crate::allocator::is_the_programs() {
-        // What it was before an exec has gone.
-        Process::leave(group);
-        // SAFETY: as above.
-        let verbose = unsafe { variable(environment, "PAGETIDE_VERBOSE") }.is_some();
-        if verbose || std::os::unix::process::parent_id() == group.setup().launcher.pid {
-            task::say(
-                "this program brings its own malloc: it runs without Pagetide, and its memory is counted",
-            );
-        }
-        return;
-    }
+    // SAFETY: as above.
+    unsafe { crate::exec::prepare(environment, &[ENVIRONMENT, ticket::ENVIRONMENT]) };
     let Some(process) = Process::join(group, open_kernel) else {
         task::say("too many processes in this run: this one runs without Pagetide");
-        return;
+        return false;
     };
-    // What mimalloc maps for itself (a map of all address space, of which it touches little) is not managed.
-    crate::allocator::start();
+    // SAFETY: the name is a C string.
+    SINGLE.store(unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) }, Relaxed);
+    if objects::is_taken(c"calloc") {
+        crate::allocator::start();
+    }
     let _ = PROCESS.set(process);
     guest::prepare();
-    crate::threads::prepare();
     crate::references::prepare();
     crate::allocator::join();
     // SAFETY: as above.
@@ -95,6 +115,20 @@ extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *
     }
     // SAFETY: the handlers are functions of this library, which is never unloaded.
     unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
+    true
+}
+
+/// The sanitizer that the program is built with, if it is one that does not work behind another library:
+/// ThreadSanitizer, and AddressSanitizer where it is a library too.
+fn sanitizer() -> Option<&'static str> {
+    objects::find(|object| {
+        let is_library = !object.name().is_empty();
+        if object.defines(c"__tsan_init") {
+            Some("ThreadSanitizer")
+        } else {
+            (is_library && object.defines(c"__asan_init")).then_some("AddressSanitizer")
+        }
+    })
 }
 
 /// Runs on the engine's control thread, before it opens anything.
@@ -118,16 +152,41 @@ unsafe extern "C" {
     fn _IO_iter_file(iter: *mut c_void) -> *mut c_void;
 }
 
+/// Where the C library notes that it has started no thread so far (glibc 2.32 and later): it leaves the list's lock alone in
+/// a fork then, in the parent and in the child.
+static SINGLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Whether the C library has started no thread so far, and starts none just now. False where it does not say.
+pub(crate) fn has_one_thread() -> bool {
+    // SAFETY: null, or a byte of the C library's, which it changes when it starts a thread.
+    let single = unsafe { SINGLE.load(Relaxed).cast::<AtomicU8>().as_ref() };
+    single.is_some_and(|single| single.load(Relaxed) != 0)
+}
+
+/// Whether the fork under way holds the list's lock.
+static LISTED: AtomicBool = AtomicBool::new(false);
+
 /// Offset of `_lock` in glibc's `struct _IO_FILE` on x86-64: part of its ABI.
 const FILE_LOCK_OFFSET: usize = 136;
 
 extern "C" fn before_fork() {
     let Some(process) = process() else { return };
-    // Taken first: a thread that holds it must not be stopped while it waits for a page. The C library
-    // takes it again (it is recursive) when our handler has run.
-    // SAFETY: these functions have no conditions.
-    unsafe { _IO_list_lock() };
+    if !has_one_thread() {
+        // Taken first: a thread that holds it must not be stopped while it waits for a page. The C library
+        // takes it again (it is recursive) when our handler has run.
+        // SAFETY: these functions have no conditions.
+        unsafe { _IO_list_lock() };
+        LISTED.store(true, Relaxed);
+    }
     process.before_fork();
+    if LISTED.load(Relaxed) {
+        touch_streams();
+    }
+    process.settle_before_fork();
+}
+
+/// Brings in what the C library resets in the child: the locks of all streams.
+fn touch_streams() {
     // SAFETY: the list is locked; its elements are live streams, whose layout is the C library's ABI.
     unsafe {
         let mut iter = _IO_iter_begin();
@@ -144,7 +203,6 @@ extern "C" fn before_fork() {
             iter = _IO_iter_next(iter);
         }
     }
-    process.settle_before_fork();
 }
 
 /// Runs `call`, a fork past the C library's handlers, with ours around it. `call` returns 0 in the child.
@@ -152,8 +210,9 @@ pub(crate) fn fork_by<E>(call: impl FnOnce() -> Result<usize, E>) -> Result<usiz
     before_fork();
     let result = call();
     if let Ok(0) = result {
+        let listed = LISTED.load(Relaxed);
         after_fork_in_child();
-        if process().is_some() {
+        if listed {
             // SAFETY: taken in `before_fork`; the C library did not reset it.
             unsafe { _IO_list_unlock() };
         }
@@ -197,13 +256,17 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
 extern "C" fn after_fork_in_parent() {
     let Some(process) = process() else { return };
     CHILD.set(process.after_fork_in_parent());
-    // SAFETY: taken in `before_fork`.
-    unsafe { _IO_list_unlock() };
+    if LISTED.swap(false, Relaxed) {
+        // SAFETY: taken in `before_fork`.
+        unsafe { _IO_list_unlock() };
+    }
 }
 
 extern "C" fn after_fork_in_child() {
     let Some(process) = process() else { return };
-    // SAFETY: a forked child has one thread. (The lock of the C library's list was reset by it.)
+    // If the list's lock was taken, the C library has reset it.
+    LISTED.store(false, Relaxed);
+    // SAFETY: a forked child has one thread.
     unsafe { crate::HEAP.begin_anew() };
     process.after_fork_in_child();
 }

@@ -6,7 +6,7 @@
 
 use crate::call::{Next, count, kernel, status};
 use crate::process::managed;
-use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
 type OpenAt = unsafe extern "C-unwind" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
@@ -107,16 +107,71 @@ open_functions! {
     open64, openat64;
 }
 
+macro_rules! other_openings {
+    ($($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*; $flags:ident);)+) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As in C.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C-unwind" fn $name($($argument: $type,)* $flags: c_int) -> c_int {
+            const NAME: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
+                Ok(name) => name,
+                Err(_) => panic!("a name has no zero in it"),
+            };
+            static NEXT: Next = Next::new(NAME);
+            opening($flags);
+            // SAFETY: the function of that name has this type; the rest is the caller's contract.
+            unsafe {
+                let next = std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type,)* c_int) -> c_int>(NEXT.get());
+                next($($argument,)* $flags)
+            }
+        }
+    )+};
+}
+
+other_openings! {
+    /// `open` as it is called by programs that were built with `_FORTIFY_SOURCE`.
+    __open_2(path: *const c_char; flags);
+    /// `open64` in such programs.
+    __open64_2(path: *const c_char; flags);
+    /// `openat` in such programs.
+    __openat_2(directory: c_int, path: *const c_char; flags);
+    /// `openat64` in such programs.
+    __openat64_2(directory: c_int, path: *const c_char; flags);
+    /// `open_by_handle_at(2)`.
+    open_by_handle_at(mount: c_int, handle: *mut c_void; flags);
+}
+
+/// Notices what opens files, or changes how they are open, by number.
+///
+/// # Safety
+/// As for the call.
+pub(crate) unsafe fn by_number(number: c_long, [_, b, c, ..]: [usize; 6]) {
+    match number {
+        libc::SYS_open => opening(b as c_int),
+        libc::SYS_openat | libc::SYS_open_by_handle_at => opening(c as c_int),
+        libc::SYS_openat2 if c != 0 => {
+            // SAFETY: the caller passes a `struct open_how`, of which the flags are the first word. (One that cannot be read
+            // faults, where the kernel would say EFAULT.)
+            opening(unsafe { (c as *const u64).read_unaligned() } as c_int);
+        }
+        libc::SYS_fcntl if b as c_int == libc::F_SETFL => opening(c as c_int),
+        libc::SYS_io_uring_setup | libc::SYS_io_setup => note_pins(),
+        _ => {}
+    }
+}
+
 /// Which way a pipe's end goes: true if it is written. `None` if it is no pipe.
 fn pipe_is_written(fd: c_int) -> Option<bool> {
     // SAFETY: the kernel fills the structure, for which all zero is a value.
-    let is_pipe = unsafe {
-        let mut stat: libc::stat = std::mem::zeroed();
-        libc::fstat(fd, &raw mut stat) == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFIFO
-    };
+    let mut stat: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: one structure is passed.
+    unsafe { kernel(libc::SYS_fstat, [fd as usize, (&raw mut stat).addr(), 0, 0, 0, 0]) }.ok()?;
+    let is_pipe = stat.st_mode & libc::S_IFMT == libc::S_IFIFO;
     // SAFETY: no memory is passed.
-    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
-    (is_pipe && flags >= 0).then_some(flags & libc::O_ACCMODE != libc::O_RDONLY)
+    let flags = unsafe { kernel(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) }.ok()?;
+    is_pipe.then_some(flags as c_int & libc::O_ACCMODE != libc::O_RDONLY)
 }
 
 /// Copies as much as the pipe takes (or has) now, at least something unless `wait` is false.
@@ -176,8 +231,11 @@ pub unsafe extern "C" fn vmsplice(
     count(unsafe { kernel(libc::SYS_vmsplice, [fd as usize, vector as usize, number, flags as usize, 0, 0]) })
 }
 
+/// Options by which sockets of two kinds pin memory: `XDP_UMEM_REG`, `RDS_GET_MR` and `RDS_GET_MR_FOR_DEST`.
+const PINNING: [(c_int, c_int); 3] = [(libc::SOL_XDP, 4), (libc::SOL_RDS, 2), (libc::SOL_RDS, 7)];
+
 /// `setsockopt(2)`: SO_ZEROCOPY is not supported, as for sockets that never could; without it the kernel
-/// ignores MSG_ZEROCOPY.
+/// ignores MSG_ZEROCOPY. Sockets that pin memory are noticed.
 ///
 /// # Safety
 /// As in C.
@@ -191,6 +249,9 @@ pub unsafe extern "C" fn setsockopt(
 ) -> c_int {
     if level == libc::SOL_SOCKET && option == libc::SO_ZEROCOPY && managed().is_some() {
         return status(Err(libc::EOPNOTSUPP));
+    }
+    if PINNING.contains(&(level, option)) {
+        note_pins();
     }
     let arguments = [fd as usize, level as usize, option as usize, value as usize, length as usize, 0];
     // SAFETY: the caller's contract.

@@ -21,12 +21,6 @@ type MutexInit = unsafe extern "C" fn(*mut libc::pthread_mutex_t, *const libc::p
 static CREATE: Next = Next::new(c"pthread_create");
 static MUTEX_INIT: Next = Next::new(c"pthread_mutex_init");
 
-/// Finds the C library's functions: a forked child that starts its engine must not ask the loader, whose data may be
-/// out of memory.
-pub(crate) fn prepare() {
-    CREATE.find();
-}
-
 /// Keeps the pages of some bytes in memory, as far as they are managed.
 pub(crate) fn keep(address: usize, length: usize) {
     let start = address - address % PAGE_SIZE;

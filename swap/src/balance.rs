@@ -75,15 +75,17 @@ impl Default for Copies {
 impl Copies {
     /// Whether to keep copies. `store_ns` is what it costs to store a page again whose copy was not kept.
     pub fn keep(&mut self, load: ReclaimLoad, store_ns: f64, totals: Totals, sizes: Sizes) -> bool {
-        let device_in = totals.device_in - self.seen.device_in;
-        let faults = device_in + totals.pool_in - self.seen.pool_in;
+        let device_in = totals.device_in.saturating_sub(self.seen.device_in);
+        let faults = device_in + totals.pool_in.saturating_sub(self.seen.pool_in);
         if faults >= FAULTS_MIN {
-            let cost = (totals.device_ns - self.seen.device_ns) as f64 - device_in as f64 * POOL_FAULT_NS;
+            let cost = (totals.device_ns.saturating_sub(self.seen.device_ns)) as f64
+                - device_in as f64 * POOL_FAULT_NS;
             let each = cost.max(0.0) / faults as f64 / sizes.device.max(1) as f64;
             self.device_loss = each * totals.displaced_part();
             self.seen = totals;
         }
-        let (more, less) = (totals.reused - self.reused, totals.stale - self.stale);
+        let (more, less) =
+            (totals.reused.saturating_sub(self.reused), totals.stale.saturating_sub(self.stale));
         if more + less >= COPIES_MIN {
             self.clean += (more as f64 / (more + less) as f64 - self.clean) / 4.0;
             (self.reused, self.stale) = (totals.reused, totals.stale);
@@ -165,12 +167,12 @@ impl Default for Balance {
 impl Balance {
     /// The pool's share of memory, at most `ceiling`, given what happened since the last call.
     pub fn share(&mut self, totals: Totals, sizes: Sizes, ceiling: f64) -> f64 {
-        let pool_in = totals.pool_in - self.seen.pool_in;
-        let device_in = totals.device_in - self.seen.device_in;
-        let hits = totals.hits - self.seen.hits;
+        let pool_in = totals.pool_in.saturating_sub(self.seen.pool_in);
+        let device_in = totals.device_in.saturating_sub(self.seen.device_in);
+        let hits = totals.hits.saturating_sub(self.seen.hits);
         if pool_in + device_in + hits >= FAULTS_MIN {
             if device_in > 0 {
-                let cost = (totals.device_ns - self.seen.device_ns) as f64 / device_in as f64;
+                let cost = (totals.device_ns.saturating_sub(self.seen.device_ns)) as f64 / device_in as f64;
                 self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
             }
             let before = std::mem::replace(&mut self.seen, totals);
@@ -178,14 +180,14 @@ impl Balance {
             let ratio = rate(sizes.stored, sizes.pool);
             let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
             let pool_rate = rate(pool_in, sizes.stored);
-            let near = totals.device_near - before.device_near;
+            let near = totals.device_near.saturating_sub(before.device_near);
             let prior = (sizes.stored as f64 * EXPECTED_WEIGHT).max(1.0);
             let seen = sizes.device as f64 / (sizes.device as f64 + prior);
             let device_rate = seen * rate(near, sizes.stored) + (1.0 - seen) * EXPECTED_RATE * pool_rate;
             let gain = ratio * device_rate * saved;
             // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn of
             // the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
-            let pool_near = totals.pool_near - before.pool_near;
+            let pool_near = totals.pool_near.saturating_sub(before.pool_near);
             let loss = (pool_rate.max(rate(pool_near, sizes.resident)) * POOL_FAULT_NS)
                 .max(rate(hits, sizes.resident) * PROBATION_FAULT_NS);
             let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);

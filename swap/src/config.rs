@@ -60,8 +60,10 @@ impl Compression {
 
     /// From [`Compression::to_bits`]; the default for others.
     pub fn from_bits(bits: u64) -> Self {
+        let level =
+            |bits: u64| ((bits >> 8) as u8 as i8).clamp(*Self::ZSTD_LEVELS.start(), *Self::ZSTD_LEVELS.end());
         Compressor::from_bits(bits as u8)
-            .map_or_else(Self::default, |compressor| Self { compressor, level: (bits >> 8) as u8 as i8 })
+            .map_or_else(Self::default, |compressor| Self { compressor, level: level(bits) })
     }
 }
 
@@ -147,8 +149,8 @@ impl Switches {
         Self {
             enabled: bits >> 16 & 1 == 1,
             compression: Compression::from_bits(bits & 0xffff),
-            max_compression_ratio: (bits >> 24) as u8,
-            accept_threshold_percent: (bits >> 32) as u8,
+            max_compression_ratio: ((bits >> 24) as u8).clamp(1, 100),
+            accept_threshold_percent: ((bits >> 32) as u8).clamp(1, 100),
             shrinker: Shrinker::from_bits(bits >> 40 & 0xff),
             fixed_share: bits >> 48 & 1 == 1,
         }

@@ -82,12 +82,20 @@ counters! {
     read_error,
     /// Device writes that failed; the page was kept.
     write_error,
+    /// Device writes for which the disk had no room; the page was kept.
+    write_full,
     /// Pages reported lost with SIGBUS.
     poisoned,
     /// Faults that had to wait for room.
     allocstall,
-    /// Nanoseconds that faults waited for room or for the device, summed over threads.
+    /// Nanoseconds that threads of the program waited for pages, from when their faults were read, summed over threads.
     stalled_ns,
+    /// Of those, nanoseconds that faults waited for room or for the device.
+    parked_ns,
+    /// Threads that waited for pages. A thread that has not waited for long may be counted again, where hundreds do.
+    stalled_threads,
+    /// Threads that waited in a tenth of a second, summed over those.
+    stalled_ticks,
     /// Nanoseconds that faults waited since their process was to rest while others get on, summed over threads.
     rested_ns,
     /// Forks that handed swapped memory on.
@@ -125,8 +133,9 @@ impl Counters {
         self.cells[counter as usize].fetch_add(count, Relaxed);
     }
 
-    /// A counter's value.
+    /// A counter's value. Other processes can write there: one that would overflow sums is cut.
     pub fn get(self, counter: Counter) -> u64 {
-        self.cells[counter as usize].load(Relaxed)
+        const MOST: u64 = 1 << 55;
+        self.cells[counter as usize].load(Relaxed).min(MOST)
     }
 }

@@ -1,226 +1,230 @@
 //! Threads of the engine: guests in the program's process.
 //!
-//! Their stacks lie together in one range of our own. The C library puts a thread's control block at the
-//! top of its stack, so the thread pointer alone tells guests from the program's threads: an allocator
-//! asks that at every call.
+//! The C library does not know of them. It would allocate for each from the program's `malloc`, take the loader's lock and
+//! look at the program's memory: all of which may be what the thread that needs an engine holds, or what is out in a
+//! forked child that starts one. So a guest is made by `clone` itself, on a stack and with a block (`crate::block`) of
+//! ours, without a lock and without one allocation but from the engine's heap. It runs code of this library, and of the
+//! C library what needs no more of a thread than `errno`.
+//!
+//! Stacks lie together in one range, with the thread pointers, which alone tell guests from the program's threads:
+//! an allocator asks that at every call.
 
+use crate::block::{self, Layout};
 use crate::mapping::Reservation;
 use crate::task::SignalsBlocked;
-use std::ffi::{c_int, c_void};
+use std::arch::asm;
+use std::ffi::c_int;
 use std::io;
-use std::sync::atomic::{
-    AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
-};
-use std::time::Duration;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+pub use crate::block::{own_below, prepare, thread_pointer};
 
 const STACK: usize = 512 * 1024;
-/// Stacks; the last is for rehearsals.
-const GUESTS_MAX: usize = 32;
+pub(crate) const GUESTS_MAX: usize = 32;
 
+/// The range of the stacks, once there is one.
 static BASE: AtomicUsize = AtomicUsize::new(0);
+static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Guests that have begun to run code of ours.
-static ENTERED: AtomicU64 = AtomicU64::new(0);
-/// Threads that start guests: what the C library allocates for that is the guest's. One may wait for the loader's lock
-/// while the thread that holds it starts a guest too.
-static STARTERS: [AtomicUsize; 8] = [const { AtomicUsize::new(0) }; 8];
+/// The kernel's number of each guest, which it clears when the guest ends; [`STARTING`] before there is one.
+static NUMBERS: [AtomicU32; GUESTS_MAX] = [const { AtomicU32::new(0) }; GUESTS_MAX];
+const STARTING: u32 = u32::MAX;
 
-/// Where glibc counts the threads of the process (2.34 and later; null if it is not to be found). The last one
-/// that ends calls `exit`: guests must not keep the program from that.
-static THREADS: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Adds to the C library's count of threads: it counts a guest when it starts, and when it ends.
-fn count(threads: i32) {
-    let count = THREADS.load(Relaxed).cast::<AtomicU32>();
-    // SAFETY: null, or the C library's counter: an aligned `unsigned int` that it changes by atomic operations,
-    // and that lives as long as the process.
-    if let Some(count) = unsafe { count.as_ref() } {
-        count.fetch_add(threads as u32, AcqRel);
-    }
-}
-
-/// The calling thread's pointer.
-#[inline]
-pub fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: on x86-64 the first word of the thread control block is its own address.
-    unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
-    }
-    pointer
-}
-
-/// Whether the calling thread is a guest, or is starting one.
+/// Whether the calling thread is a guest.
 #[inline]
 pub fn is_guest() -> bool {
-    let pointer = thread_pointer();
-    // Before the first guest the base is zero, and no thread pointer is that small.
-    pointer.wrapping_sub(BASE.load(Relaxed)) < GUESTS_MAX * STACK || is_starter(pointer)
+    // Before the first guest the length is zero.
+    thread_pointer().wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
 }
 
-fn is_starter(pointer: usize) -> bool {
-    STARTERS.iter().any(|starter| starter.load(Relaxed) == pointer)
+/// The length of a stack with the block at its end.
+fn stride(layout: &Layout) -> usize {
+    STACK + layout.length().next_multiple_of(crate::PAGE)
 }
 
-/// Runs `start` as a thread that starts a guest.
-fn as_starter<T>(start: impl FnOnce() -> T) -> T {
-    let pointer = thread_pointer();
-    let starter = loop {
-        let claim = |cell: &&AtomicUsize| cell.compare_exchange(0, pointer, Relaxed, Relaxed).is_ok();
-        match STARTERS.iter().find(claim) {
-            Some(starter) => break starter,
-            None => std::thread::yield_now(),
-        }
-    };
-    let result = start();
-    starter.store(0, Relaxed);
-    result
-}
-
-/// Asks the loader for what guests need. Early in the life of the process: later its lock may be held by whoever waits
-/// for the thread that starts a guest, and in a forked child its data may be out of memory.
-pub fn prepare() {
-    // SAFETY: the name is a C string.
-    let threads = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__nptl_nthreads".as_ptr()) };
-    THREADS.store(threads, Relaxed);
-}
-
-/// Starts a guest, with all signals blocked.
-///
-/// # Errors
-/// EAGAIN if the system, or this process, has too many threads.
-pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-    if BASE.load(Relaxed) == 0 {
+/// Where the stacks lie.
+fn stacks(stride: usize) -> io::Result<usize> {
+    if LENGTH.load(Acquire) == 0 {
         // Two threads may come here at a time: one range is dropped. A lock could be held in a forked child for ever.
-        let stacks = Reservation::small_pages(GUESTS_MAX * STACK, STACK)?;
-        if BASE.compare_exchange(0, stacks.base(), Relaxed, Relaxed).is_ok() {
-            stacks.leak();
+        let range = Reservation::small_pages(GUESTS_MAX * stride, STACK)?;
+        if BASE.compare_exchange(0, range.base(), Relaxed, Relaxed).is_ok() {
+            LENGTH.store(range.len(), Release);
+            range.leak();
         }
     }
-    let index = USED.fetch_add(1, Relaxed);
-    if index >= GUESTS_MAX - 1 {
-        // Nobody waits for a guest that was not started.
-        USED.fetch_sub(1, Relaxed);
-        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
-    }
-    let start = Box::into_raw(Box::new((name.to_owned(), run)));
-    // SAFETY: `enter` takes such a box, and gets this one only.
-    let created = unsafe { create(index, enter, start.cast(), libc::PTHREAD_CREATE_DETACHED) };
-    if let Err(error) = created {
-        // SAFETY: no thread has got it.
-        drop(unsafe { Box::from_raw(start) });
-        USED.fetch_sub(1, Relaxed);
-        return Err(error);
-    }
-    count(-1);
-    Ok(())
-}
-
-/// Starts a thread on stack number `index`, with all signals blocked.
-///
-/// # Safety
-/// No other thread may use that stack, and `entry` must be sound with `argument`.
-unsafe fn create(
-    index: usize,
-    entry: extern "C" fn(*mut c_void) -> *mut c_void,
-    argument: *mut c_void,
-    detached: c_int,
-) -> io::Result<libc::pthread_t> {
-    let stack = BASE.load(Relaxed) + index * STACK;
-    let _signals = SignalsBlocked::new();
-    // SAFETY: (1) the attributes are initialised before use and destroyed after; (2) the stack is a range
-    // of ours that no other thread has; (3) the caller vouches for entry and argument.
-    unsafe {
-        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
-        libc::pthread_attr_init(&raw mut attributes);
-        libc::pthread_attr_setstack(&raw mut attributes, stack as *mut c_void, STACK);
-        libc::pthread_attr_setdetachstate(&raw mut attributes, detached);
-        let mut thread: libc::pthread_t = std::mem::zeroed();
-        let error =
-            as_starter(|| libc::pthread_create(&raw mut thread, &raw const attributes, entry, argument));
-        libc::pthread_attr_destroy(&raw mut attributes);
-        if error == 0 { Ok(thread) } else { Err(io::Error::from_raw_os_error(error)) }
-    }
-}
-
-/// Waits until every guest that was started runs code of ours.
-///
-/// Before that, a new thread runs code of the C library, which looks at the character tables of the locale:
-/// in the program's memory. Nothing may be taken out of that before all are past it, since among the threads
-/// that look there is the one that would answer the fault.
-pub fn wait_entered() {
-    loop {
-        let entered = ENTERED.load(Acquire);
-        if entered >= USED.load(Relaxed) as u64 {
-            return;
-        }
-        crate::shared::futex_wait(&ENTERED, entered as u32, Duration::from_millis(100));
-    }
-}
-
-/// Starts a guest that ends at once, and waits for its end: whatever the C library looks at to start a thread
-/// (locale, loaded libraries with thread-local data) is in memory afterwards. For a child about to be forked,
-/// which starts its guests before anybody answers its faults.
-///
-/// # Errors
-/// As for [`spawn`].
-pub fn rehearse() -> io::Result<()> {
-    extern "C" fn nothing(_: *mut c_void) -> *mut c_void {
-        std::ptr::null_mut()
-    }
-    if BASE.load(Relaxed) == 0 {
-        return Ok(());
-    }
-    // SAFETY: the last stack is for rehearsals, and they are made one at a time, by a thread that has stopped
-    // all other forks; the entry looks at nothing.
-    let thread =
-        unsafe { create(GUESTS_MAX - 1, nothing, std::ptr::null_mut(), libc::PTHREAD_CREATE_JOINABLE)? };
-    let mut result = std::ptr::null_mut();
-    // SAFETY: the thread is joinable and joined once.
-    unsafe { libc::pthread_join(thread, &raw mut result) };
-    Ok(())
+    Ok(BASE.load(Relaxed))
 }
 
 type Start = (String, Box<dyn FnOnce() + Send>);
 
-extern "C" fn enter(start: *mut c_void) -> *mut c_void {
+/// Starts a guest, with all signals blocked but for those that the C library keeps for itself.
+///
+/// # Errors
+/// EAGAIN if the system, or this process, has too many threads; ENOSYS with a loader that does not tell of thread-local data.
+pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    let layout = block::layout().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSYS))?;
+    let stride = stride(layout);
+    let base = stacks(stride)?;
+    let index = USED.fetch_add(1, Release);
+    if index >= GUESTS_MAX {
+        USED.fetch_sub(1, Relaxed);
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
+    }
+    let start: *mut Start = Box::into_raw(Box::new((name.to_owned(), run)));
+    NUMBERS[index].store(STARTING, Relaxed);
+    let _signals = SignalsBlocked::new();
+    // SAFETY: the stack is a part of a range of ours that no other guest has or had in this process, and it is as long as
+    // the layout says; `enter` takes such a box, and gets this one only.
+    let created = unsafe {
+        let end = base + (index + 1) * stride;
+        let pointer = layout.build(end);
+        clone(layout.bottom(pointer), pointer, &NUMBERS[index], start)
+    };
+    created.map_err(|error| {
+        NUMBERS[index].store(0, Relaxed);
+        // SAFETY: no thread has got it.
+        drop(unsafe { Box::from_raw(start) });
+        // The stack stays unused: another may have been taken meanwhile.
+        io::Error::from_raw_os_error(error)
+    })
+}
+
+/// Starts a thread of this process, by the kernel alone.
+///
+/// # Safety
+/// Below `stack` there must be room that is nobody else's, and at `pointer` a thread block that is; `start` is given away.
+unsafe fn clone(stack: usize, pointer: usize, number: &AtomicU32, start: *mut Start) -> Result<(), c_int> {
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_THREAD
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_SETTLS
+        | libc::CLONE_PARENT_SETTID
+        | libc::CLONE_CHILD_CLEARTID;
+    let result: isize;
+    // SAFETY: the new thread comes back from the call with our registers, but for the stack's, and goes to `enter`, which
+    // does not return; nothing of our frame is used there. In the calling thread it is a system call that writes one word.
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call {enter}",
+            "ud2",
+            "2:",
+            enter = sym enter,
+            inlateout("rax") libc::SYS_clone as isize => result,
+            in("rdi") flags as usize,
+            in("rsi") stack,
+            in("rdx") number.as_ptr(),
+            in("r10") number.as_ptr(),
+            in("r8") pointer,
+            in("r12") start,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    if result < 0 { Err(-result as c_int) } else { Ok(()) }
+}
+
+extern "C" fn enter(start: *mut Start) -> ! {
     // SAFETY: `spawn` made it from a box of this type and gave it to us.
-    let (name, run) = *unsafe { Box::from_raw(start.cast::<Start>()) };
-    ENTERED.fetch_add(1, AcqRel);
-    crate::shared::futex_wake(&ENTERED);
+    let (name, run) = *unsafe { Box::from_raw(start) };
     let _ = std::ffi::CString::new(name).map(|name| rustix::thread::set_name(&name));
     run();
-    count(1);
-    std::ptr::null_mut()
+    // SAFETY: this thread alone ends; whatever it had has been dropped, and its stack stays.
+    unsafe {
+        asm!("syscall", in("rax") libc::SYS_exit, in("rdi") 0, options(noreturn, nostack));
+    }
+}
+
+/// Calls `each` with the place of every guest that there may be, and its number if it has one by now; until it says that it
+/// is done with that guest.
+pub(crate) fn for_each(mut each: impl FnMut(usize, Option<u32>) -> bool) {
+    let mut index = 0;
+    // A guest may start another meanwhile.
+    while index < USED.load(Acquire).min(GUESTS_MAX) {
+        let number = NUMBERS[index].load(Acquire);
+        if number == 0 || each(index, Some(number).filter(|&number| number != STARTING)) {
+            index += 1;
+        }
+    }
+}
+
+/// The place of the calling guest.
+pub(crate) fn own_place() -> usize {
+    (thread_pointer() - BASE.load(Relaxed)) / (LENGTH.load(Relaxed) / GUESTS_MAX)
 }
 
 /// After a fork, in the child: the guests are not there, their stacks are free.
 pub fn forget_all() {
     USED.store(0, Relaxed);
-    ENTERED.store(0, Relaxed);
-    STARTERS.iter().for_each(|starter| starter.store(0, Relaxed));
+    NUMBERS.iter().for_each(|number| number.store(0, Relaxed));
+    crate::credentials::forget_all();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::cell::Cell;
     use std::sync::atomic::AtomicBool;
 
-    #[test]
-    fn guests_enter_and_rehearsals_end() {
-        static RAN: AtomicBool = AtomicBool::new(false);
-        assert!(!is_guest());
-        spawn("first", Box::new(|| RAN.store(is_guest(), Relaxed))).unwrap();
-        wait_entered();
-        for _ in 0..3 {
-            rehearse().unwrap();
-        }
-        // A guest that cannot be had is not waited for.
-        let started = (0..2 * GUESTS_MAX).filter(|_| spawn("more", Box::new(|| ())).is_ok()).count();
-        assert_eq!(started, GUESTS_MAX - 2);
-        wait_entered();
-        while !RAN.load(Relaxed) {
+    thread_local!(static MARK: Cell<u64> = const { Cell::new(0x5eed) });
+
+    fn wait_for(flag: &AtomicBool) {
+        while !flag.load(Acquire) {
             std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn guests_have_thread_data_of_their_own_and_end() {
+        static RAN: AtomicBool = AtomicBool::new(false);
+        prepare();
+        assert!(!is_guest());
+        MARK.set(1);
+        let run = || {
+            assert!(is_guest());
+            assert_eq!(MARK.replace(2), 0x5eed);
+            // An error of a call, which the C library notes for each thread.
+            // SAFETY: no memory is passed.
+            assert_eq!(unsafe { libc::close(-1) }, -1);
+            assert_eq!(io::Error::last_os_error().raw_os_error(), Some(libc::EBADF));
+            RAN.store(true, Release);
+        };
+        spawn("first", Box::new(run)).unwrap();
+        wait_for(&RAN);
+        assert_eq!(MARK.get(), 1);
+        let started = (0..2 * GUESTS_MAX).filter(|_| spawn("more", Box::new(|| ())).is_ok()).count();
+        assert_eq!(started, GUESTS_MAX - 1);
+        while NUMBERS.iter().any(|number| number.load(Acquire) != 0) {
+            std::thread::yield_now();
+        }
+        // In a forked child they start anew, on the same stacks.
+        // SAFETY: the child runs code of this test only, and `_exit`.
+        match unsafe { libc::fork() } {
+            0 => {
+                static AGAIN: AtomicBool = AtomicBool::new(false);
+                forget_all();
+                let run = || AGAIN.store(is_guest() && MARK.get() == 0x5eed, Release);
+                let started = spawn("again", Box::new(run)).is_ok();
+                while started && !AGAIN.load(Acquire) {
+                    std::thread::yield_now();
+                }
+                // SAFETY: ends the process.
+                unsafe { libc::_exit(i32::from(!started)) };
+            }
+            child => {
+                let mut status = 0;
+                // SAFETY: one word is passed.
+                assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
+                assert_eq!(status, 0);
+            }
         }
     }
 }

@@ -1,8 +1,9 @@
 //! The program's memory as the kernel sees it: userfaultfd and page tables of this process.
 
 use crate::guest::thread_pointer;
+use crate::maps::Maps;
 use crate::pagemap::Pagemap;
-use crate::staging::{Slot, Staging, TakeOutWay};
+use crate::staging::{Slot, Staging, TakeOutWay, Views};
 use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
 use rustix::io::Errno;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -13,6 +14,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Kernel {
     uffd: Uffd,
     pagemap: Pagemap,
+    maps: Maps,
     no_remap: Backoff,
     quiet: AtomicBool,
     due: Mutex<Vec<Due>>,
@@ -64,6 +66,7 @@ impl Kernel {
         Ok(Self {
             uffd: Uffd::open()?,
             pagemap: Pagemap::open()?,
+            maps: Maps::open()?,
             no_remap: Backoff::default(),
             quiet: AtomicBool::new(false),
             due: Mutex::default(),
@@ -182,8 +185,9 @@ impl Kernel {
         if way == TakeOutWay::Remap && self.no_remap.skips() {
             return Err(Errno::NOMEM);
         }
+        let views = Views { uffd: &self.uffd, pagemap: &self.pagemap, maps: &self.maps };
         // SAFETY: the contract of `open`.
-        let result = unsafe { slot.take_out(start, length, writable, way, &self.uffd, &self.pagemap) };
+        let result = unsafe { slot.take_out(start, length, writable, way, views) };
         if way == TakeOutWay::Remap && result == Err(Errno::NOMEM) {
             // The program has limited its address space, or has as many mappings as it may. The kernel has
             // unmapped the target then, and each attempt can lose a part of a slot for good.

@@ -4,15 +4,22 @@
 //! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours. So is
 //! `syscall` there, which passes calls on: but mapping calls on the program's memory go by `rustix`.
 
+mod block;
 pub mod buffer;
+pub mod credentials;
+pub mod first_heap;
 pub mod guest;
+pub mod handout;
 pub mod heap;
 pub mod kernel;
+pub mod mapped_files;
 pub mod mapping;
+pub mod maps;
 pub mod pagemap;
 pub mod procfs;
 pub mod random;
 pub mod shared;
+pub mod sieve;
 pub mod spans;
 pub mod staging;
 pub mod task;

@@ -4,7 +4,7 @@ use crate::PAGE;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// Ranges whose pages the engine counts one by one: staging and the pool.
 static COUNTED: [(AtomicUsize, AtomicUsize); 64] = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 64];
@@ -28,7 +28,10 @@ pub fn room() -> usize {
             read(c"/proc/self/statm", &mut text).split(' ').next().and_then(|pages| pages.parse().ok());
         limit.saturating_sub(pages.unwrap_or(0) * PAGE)
     };
-    if read(c"/proc/sys/vm/overcommit_memory", &mut text).trim() != "2" {
+    // Read once: a process that starts asks several times, and each takes it 12 µs.
+    static PROMISES_ALL: AtomicBool = AtomicBool::new(false);
+    if PROMISES_ALL.load(Relaxed) || read(c"/proc/sys/vm/overcommit_memory", &mut text).trim() != "2" {
+        PROMISES_ALL.store(true, Relaxed);
         return limited;
     }
     let said = read(c"/proc/meminfo", &mut text);
@@ -115,10 +118,7 @@ impl Reservation {
     pub unsafe fn discard(&self, offset: usize, length: usize) {
         assert!(offset + length <= self.length);
         // SAFETY: the range lies in our own mapping; the caller vouches for references into it.
-        let result = unsafe {
-            rustix::mm::madvise((self.base + offset) as *mut c_void, length, Advice::LinuxDontNeed)
-        };
-        debug_assert_eq!(result, Ok(()));
+        unsafe { discard(self.base + offset, length) };
     }
 
     /// Gives a range to whoever calls and never unmaps it.
@@ -187,8 +187,7 @@ pub enum Restored {
 /// # Safety
 /// The range must have been the caller's, and nothing may refer to its contents.
 pub unsafe fn restore_target(address: usize, length: usize, error: Errno) -> Restored {
-    // SAFETY: the mapping comes about only where there is none.
-    match unsafe { map_at(address, length, MapFlags::FIXED_NOREPLACE) } {
+    match take_hole(address, length) {
         Ok(()) => Restored::Anew,
         // With too many mappings it fails before anything else.
         Err(Errno::EXIST) if error == Errno::NOMEM || !unmaps_first() => Restored::Untouched,
@@ -205,6 +204,16 @@ fn unmaps_first() -> bool {
     version < (6, 17)
 }
 
+/// Gives the memory of a range back; it reads as zeroes afterwards.
+///
+/// # Safety
+/// The range must belong to the caller, and nothing may refer to its contents.
+pub unsafe fn discard(address: usize, length: usize) {
+    // SAFETY: the caller owns the range.
+    let result = unsafe { rustix::mm::madvise(address as *mut c_void, length, Advice::LinuxDontNeed) };
+    debug_assert_eq!(result, Ok(()));
+}
+
 /// Makes a range readable and writable.
 ///
 /// # Safety
@@ -214,6 +223,22 @@ pub unsafe fn make_writable(address: usize, length: usize) -> Result<(), Errno> 
     unsafe {
         rustix::mm::mprotect(address as *mut c_void, length, MprotectFlags::READ | MprotectFlags::WRITE)
     }
+}
+
+/// Gives a range the access that `protection` says (`PROT_*`).
+///
+/// # Safety
+/// The range must belong to the caller, and nothing may refer to its contents.
+pub unsafe fn protect(address: usize, length: usize, protection: i32) -> Result<(), Errno> {
+    let flags = MprotectFlags::from_bits_retain(protection as u32);
+    // SAFETY: the caller owns the range.
+    unsafe { rustix::mm::mprotect(address as *mut c_void, length, flags) }
+}
+
+/// Maps fresh memory where a range of ours was unmapped. EEXIST if it is another mapping already.
+pub fn take_hole(address: usize, length: usize) -> Result<(), Errno> {
+    // SAFETY: the mapping comes about only where there is none.
+    unsafe { map_at(address, length, MapFlags::FIXED_NOREPLACE) }
 }
 
 /// `mremap` with all its arguments, as the kernel has it.

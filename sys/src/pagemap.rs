@@ -1,5 +1,6 @@
 //! Which pages of a range are in the page tables: PAGEMAP_SCAN (6.7), else `/proc/self/pagemap`.
 
+use crate::handout::{self, Thing};
 use crate::mapping::last_errno;
 use crate::{CLUSTER, PAGE};
 use rustix::io::Errno;
@@ -56,6 +57,10 @@ impl PageSet {
             _ => u64::MAX,
         };
         Self(std::array::from_fn(|word| below(pages.end, word) & !below(pages.start, word)))
+    }
+    /// The pages of `[start, start + length)`, addresses of one cluster.
+    pub fn of(start: usize, length: usize) -> Self {
+        Self::range(start % CLUSTER / PAGE..(start % CLUSTER + length) / PAGE)
     }
     /// Pages in either set.
     pub fn or(self, other: Self) -> Self {
@@ -118,6 +123,26 @@ impl PageSet {
     }
 }
 
+/// Opens a file of `/proc` that tells of the calling process's memory. In another root there may be none: it is asked for.
+///
+/// In a process that is not to be dumped, which cannot open it unless it is root's, that is suspended for a moment.
+pub(crate) fn open_own(path: &str, thing: Thing) -> Result<OwnedFd, Errno> {
+    use rustix::process::{DumpableBehavior, dumpable_behavior, set_dumpable_behavior};
+    let open = || {
+        let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
+        rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+    };
+    match open() {
+        Err(Errno::ACCESS) if dumpable_behavior()? != DumpableBehavior::Dumpable => {
+            set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+            let fd = open();
+            set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+            fd
+        }
+        other => other.or_else(|error| handout::ask(thing).map_err(|_| error)),
+    }
+}
+
 /// A view of the caller's page tables.
 #[derive(Debug)]
 pub struct Pagemap {
@@ -136,23 +161,8 @@ pub struct Presence {
 
 impl Pagemap {
     /// Opens the view of the calling process.
-    ///
-    /// In a process that is not to be dumped, which cannot open it unless it is root's, that is suspended for a moment.
     pub fn open() -> Result<Self, Errno> {
-        use rustix::process::{DumpableBehavior, dumpable_behavior, set_dumpable_behavior};
-        let open = || {
-            let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-            rustix::fs::open("/proc/self/pagemap", flags, rustix::fs::Mode::empty())
-        };
-        let fd = match open() {
-            Err(Errno::ACCESS) if dumpable_behavior()? != DumpableBehavior::Dumpable => {
-                set_dumpable_behavior(DumpableBehavior::Dumpable)?;
-                let fd = open();
-                set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
-                fd?
-            }
-            other => other?,
-        };
+        let fd = open_own("/proc/self/pagemap", Thing::Pagemap)?;
         Ok(Self { fd, scan: AtomicBool::new(true) })
     }
 

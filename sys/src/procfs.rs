@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 /// Reads the beginning of a file of `/proc`, which is made anew for each opening, in one read.
 fn read_once(path: impl rustix::path::Arg, text: &mut [u8]) -> rustix::io::Result<usize> {
@@ -58,12 +59,21 @@ pub struct Memory {
     pub tables: u64,
 }
 
+impl Memory {
+    /// What is charged to the process. Shared memory is charged to the run, each object once.
+    pub fn charged(&self) -> u64 {
+        self.anonymous + self.tables
+    }
+}
+
 /// Reads the memory of a process. `None` when it is gone.
 pub fn memory(pid: &str) -> Option<Memory> {
     memory_of(&format!("/proc/{pid}")).or_else(|| {
         // The first thread may have ended before the others: then its memory is not shown.
-        let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-        tasks.flatten().find_map(|task| memory_of(task.path().to_str()?))
+        let mut tasks = directory(&format!("/proc/{pid}/task")).ok()?;
+        tasks.find_map(|task| {
+            memory_of(&format!("/proc/{pid}/task/{}", task.ok()?.file_name().to_str().ok()?))
+        })
     })
 }
 
@@ -102,6 +112,13 @@ impl Watched {
         }
         Some(self.last)
     }
+}
+
+/// The memory of this process when it starts, which is cheaper to learn: page tables are guessed, 64 KiB.
+pub fn young_memory() -> Option<Memory> {
+    let (anonymous, _) = counts("self")?;
+    // What it shares with others it maps by calls that are yet to come.
+    Some(Memory { anonymous, shared: 0, tables: 16 })
 }
 
 /// Anonymous pages of a process whose first thread lives, and pages of files and of shared memory.
@@ -184,6 +201,73 @@ pub fn start_time(pid: u32) -> Option<u64> {
     life(pid).ok().flatten()
 }
 
+/// The processor that a process has used, what it is, and whose child.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Stat {
+    /// The letter of its state.
+    pub state: u8,
+    /// Its parent.
+    pub parent: u32,
+    /// The leader of its session. `None` if that is in another pid namespace.
+    pub session: Option<u32>,
+    /// Whether it runs a program that it has called for itself. Else it was forked, and shows its parent's memory.
+    pub has_execed: bool,
+    /// Processor time so far, in ticks.
+    pub ticks: u64,
+    /// How many threads it has.
+    pub threads: u32,
+    /// When it started.
+    pub start_time: u64,
+    /// Where its stack began, which every program's start chooses at random; 0 if that is not to be seen, or not settled,
+    /// for it is in the midst of exec.
+    pub stack: u64,
+}
+
+impl Stat {
+    /// The kernel's mark of those that were forked and have not called `exec` since (`PF_FORKNOEXEC`).
+    const FORKED: u64 = 0x40;
+
+    /// Of a process. `None` if it is not there, or hidden.
+    pub fn of(pid: impl std::fmt::Display) -> Option<Self> {
+        Self::parse(&small(&format!("/proc/{pid}/stat"))?)
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        // The name may hold anything: count from the last parenthesis.
+        let fields: Vec<_> = text.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+        let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        // A new program has a stack before it has an environment there, if an empty one.
+        let has_environment = number(47).is_some_and(|start| start != 0);
+        Some(Self {
+            state: *fields.first()?.as_bytes().first()?,
+            parent: number(1)? as u32,
+            session: Some(number(3)? as u32).filter(|&leader| leader != 0),
+            has_execed: number(6)? & Self::FORKED == 0,
+            ticks: number(11)? + number(12)?,
+            threads: number(17)? as u32,
+            start_time: number(19)?,
+            stack: number(25).filter(|_| has_environment).unwrap_or(0),
+        })
+    }
+
+    /// Whether it is dead. A zombie that still has threads is a process whose first thread has ended.
+    pub fn is_dead(&self) -> bool {
+        matches!(self.state, b'Z' | b'X') && self.threads <= 1
+    }
+}
+
+/// The time since `born`, in ticks since boot.
+pub fn age(born: u64) -> Option<Duration> {
+    let uptime: f64 = small("/proc/uptime")?.split(' ').next()?.parse().ok()?;
+    let born = born as f64 / rustix::param::clock_ticks_per_second() as f64;
+    Duration::try_from_secs_f64(uptime - born).ok()
+}
+
+/// The pid that was given away last, which changes whenever a process or a thread starts.
+pub fn last_pid() -> Option<u64> {
+    small("/proc/loadavg")?.split_ascii_whitespace().nth(4)?.parse().ok()
+}
+
 /// The name of a process, for others that see another `/proc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
@@ -201,11 +285,14 @@ impl Identity {
 
     /// That of this process.
     pub fn own() -> Self {
-        let Some(pid) = pid_of_self() else {
+        let mut text = [0; crate::PAGE];
+        // One file says both: each takes a small process as long as five page faults.
+        let stat = read(c"/proc/self/stat", &mut text);
+        let Some(pid) = stat.split(' ').next().and_then(|pid| pid.parse().ok()).or_else(pid_of_self) else {
             return Self { pid: std::process::id(), start_time: 0, namespace: 0 };
         };
         let namespace = namespace("self", "pid").unwrap_or(0);
-        Self { pid, start_time: start_time(pid).unwrap_or(0), namespace }
+        Self { pid, start_time: stat_fields(stat).nth(19).and_then(parsed).unwrap_or(0), namespace }
     }
 
     /// The pids that it may mean here. None if the process is dead for sure; several if it is in another pid namespace
@@ -303,17 +390,69 @@ fn open_directory(path: &str) -> Result<OwnedFd, Errno> {
 fn life(pid: u32) -> Result<Option<u64>, Errno> {
     let Some(stat) = of_process(pid, "stat")? else { return Ok(None) };
     let started = || {
-        let fields: Vec<_> = stat.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
+        let mut fields = stat_fields(&stat);
+        let state = fields.next()?;
         // A zombie that still has threads is a process whose first thread has ended.
-        let threads: u32 = fields.get(17)?.parse().ok()?;
-        let dead = matches!(*fields.first()?, "Z" | "X") && threads <= 1;
-        Some((!dead).then_some(fields.get(19)?.parse().ok()?))
+        let threads = parsed(fields.nth(16)?)?;
+        let dead = matches!(state, "Z" | "X") && threads <= 1;
+        Some((!dead).then_some(parsed(fields.nth(1)?)?))
     };
     started().ok_or(Errno::INVAL)
 }
 
+/// Descriptors of anonymous files through which memory is pinned.
+const PINNING: [&str; 3] = ["anon_inode:[io_uring]", "anon_inode:kvm", "anon_inode:[vfio-"];
+/// Files below `/dev` that copy what they are given, or lie there only: all others are devices that may pin it (RDMA, VFIO,
+/// GPUs, cameras, disks that take commands, and drivers that nobody here knows).
+const COPYING: [&str; 27] = [
+    "null",
+    "zero",
+    "full",
+    "random",
+    "urandom",
+    "kmsg",
+    "console",
+    "tty",
+    "pts/",
+    "ptmx",
+    "pty",
+    "vcs",
+    "shm/",
+    "mqueue/",
+    "hugepages",
+    "fuse",
+    "net/tun",
+    "userfaultfd",
+    "kvm",
+    "rtc",
+    "hpet",
+    "input/",
+    "uinput",
+    "snd/",
+    "bus/usb/",
+    "loop-control",
+    "mapper/control",
+];
+
+/// Whether a descriptor with this target is that of a device that may pin memory.
+fn is_pinning(target: &[u8]) -> bool {
+    // Of another root the path is shown so.
+    let path = target.strip_prefix(b"(unreachable)").unwrap_or(target);
+    let begins = |text: &[u8], with: &[&str]| with.iter().any(|with| text.starts_with(with.as_bytes()));
+    begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
+}
+
+/// The fields of `/proc/PID/stat` from the third, the state, on. (The second, the command, may hold anything.)
+fn stat_fields(stat: &str) -> impl Iterator<Item = &str> {
+    stat.rsplit_once(") ").map_or("", |(_, fields)| fields).split_ascii_whitespace()
+}
+
+fn parsed(number: &str) -> Option<u64> {
+    number.parse().ok()
+}
+
 /// Whether a descriptor is open in this process through which the kernel may pin memory: a file opened
-/// with O_DIRECT, an io_uring, an RDMA or VFIO device, a KVM or GPU device. So there may be where none is seen at all: the
+/// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all: the
 /// descriptors of a process whose first thread has ended are not shown.
 pub fn may_pin(pid: u32) -> bool {
     // What is opened by a name within a directory costs half as much as by a path, and this is done often.
@@ -332,11 +471,10 @@ pub fn may_pin(pid: u32) -> bool {
         // The beginning says enough.
         let Ok((target, _)) = rustix::fs::readlinkat_raw(&links, name, &mut target[..]) else { continue };
         let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| target.starts_with(prefix.as_bytes()));
-        let devices = ["/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd"];
-        if is(&["anon_inode:[io_uring]", "anon_inode:kvm"]) || is(&devices) {
+        if is_pinning(target) {
             return true;
         }
-        if !is(&["/"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
+        if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
             continue;
         }
         if let Ok(length) = read_at(&infos, name, &mut text)
@@ -364,14 +502,26 @@ mod tests {
         assert!(Watched::default().look("0").is_none());
     }
 
+    /// In a process of its own: other tests take memory and give it back.
     #[test]
     fn between_whole_looks_what_changes_much_is_seen() {
+        const ALONE: &str = "PAGETIDE_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            alone
+                .args(["--exact", "procfs::tests::between_whole_looks_what_changes_much_is_seen"])
+                .env(ALONE, "");
+            let output = alone.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
         let mut watched = Watched::default();
         let mut look = || watched.look("self").unwrap();
         let whole = look();
         let few = std::hint::black_box(vec![1u8; 1000 * crate::PAGE]);
         let second = look();
-        // Other tests take memory, too; and some kernels count what each processor does there first.
+        // Some kernels count what each processor does there first.
         assert!(second.anonymous > whole.anonymous + 500, "{whole:?}, then {second:?}");
         let many = std::hint::black_box(vec![1u8; 8192 * crate::PAGE]);
         assert!(look().tables > whole.tables, "tables for 32 MiB");
@@ -381,6 +531,36 @@ mod tests {
         shared.bytes(0, 256 * crate::PAGE).iter().step_by(crate::PAGE).for_each(touch);
         assert!(look().shared >= before.shared + 256 - 64, "1 MiB of shared memory");
         drop((few, many));
+    }
+
+    #[test]
+    fn a_program_is_told_from_a_fork_and_from_the_next_one() {
+        let text = "7 (a) S 9) S 24771 24747 6133 0 -1 4194368 3037 0 0 0 3 4 0 0 20 0 2 0 140816 73842688 17531 \
+                    18446744073709551615 94253550456832 94253550457813 140728370670448 0 0 \
+                    0 0 0 0 0 0 0 17 1 0 0 0 0 0 0 0 0 0 0 140728370671000 0 0";
+        let stat = Stat::parse(text).unwrap();
+        let wanted = Stat {
+            state: b'S',
+            parent: 24771,
+            session: Some(6133),
+            has_execed: false,
+            ticks: 7,
+            threads: 2,
+            start_time: 140_816,
+            stack: 140_728_370_670_448,
+        };
+        assert_eq!(stat, wanted);
+        let from_outside = text.replace(" 6133 ", " 0 ");
+        assert_eq!(Stat::parse(&from_outside).unwrap().session, None, "the leader is outside");
+        let in_exec = text.replace("140728370671000", "0");
+        assert_eq!(Stat::parse(&in_exec), Some(Stat { stack: 0, ..wanted }), "it has no environment yet");
+        let own = Stat::of("self").unwrap();
+        assert!(own.has_execed && !own.is_dead() && own.stack != 0, "{own:?}");
+        assert_eq!(Some(own.start_time), start_time(std::process::id()));
+        assert_eq!(Stat::of(0), None);
+        let before = last_pid().unwrap();
+        std::process::Command::new("true").status().unwrap();
+        assert_ne!(last_pid(), Some(before));
     }
 
     #[test]
@@ -435,6 +615,32 @@ mod tests {
         let before = run_times(crate::task::tid()).unwrap();
         while run_times(crate::task::tid()).unwrap().0 == before.0 {}
         assert!(run_times(0).is_none());
+    }
+
+    #[test]
+    fn devices_that_are_not_known_to_copy_may_pin() {
+        let pins = |target: &str| is_pinning(target.as_bytes());
+        for target in
+            ["/dev/infiniband/uverbs0", "/dev/vfio/vfio", "/dev/iommu", "/dev/dri/card0", "/dev/nvidiactl"]
+        {
+            assert!(pins(target), "{target}");
+        }
+        for target in
+            ["/dev/video0", "/dev/sg0", "/dev/vhost-vdpa-0", "(unreachable)/dev/kfd", "anon_inode:[io_uring]"]
+        {
+            assert!(pins(target), "{target}");
+        }
+        for target in [
+            "/dev/null",
+            "/dev/pts/3",
+            "/dev/shm/x",
+            "/dev/net/tun",
+            "/home/dev/x",
+            "socket:[7]",
+            "anon_inode:[eventfd]",
+        ] {
+            assert!(!pins(target), "{target}");
+        }
     }
 
     #[test]

@@ -26,16 +26,22 @@ impl Shared {
         let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, length as u64)?;
         // Nobody can cut it short under a process that has it mapped.
-        rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK | rustix::fs::SealFlags::GROW)?;
+        // Nor can a member keep others from writing to it.
         let this = Self::map(&fd, length)?;
+        use rustix::fs::SealFlags;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok((fd, this))
     }
 
     /// Maps shared memory that another process created, by its name under `/proc`.
     pub fn open(path: &Path) -> Result<Self, Errno> {
-        let fd = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
-        let length = rustix::fs::fstat(&fd)?.st_size as usize;
-        Self::map(&fd, length)
+        Self::adopt(&rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Maps shared memory of which this process was handed a descriptor.
+    pub fn adopt(fd: &OwnedFd) -> Result<Self, Errno> {
+        let length = rustix::fs::fstat(fd)?.st_size as usize;
+        Self::map(fd, length)
     }
 
     fn map(fd: impl AsFd, length: usize) -> Result<Self, Errno> {

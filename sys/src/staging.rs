@@ -4,7 +4,9 @@
 //! it has in its own cluster. A populated page of a slot is a *frame*.
 
 use crate::mapping::{self, Reservation, Restored, remap};
+use crate::maps::Maps;
 use crate::pagemap::{PageSet, Pagemap};
+use crate::sieve::Sieve;
 use crate::uffd::Uffd;
 use crate::{CLUSTER, PAGE};
 use rustix::io::Errno;
@@ -19,6 +21,7 @@ pub struct Staging;
 #[derive(Debug)]
 pub struct Slot {
     area: Arc<Reservation>,
+    sieve: Arc<Sieve>,
     index: u16,
     populated: PageSet,
     zero: PageSet,
@@ -34,13 +37,23 @@ pub struct Slot {
 pub enum TakeOutWay {
     /// `mremap(DONTUNMAP)`: the page table moves as one, whatever it holds, pinned pages too.
     Remap,
-    /// `UFFDIO_MOVE`, run by run: refuses pages that are pinned or shared by fork.
+    /// `UFFDIO_MOVE`, run by run: refuses pages that are pinned or shared by fork, and all of a mapping that may not be
+    /// written.
     Move,
+    /// By `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may be
+    /// done with them.
+    Sift,
 }
 
-/// The pages of `[start, start + length)`, counted from the start of its cluster.
-fn pages_of(start: usize, length: usize) -> PageSet {
-    PageSet::range(start % CLUSTER / PAGE..(start % CLUSTER + length) / PAGE)
+/// What taking pages out asks the kernel by.
+#[derive(Clone, Copy, Debug)]
+pub struct Views<'a> {
+    /// The descriptor that serves the program's memory.
+    pub uffd: &'a Uffd,
+    /// Which pages are there.
+    pub pagemap: &'a Pagemap,
+    /// What may be done with them.
+    pub maps: &'a Maps,
 }
 
 impl Staging {
@@ -48,12 +61,15 @@ impl Staging {
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         // A cluster at either end stays empty. A mapping that is moved next to one that the same userfaultfd
         // serves becomes one with it, and takes its registration away: evicted pages of a mapping of the
-        // program that ends where a slot begins would read as zeroes.
-        let length = (usize::from(count) + 2) * CLUSTER;
+        // program that ends where a slot begins would read as zeroes. So does one beside the sieve.
+        let length = (usize::from(count) + 4) * CLUSTER;
         let area = Arc::new(Reservation::small_pages(length, CLUSTER)?.counted());
+        let base = area.base() + length - 2 * CLUSTER;
+        let sieve = Arc::new(Sieve::new(Arc::clone(&area), base));
         Ok((0..count)
             .map(|index| Slot {
                 area: Arc::clone(&area),
+                sieve: Arc::clone(&sieve),
                 index,
                 populated: PageSet::default(),
                 zero: PageSet::default(),
@@ -73,7 +89,7 @@ impl Slot {
     /// Lets go of the staging area, which is unmapped when its last slot has: in a forked child, whose engine has
     /// its own. The slot holds nothing from then on, and nothing can be taken out into it.
     pub fn abandon(&mut self) {
-        if !self.lost.is_empty() {
+        if !self.lost.is_empty() || !self.sieve.is_whole() {
             // What lies there is another mapping: the area stays as it is.
             std::mem::forget(Arc::clone(&self.area));
         }
@@ -81,6 +97,7 @@ impl Slot {
         let (populated, zero, registered) = Default::default();
         *self = Self {
             area: Arc::new(Reservation::none()),
+            sieve: Arc::new(Sieve::none()),
             index: self.index,
             populated,
             zero,
@@ -145,11 +162,11 @@ impl Slot {
         length: usize,
         writable: bool,
         way: TakeOutWay,
-        uffd: &Uffd,
-        pagemap: &Pagemap,
+        views: Views<'_>,
     ) -> Result<(), Errno> {
+        let Views { uffd, pagemap, .. } = views;
         debug_assert_eq!(start / CLUSTER, (start + length - 1) / CLUSTER);
-        if !pages_of(start, length).and(self.lost).is_empty() {
+        if !PageSet::of(start, length).and(self.lost).is_empty() {
             return Err(Errno::NOMEM);
         }
         match way {
@@ -165,7 +182,49 @@ impl Slot {
                 }
                 stopped
             }
+            // SAFETY: the caller's contract.
+            TakeOutWay::Sift => unsafe { self.sift(start, length, views) },
         }
+    }
+
+    /// Takes pages through the sieve; what is pinned goes back.
+    ///
+    /// # Safety
+    /// As for [`Slot::take_out`].
+    unsafe fn sift(&mut self, start: usize, length: usize, views: Views<'_>) -> Result<(), Errno> {
+        let Views { uffd, pagemap, maps } = views;
+        self.make_target(start, length, uffd)?;
+        let sieve = Arc::clone(&self.sieve);
+        let mut sieve = sieve.hold()?;
+        let (base, here) = (sieve.base(), sieve.base() + start % CLUSTER);
+        // SAFETY: the caller's contract.
+        let mut result = unsafe { sieve.bring(start, length, pagemap) };
+        // Not to know which pages are here would lose them.
+        let mut found = pagemap.presence(here, length).unwrap_or_else(|error| {
+            crate::task::say(&format!("cannot see which pages are in memory: {error}"));
+            crate::task::kill_self();
+        });
+        found.present = found.present.and(sieve.brought());
+        let left = |slot: &Self| found.present.minus(slot.populated);
+        for run in sieve.brought().runs() {
+            // SAFETY: our own range. After an error MOVE refuses what it did not reach.
+            result = result.and(unsafe { mapping::make_writable(base + run.start * PAGE, run.len() * PAGE) });
+        }
+        for run in found.present.runs() {
+            let _ = self.move_run(base, run, uffd, &found.zero);
+        }
+        // What is shared since a fork becomes the program's own here, by a copy; what is pinned is that already.
+        for run in left(self).minus(found.zero).runs() {
+            crate::task::populate(base + run.start * PAGE, run.len() * PAGE);
+            let _ = self.move_run(base, run, uffd, &found.zero);
+        }
+        let pinned = left(self);
+        if !pinned.is_empty() {
+            // SAFETY: they came from there, and are still here.
+            unsafe { sieve.put_back(start / CLUSTER * CLUSTER, pinned, uffd, maps) };
+            result = result.and(Err(Errno::BUSY));
+        }
+        result
     }
 
     /// Takes pages by `mremap`, mapping by mapping if there are several.
@@ -185,7 +244,7 @@ impl Slot {
         // SAFETY: the source is the program's and stays mapped; the target is ours, and nothing refers to
         // it: its pages are not populated.
         let result = unsafe { remap(start, length, length, flags, to) };
-        let pages = pages_of(start, length);
+        let pages = PageSet::of(start, length);
         if let Err(error) = result {
             // SAFETY: the target was ours, and nothing refers to it.
             match unsafe { mapping::restore_target(to, length, error) } {
@@ -234,7 +293,7 @@ impl Slot {
     /// Makes the slot's part for `[start, start + length)` registered memory, as a MOVE into it requires.
     /// What is populated stays as it is.
     fn make_target(&mut self, start: usize, length: usize, uffd: &Uffd) -> Result<(), Errno> {
-        let missing = pages_of(start, length).minus(self.registered).minus(self.populated);
+        let missing = PageSet::of(start, length).minus(self.registered).minus(self.populated);
         for run in missing.runs() {
             // SAFETY: these pages are ours and not populated, so nothing refers to them.
             match unsafe { mapping::replace(self.base() + run.start * PAGE, run.len() * PAGE) } {
@@ -391,13 +450,14 @@ mod tests {
     }
 
     fn take(slot: &mut Slot, program: &Reservation, pieces: &[(Range<usize>, TakeOutWay)], uffd: &Uffd) {
-        let pagemap = Pagemap::open().unwrap();
+        let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
         // SAFETY: memory of this test, whose pages nobody touches before the slot is cleared.
         unsafe { uffd.register(program.base(), CLUSTER).unwrap() };
         for (pages, way) in pieces {
             let start = program.base() + pages.start * PAGE;
             // SAFETY: as above.
-            let taken = unsafe { slot.take_out(start, pages.len() * PAGE, true, *way, uffd, &pagemap) };
+            let views = Views { uffd, pagemap: &pagemap, maps: &maps };
+            let taken = unsafe { slot.take_out(start, pages.len() * PAGE, true, *way, views) };
             taken.unwrap();
         }
         holds_all(slot);
@@ -405,7 +465,7 @@ mod tests {
 
     #[test]
     fn a_cluster_of_several_mappings_leaves_whole_by_every_way_and_by_both() {
-        use TakeOutWay::{Move, Remap};
+        use TakeOutWay::{Move, Remap, Sift};
         let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
         let slots = &mut Staging::slots(2).unwrap()[1..];
         let slot = &mut slots[0];
@@ -417,6 +477,10 @@ mod tests {
         }
         take(slot, &program(), &[(0..512, Move)], &uffd);
         slot.retain(PageSet::default());
+        take(slot, &program(), &[(0..512, Sift)], &uffd);
+        slot.retain(PageSet::default());
+        take(slot, &program(), &[(0..200, Sift), (200..260, Remap), (260..512, Sift)], &uffd);
+        slot.retain(PageSet::default());
         take(slot, &program(), &[(0..200, Remap), (200..512, Move)], &uffd);
         slot.retain(PageSet::default());
         take(slot, &program(), &[(0..400, Move), (400..512, Remap)], &uffd);
@@ -424,9 +488,58 @@ mod tests {
     }
 
     #[test]
+    fn what_is_pinned_stays_where_it_is_and_may_be_used_as_before() {
+        let uffd = Uffd::open().unwrap();
+        let Ok(ring) = io_uring::IoUring::new(2) else { return };
+        let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+        let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
+        let mut slots = Staging::slots(1).unwrap();
+        let (slot, program) = (&mut slots[0], program());
+        let at = |page: usize| program.base() + page * PAGE;
+        // On both sides of the border between its two mappings, and alone.
+        let pinned = PageSet::range(7..9).or(PageSet::range(298..303)).or(PageSet::range(511..512));
+        let vectors: Vec<_> = pinned
+            .runs()
+            .map(|run| libc::iovec { iov_base: at(run.start) as *mut _, iov_len: run.len() * PAGE })
+            .collect();
+        // SAFETY: memory of this test, which outlives the ring's use of it.
+        unsafe { ring.submitter().register_buffers(&vectors).unwrap() };
+        let access = [(0..300, libc::PROT_READ), (300..512, libc::PROT_READ | libc::PROT_EXEC)];
+        // SAFETY: memory of this test, whose pages nobody touches before all is in the slot or back.
+        unsafe {
+            for (pages, protection) in access.clone() {
+                mapping::protect(at(pages.start), pages.len() * PAGE, protection).unwrap();
+            }
+            uffd.register(program.base(), CLUSTER).unwrap();
+            let sifted = slot.take_out(program.base(), CLUSTER, false, TakeOutWay::Sift, views);
+            assert_eq!(sifted, Err(Errno::BUSY));
+        }
+        assert_eq!(slot.populated(), PageSet::range(0..512).minus(pinned));
+        let left = pagemap.presence(program.base(), CLUSTER).unwrap().present;
+        assert_eq!(left, pinned);
+        for page in 0..512 {
+            let protection = access.iter().find(|(pages, _)| pages.contains(&page)).unwrap().1;
+            assert_eq!(maps.find(at(page)).unwrap().unwrap().protection, protection, "page {page}");
+        }
+        for page in pinned.iter() {
+            // SAFETY: the page is there and can be read.
+            assert_eq!(unsafe { *(at(page) as *const u64) }, page as u64 + 1);
+        }
+        // Where they were, and registered: what leaves when nothing holds them any more can come back.
+        ring.submitter().unregister_buffers().unwrap();
+        // SAFETY: as above.
+        unsafe { slot.take_out(program.base(), CLUSTER, false, TakeOutWay::Sift, views).unwrap() };
+        holds_all(slot);
+        // SAFETY: the range is registered, and nobody waits there.
+        let (copied, error) = unsafe { uffd.copy(at(299), slot.frame(299).unwrap()) };
+        assert_eq!((copied, error), (PAGE, None));
+    }
+
+    #[test]
     fn what_a_slot_lost_is_left_alone() {
         let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
-        let pagemap = Pagemap::open().unwrap();
+        let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+        let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
         let mut slots = Staging::slots(1).unwrap();
         let slot = &mut slots[0];
         let program = program();
@@ -438,9 +551,9 @@ mod tests {
         unsafe { *(at as *mut u64) = 77 };
         // SAFETY: memory of this test.
         unsafe {
-            let whole = slot.take_out(program.base(), CLUSTER, true, TakeOutWay::Remap, &uffd, &pagemap);
+            let whole = slot.take_out(program.base(), CLUSTER, true, TakeOutWay::Remap, views);
             assert_eq!(whole, Err(Errno::NOMEM));
-            let part = slot.take_out(program.base(), 50 * PAGE, true, TakeOutWay::Remap, &uffd, &pagemap);
+            let part = slot.take_out(program.base(), 50 * PAGE, true, TakeOutWay::Remap, views);
             assert_eq!(part, Ok(()));
         }
         assert_eq!(slot.populated().len(), 50);

@@ -26,11 +26,6 @@ impl SignalsBlocked {
             Self(old)
         }
     }
-
-    /// Leaves them blocked: for a thread of the engine.
-    pub fn for_ever(self) {
-        std::mem::forget(self);
-    }
 }
 
 impl Default for SignalsBlocked {
@@ -58,6 +53,19 @@ pub unsafe fn leave_descriptor_table() -> Result<(), Errno> {
     // SAFETY: no memory is passed; the caller gives up its descriptors.
     let result = unsafe { libc::syscall(libc::SYS_close_range, 0u32, u32::MAX, UNSHARE) };
     if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+/// Whether two processes share their memory, as a child of `vfork` does with its parent.
+///
+/// # Errors
+/// Nobody tells: they are gone, not to be looked at, or the kernel does not compare.
+pub fn share_memory(one: u32, other: u32) -> Result<bool, Errno> {
+    const KCMP_VM: u32 = 1;
+    // SAFETY: numbers are passed.
+    match unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) } {
+        -1 => Err(last_errno()),
+        order => Ok(order == 0),
+    }
 }
 
 /// Ties the calling thread to these processors. Best effort.
@@ -142,6 +150,13 @@ pub fn kill_self() -> ! {
     loop {
         rustix::thread::sched_yield();
     }
+}
+
+/// Ends the process with that status, without a handler of anybody's.
+pub fn exit(status: i32) -> ! {
+    // SAFETY: no memory is passed.
+    unsafe { libc::syscall(libc::SYS_exit_group, status) };
+    unreachable!("exit_group(2) does not return")
 }
 
 /// Brings the pages of a range in, as a write would, if they are mapped; an error is of no interest.

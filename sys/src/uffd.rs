@@ -1,5 +1,6 @@
 //! userfaultfd: thin bindings of our own (see `ioctl_userfaultfd(2)`), with MOVE and POISON.
 
+use crate::handout::{self, Thing};
 use crate::mapping::last_errno;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -105,21 +106,28 @@ impl Uffd {
     /// # Errors
     /// EPERM without permission: see the ways to get it in the documentation of `pagetide run`.
     pub fn open() -> Result<Self, Errno> {
-        let probe = Self::open_raw()?;
+        let [probe, mut this] = Self::open_two()?;
         let mut arg = ApiArg { api: API, ..ApiArg::default() };
         probe.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
         // A descriptor takes its features once: the probe is thrown away.
         let features = arg.features & (FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE);
-        let mut this = Self::open_raw()?;
         let mut arg = ApiArg { api: API, features, ioctls: 0 };
         this.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
         this.features = features;
         Ok(this)
     }
 
-    fn open_raw() -> Result<Self, Errno> {
-        // The device: for those who may open it, whatever the sysctl and the system call filter say.
-        Self::open_by_call().or_else(|first| Self::open_by_device().map_err(|_| first))
+    fn open_two() -> Result<[Self; 2], Errno> {
+        match Self::open_by_call() {
+            Ok(one) => Ok([one, Self::open_by_call()?]),
+            // The device: for those who may open it, whatever the sysctl and the system call filter say; or whom it is
+            // handed out to.
+            Err(first) => {
+                let device =
+                    Self::device().or_else(|_| handout::ask(Thing::Userfaultfd)).map_err(|_| first)?;
+                Ok([Self::make(&device)?, Self::make(&device)?])
+            }
+        }
     }
 
     fn open_by_call() -> Result<Self, Errno> {
@@ -128,9 +136,12 @@ impl Uffd {
         Self::own(fd)
     }
 
-    fn open_by_device() -> Result<Self, Errno> {
+    fn device() -> Result<OwnedFd, Errno> {
         let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CLOEXEC;
-        let device = rustix::fs::open(DEVICE, flags, rustix::fs::Mode::empty())?;
+        rustix::fs::open(DEVICE, flags, rustix::fs::Mode::empty())
+    }
+
+    fn make(device: &OwnedFd) -> Result<Self, Errno> {
         // SAFETY: the request takes flags by value.
         let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as _, libc::O_CLOEXEC) };
         Self::own(fd)
@@ -147,7 +158,7 @@ impl Uffd {
     /// Tries each way to a full userfaultfd: the system call, then the device. What the kernel has by that way
     /// (its `UFFD_FEATURE_*`), or why it is closed.
     pub fn probe() -> [Result<u64, Errno>; 2] {
-        [Self::open_by_call(), Self::open_by_device()].map(|opened| {
+        [Self::open_by_call(), Self::device().and_then(|device| Self::make(&device))].map(|opened| {
             let mut arg = ApiArg { api: API, ..ApiArg::default() };
             opened?.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
             Ok(arg.features)
@@ -249,35 +260,6 @@ impl Uffd {
     /// The destination must be registered program memory; missing pages become `bytes`.
     pub unsafe fn copy(&self, dst: usize, bytes: &[u8]) -> Partial {
         self.partial(0x03, dst, bytes.as_ptr() as usize, bytes.len(), 0)
-    }
-
-    /// Maps the zero page at missing pages of `dst` and wakes.
-    ///
-    /// # Safety
-    /// As for [`Uffd::copy`].
-    pub unsafe fn zero(&self, dst: usize, length: usize) -> Partial {
-        let mut done = 0;
-        while done < length {
-            let mut arg = ZeroArg {
-                range: Range { start: (dst + done) as u64, len: (length - done) as u64 },
-                mode: 0,
-                done: 0,
-            };
-            match self.ioctl(iowr(0x04, size_of::<ZeroArg>()), (&raw mut arg).cast()) {
-                Ok(()) => return (length, None),
-                Err(error) => {
-                    let step = arg.done.max(0) as usize;
-                    done += step;
-                    if error != Errno::AGAIN && step == 0 {
-                        return (done, Some(error));
-                    }
-                    if step == 0 {
-                        rustix::thread::sched_yield();
-                    }
-                }
-            }
-        }
-        (done, None)
     }
 
     /// Moves pages from `src` to missing pages at `dst` and wakes. Pages that are pinned, or shared by

@@ -21,6 +21,8 @@ pub enum Direction {
 pub struct Done {
     /// The caller's token.
     pub token: u64,
+    /// Which way it went.
+    pub direction: Direction,
     /// Its buffer.
     pub buffer: Buffer,
     /// Bytes done, or the error.
@@ -36,7 +38,7 @@ pub fn probe() -> io::Result<()> {
 pub struct Ring {
     ring: IoUring,
     file: OwnedFd,
-    pending: Mutex<Vec<Option<(u64, Buffer)>>>,
+    pending: Mutex<Vec<Option<(u64, Direction, Buffer)>>>,
 }
 
 impl std::fmt::Debug for Ring {
@@ -82,7 +84,7 @@ impl Ring {
             Direction::Write => opcode::Write::new(fd, buffer.as_ptr(), length).offset(offset).build(),
         }
         .user_data(at as u64);
-        pending[at] = Some((token, buffer));
+        pending[at] = Some((token, direction, buffer));
         // SAFETY: (1) the submission queue is touched only with `pending` locked; (2) the buffer stays in
         // `pending`, unmoved on the heap, until its completion is reaped.
         let pushed = unsafe { self.ring.submission_shared().push(&entry) };
@@ -117,12 +119,12 @@ impl Ring {
             if completion.user_data() == u64::MAX {
                 continue;
             }
-            if let Some((token, buffer)) = pending[completion.user_data() as usize].take() {
+            if let Some((token, direction, buffer)) = pending[completion.user_data() as usize].take() {
                 let result = match completion.result() {
                     code if code < 0 => Err(io::Error::from_raw_os_error(-code)),
                     bytes => Ok(bytes as usize),
                 };
-                into.push(Done { token, buffer, result });
+                into.push(Done { token, direction, buffer, result });
             }
         }
     }

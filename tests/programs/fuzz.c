@@ -7,14 +7,13 @@
  * by leaving steps out (tests/fuzz.py does).
  *
  *   fuzz --seed N [--steps N] [--threads N] [--keep LIST] [--print] [--native] [--raw]
- *        [--no-fork] [--no-direct] [--move-only] [--dir DIR]
+ *        [--no-fork] [--no-direct] [--dir DIR]
  *
  * --keep LIST   only these steps: numbers and ranges with commas, as --print writes them
  * --print       writes each step to standard error before it is taken
  * --native      for a run without Pagetide: nothing is expected to leave memory
  * --raw         calls by number, past the C library's functions
  * --no-fork, --no-direct   leave out forks, and O_DIRECT (where a way that is masked cannot live with them)
- * --move-only   says that only MOVE takes pages out: few pages are protected, as with O_DIRECT
  *
  * Exit status: 0 all well, 1 wrong contents or a wrong answer, 2 usage or resources. */
 #define _GNU_SOURCE
@@ -36,7 +35,6 @@ enum {
     OBJECTS = 24,
     LOCKED_MAX = 128,
     FILE_PAGES = 512,
-    CLOSED_MAX = 128, /* pages that may not be written at most, where only MOVE takes pages out: it refuses them */
     FILE_MAX = 512, /* pages of the file that a thread maps at most: they are not managed */
     SHARED_PAGES = 1024,
     CHILD_STEPS = 24,
@@ -77,7 +75,7 @@ static struct territory territories[THREADS_MAX];
 static unsigned char kept[STEPS_MAX / 8];
 static uint64_t seed = 1;
 static size_t steps = 600, threads = 3;
-static int keeping, printing, without_fork, without_direct, only_moving, depth;
+static int keeping, printing, without_fork, without_direct, depth;
 static const char *directory = "/var/tmp";
 static int backing_file, scratch_file, direct_file = -1;
 static char *shared_area;
@@ -265,19 +263,11 @@ static void step_sweep(void) {
     }
 }
 
-/* What pages of a range may be now; without too many that cannot leave memory. */
-static enum access allowed(enum access access, size_t first, size_t count) {
-    if (access == WRITE || (direct_file < 0 && !only_moving)) return access;
-    size_t closed = count;
-    for (size_t page = 0; page < PAGES; page++) closed += (page < first || page >= first + count) && here->pages[page].mapped && here->pages[page].access != WRITE;
-    return closed <= CLOSED_MAX ? access : WRITE;
-}
-
 static void step_map(void) {
     size_t count = wanted_pages() * 2;
     if (count > WANTED_MAX) count = WANTED_MAX;
     size_t first = below(PAGES - count);
-    enum access access = allowed(one_in(5) ? NONE : one_in(8) ? READ : WRITE, first, count);
+    enum access access = one_in(5) ? NONE : one_in(8) ? READ : WRITE;
     int flags = MAP_PRIVATE | MAP_FIXED;
     struct page as = {.mapped = 1, .access = access};
     if (one_in(6)) {
@@ -308,7 +298,7 @@ static void step_unmap(void) {
 static void step_protect(void) {
     size_t first, count = find_run(is_mapped, wanted_pages(), 0, &first);
     if (!count) return;
-    enum access access = allowed(one_in(4) ? NONE : one_in(4) ? READ : WRITE, first, count);
+    enum access access = one_in(4) ? NONE : one_in(4) ? READ : WRITE;
     succeed(!mprotect(at(first), count * PAGE_BYTES, protections[access]), "mprotect");
     for (size_t page = first; page < first + count; page++) here->pages[page].access = (uint8_t)access;
 }
@@ -911,7 +901,6 @@ static void read_options(int count, char **options) {
         else if (!strcmp(name, "--raw")) raw = 1;
         else if (!strcmp(name, "--no-fork")) without_fork = 1;
         else if (!strcmp(name, "--no-direct")) without_direct = 1;
-        else if (!strcmp(name, "--move-only")) only_moving = 1;
         else if (!value) fprintf(stderr, "fuzz: %s: unknown, or without its value\n", name), exit(2);
         else if (!strcmp(name, "--seed")) seed = strtoull(value, NULL, 10), nth++;
         else if (!strcmp(name, "--steps")) steps = strtoul(value, NULL, 10), nth++;

@@ -1,6 +1,6 @@
-"""Writes a history with some 900 000 objects for `git fast-import`: the same each time.
+"""Writes a history with some 900 000 objects (450 a commit) for `git fast-import`: the same each time.
 
-    git init --quiet large && python3 repository.py | git -C large fast-import --quiet
+    git init --quiet large && python3 repository.py [COMMITS] | git -C large fast-import --quiet
 """
 
 import random
@@ -14,7 +14,7 @@ WORDS = [f"word{number}" for number in range(4096)]
 def main():
     rng = random.Random(1)
     out = sys.stdout.buffer
-    for commit in range(COMMITS):
+    for commit in range(int(sys.argv[1]) if len(sys.argv) > 1 else COMMITS):
         parts = [
             b"commit refs/heads/main\n",
             b"committer Test <test@example.org> %d +0000\n" % (1_700_000_000 + commit),

@@ -7,6 +7,7 @@ mod plot;
 
 use crate::failure::Failure;
 use crate::launch::{Neighbours, Policy};
+use crate::out;
 use crate::set::{POOL_PERCENT, parse_shrinker};
 use crate::size::{Size, parse_size, show_bytes, show_count};
 use events::Steps;
@@ -102,11 +103,11 @@ pub fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
     let start = Instant::now();
     let outcome = run(&steps, setting);
     let took = start.elapsed();
-    if args.json {
-        println!("{:#}", to_json(&steps, setting, &outcome, took));
+    out::print(&if args.json {
+        format!("{:#}\n", to_json(&steps, setting, &outcome, took))
     } else {
-        print!("{}", table(&steps, setting, &outcome, took));
-    }
+        table(&steps, setting, &outcome, took)
+    })?;
     if let Some(path) = &args.plot {
         draw(path, args, &steps, setting).map_err(|message| Failure::new(NO_TRACE, message))?;
     }

@@ -4,9 +4,11 @@
 //! program; into the program itself where the pool refuses it. Nothing is written to the device any more. If all does
 //! not fit, the device is used as before.
 
-use super::{AHEAD_MAX, Engine, Pending, Source, Stored, WINDOW_MAX, Workspace, lock};
+use super::fault::AHEAD_MAX;
+use super::requests::Pending;
+use super::{Engine, Workspace, lock};
 use crate::memory::Memory;
-use pagetide_swap::{DeviceRun, PAGE_SIZE, PageIndex, Swapin, Transfer};
+use pagetide_swap::{DeviceRun, PAGE_SIZE, PageIndex, Source, Stored, Swapin, Transfer, WINDOW_MAX};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::PoisonError;

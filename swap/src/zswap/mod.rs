@@ -163,6 +163,11 @@ impl<S: SpanSource> Zswap<S> {
         if full { Err(StoreError::PoolLimit) } else { Ok(()) }
     }
 
+    /// Forgets that the limit was reached: below it pages are stored, whatever the threshold.
+    pub fn reopen(&self) {
+        self.full.store(false, Relaxed);
+    }
+
     /// Whether the pool may take what it need not take.
     pub fn has_room(&self) -> bool {
         self.switches().enabled && self.pool_pages() * ROOM.1 < self.pages_max() * ROOM.0

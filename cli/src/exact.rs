@@ -1,0 +1,118 @@
+//! What a run holds, each page counted once.
+//!
+//! What the sampler counts is an upper bound: pages that a fork left shared are in it once a process. The kernel tells
+//! each process's share of its pages, for which it walks page tables: so it is asked where the upper bound is above the
+//! cap, and no more than the launcher may spend.
+
+use crate::ration::Ration;
+use pagetide_sys::PAGE;
+use std::fs;
+use std::time::Instant;
+
+/// The part of a processor that exact looks may take: one in so many.
+const SHARE: u32 = 50;
+
+/// The bytes of each process of those that the kernel tells of: its share of anonymous and shared pages, and its page
+/// tables. The group page is in the shares of the processes that map it.
+pub fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
+    processes.into_iter().filter_map(|pid| Some((pid, share(pid)?))).collect()
+}
+
+/// Their sum, with the pages of the launcher.
+pub fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
+    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE as u64
+}
+
+fn share(pid: u32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    Some(
+        (kib(&rollup, "Pss_Anon:")? + kib(&rollup, "Pss_Shmem:")? + kib(&status, "VmPTE:").unwrap_or(0))
+            << 10,
+    )
+}
+
+fn kib(text: &str, name: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse().ok())
+}
+
+/// What was found by exact looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Counted {
+    /// The most bytes that were found.
+    pub bytes: u64,
+    /// How many looks there were.
+    pub looks: u64,
+}
+
+/// Exact looks at a run.
+#[derive(Debug)]
+pub struct Exact {
+    ration: Ration,
+    counted: Option<Counted>,
+}
+
+impl Exact {
+    /// None so far.
+    pub fn new(now: Instant) -> Self {
+        Self { ration: Ration::new(SHARE, now), counted: None }
+    }
+
+    /// Looks at these processes, unless that would take too much.
+    pub fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
+        if !self.ration.lasts(now) {
+            return;
+        }
+        let bytes = self.ration.spend(|| total(&shares(processes()), launcher_pages));
+        let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
+        self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
+    }
+
+    /// What was found, if there was a look.
+    pub fn counted(&self) -> Option<Counted> {
+        self.counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    /// Two processes that share 64 MiB since a fork.
+    fn family() -> (Child, Vec<u32>) {
+        const SCRIPT: &str = "import os, time\nkept = bytearray(b'x') * (64 << 20)\nchild = os.fork()\nif child == 0: time.sleep(1000)\n\
+                              print(child, flush=True)\ntime.sleep(1000)";
+        let mut parent = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(parent.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        let pids = vec![parent.id(), line.trim().parse().unwrap()];
+        (parent, pids)
+    }
+
+    #[test]
+    fn what_a_fork_left_shared_counts_once() {
+        let (mut parent, pids) = family();
+        let start = Instant::now();
+        let mut exact = Exact::new(start);
+        assert_eq!(exact.counted(), None);
+        exact.look(start, 256, || pids.clone());
+        let counted = exact.counted().unwrap();
+        // Its ration is spent sooner or later, and earned again.
+        (0..1000).for_each(|_| exact.look(start, 0, || pids.clone()));
+        let spent = exact.counted().unwrap().looks;
+        exact.look(start + Duration::from_secs(100), 0, || pids.clone());
+        for pid in pids {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        parent.wait().unwrap();
+        let mib = counted.bytes >> 20;
+        assert!((65..90).contains(&mib), "{mib} MiB");
+        assert!(spent < 1000, "{spent} looks cost nothing");
+        assert_eq!(exact.counted().unwrap().looks, spent + 1);
+        assert_eq!(total(&shares(vec![0]), 0), 0);
+    }
+}

@@ -1,0 +1,222 @@
+//! How far the swap file may grow, which the launcher looks at while it does.
+//!
+//! The file is as large as its frontier ([`pagetide_swap::frontier`]) has come. Where no size was given it moves on only
+//! - while a twentieth of the disk stays free, whoever fills it: else the file keeps what it has, and grows again when
+//!   there is room;
+//! - beyond 4 × the cap only while half of the file is in use: before, blocks that were given up are taken again, one by
+//!   one if need be.
+
+use crate::size::show_bytes;
+use crate::swapfile::SwapFile;
+use pagetide_device::file::{self, Room};
+use pagetide_swap::frontier::{EXTENT, Frontier};
+use std::time::{Duration, Instant};
+
+const BLOCK: u64 = pagetide_device::BLOCK as u64;
+/// The part of a disk that stays free: 5 %.
+const FREE_PART: u64 = 20;
+/// What the file system needs for its own books of what we write.
+const BOOKS: u64 = 1 << 20;
+/// What the file may grow by between two looks, at least. No disk writes as much in a quarter second.
+const STEP: u64 = (1 << 30) / BLOCK;
+const INTERVAL: Duration = Duration::from_millis(250);
+
+/// The growth of a swap file.
+#[derive(Debug)]
+pub struct Growth {
+    /// Blocks that there may ever be.
+    most: u64,
+    /// 4 × the cap; `None` if a size was given, which is all that counts then.
+    pledge: Option<u64>,
+    next: Instant,
+    passed: Said,
+    full: Said,
+}
+
+/// Whether something was said that is said once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Said {
+    No,
+    Yes,
+}
+
+impl Said {
+    fn once(&mut self, so: bool) -> bool {
+        so && std::mem::replace(self, Self::Yes) == Self::No
+    }
+}
+
+/// What is seen at a look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Seen {
+    room: Room,
+    /// Bytes of disk that the file has.
+    taken: u64,
+    /// Blocks below the frontier.
+    open: u64,
+    /// Blocks that processes hold.
+    held: u64,
+}
+
+/// Something to be said.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum News {
+    /// That the file is larger than 4 × the cap.
+    Passed(String),
+    /// That the disk has no room for it.
+    Full(String),
+}
+
+impl Growth {
+    /// That of a file of at most `most` bytes, of which `pledge` may be had in any case; with none, all.
+    pub fn new(most: u64, pledge: Option<u64>) -> Self {
+        let [most, pledge] = [Some(most), pledge].map(|bytes| bytes.map(|bytes| bytes / BLOCK));
+        Self { most: most.expect("given"), pledge, next: Instant::now(), passed: Said::No, full: Said::No }
+    }
+
+    /// Blocks that there may be now.
+    fn allowed(&self, seen: &Seen) -> u64 {
+        let Some(pledge) = self.pledge else { return self.most };
+        self.most.min(Self::room(seen)).min(Self::need(pledge, seen))
+    }
+
+    /// Blocks for which the disk has room, those that it has among them.
+    fn room(seen: &Seen) -> u64 {
+        let kept = seen.room.total / FREE_PART + BOOKS;
+        (seen.taken + seen.room.free.saturating_sub(kept)) / BLOCK
+    }
+
+    /// Blocks that the run may have need of before the next look.
+    fn need(pledge: u64, seen: &Seen) -> u64 {
+        let crowded = seen.held * 2 >= seen.open;
+        if crowded { seen.open.saturating_add(STEP).max(pledge) } else { seen.open.max(pledge) }
+    }
+
+    /// Whether the run has filled its file, and the disk lets it grow no further.
+    fn is_stopped(&self, seen: &Seen) -> bool {
+        let next = (seen.open + EXTENT).min(self.most);
+        // What was written and is free again is less than a tenth.
+        let filled = seen.open > 0 && seen.open < self.most && seen.held * 10 >= seen.open * 9;
+        self.pledge.is_some() && filled && Self::room(seen) < next
+    }
+}
+
+/// What the run does with its file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Use {
+    /// Blocks that processes hold.
+    pub held: u64,
+    /// Writes for which there was no room.
+    pub refused: u64,
+}
+
+impl SwapFile {
+    /// Looks whether the file may grow, if it is time. Returns what is to be said.
+    pub fn look(&mut self, frontier: Frontier, now: Use) -> Vec<News> {
+        let open = frontier.open();
+        let near = open + STEP / 2 > frontier.allowed() && frontier.allowed() < self.growth.most;
+        if !near && Instant::now() < self.growth.next {
+            return Vec::new();
+        }
+        self.look_now(frontier, now)
+    }
+
+    /// The same, at once.
+    pub fn look_now(&mut self, frontier: Frontier, Use { held, refused }: Use) -> Vec<News> {
+        self.growth.next = Instant::now() + INTERVAL;
+        // In this order: what is written meanwhile is not counted as room.
+        let (open, taken) = (frontier.open(), file::taken_bytes(&self.fd));
+        let (Ok(taken), Ok(room)) = (taken, file::room(&self.fd)) else { return Vec::new() };
+        let seen = Seen { room, taken, open, held };
+        let growth = &mut self.growth;
+        frontier.allow(growth.allowed(&seen));
+        let mut news = Vec::new();
+        let directory = self.directory.display();
+        if let Some(pledge) = growth.pledge
+            && growth.passed.once(open > pledge)
+        {
+            let [pledge, most] = [pledge, growth.most].map(|blocks| show_bytes(blocks * BLOCK));
+            let bound = &self.bound;
+            news.push(News::Passed(format!(
+                "the swap file has passed 4 × the cap ({pledge}); it may grow to {most}, {bound} (--swap-size)"
+            )));
+        }
+        if growth.full.once(growth.is_stopped(&seen)) {
+            news.push(News::Full(format!(
+                "{directory} is 95 % full: the swap file grows again when there is room, and pages stay in memory until \
+                 then (--swap-dir)"
+            )));
+        }
+        if growth.full.once(refused > 0) {
+            news.push(News::Full(format!(
+                "{directory} is full: pages stay in memory until there is room for the swap file (--swap-dir)"
+            )));
+        }
+        news
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A disk on which a run and somebody else write, looked at every now and then.
+    #[test]
+    fn a_twentieth_of_the_disk_stays_free_and_the_file_is_no_larger_than_it_need_be() {
+        let mut random = 7u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 33) % below
+        };
+        for _ in 0..200 {
+            let total = (64 + next(100_000)) << 20;
+            let (most, pledge) = (next(total / BLOCK) + 1, next(20_000) + 1);
+            let growth = Growth::new(most * BLOCK, Some(pledge * BLOCK));
+            // In blocks. All that is open is written sooner or later.
+            let (mut others, mut open, mut taken, mut held) = (next(total / BLOCK), 0, 0, 0u64);
+            for _ in 0..300 {
+                let free = total / BLOCK - others - taken;
+                let seen =
+                    Seen { room: Room { total, free: free * BLOCK }, taken: taken * BLOCK, open, held };
+                let allowed = growth.allowed(&seen);
+                assert!(allowed <= most && allowed <= open.max(pledge) + STEP);
+                let grown = open.max(allowed.min(open + next(5_000)));
+                if grown > open {
+                    let left = total / BLOCK - others - grown;
+                    assert!(left >= total / BLOCK / FREE_PART, "{left} of {} blocks left", total / BLOCK);
+                    assert!(open < pledge || held * 2 >= open, "{held} held, {open} open, {pledge} pledged");
+                }
+                open = grown;
+                taken += next(open - taken + 1);
+                held = next(open + 1);
+                let free = total / BLOCK - others - taken;
+                // Others go as far as they like, but for what the file has begun.
+                others = match next(3) {
+                    0 => others - next(others + 1),
+                    1 => others + next((free + taken).saturating_sub(open) + 1),
+                    _ => others,
+                };
+            }
+        }
+    }
+
+    #[test]
+    fn a_size_that_was_given_is_all_that_counts() {
+        let growth = Growth::new(100 * BLOCK, None);
+        let room = Room { total: 1 << 30, free: 0 };
+        let seen = Seen { room, taken: 0, open: 0, held: 0 };
+        assert_eq!((growth.allowed(&seen), growth.is_stopped(&seen)), (100, false));
+    }
+
+    #[test]
+    fn a_run_is_stopped_when_it_has_filled_what_the_disk_has_room_for() {
+        let growth = Growth::new(10_000 * BLOCK, Some(1000 * BLOCK));
+        let room = Room { total: 100 << 30, free: 5 << 30 };
+        let seen = |open, held| Seen { room, taken: open * BLOCK, open, held };
+        assert!(!growth.is_stopped(&seen(0, 0)) && !growth.is_stopped(&seen(5120, 2000)));
+        assert!(growth.is_stopped(&seen(5120, 5000)) && growth.allowed(&seen(5120, 5000)) == 5120);
+        assert!(!growth.is_stopped(&seen(10_000, 10_000)), "it has all that it may have");
+        let room = Room { free: 6 << 30, ..room };
+        assert!(!growth.is_stopped(&Seen { room, ..seen(5120, 5000) }));
+    }
+}

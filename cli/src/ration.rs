@@ -1,0 +1,76 @@
+//! Processor time that the launcher may spend on something.
+
+use rustix::time::{ClockId, clock_gettime};
+use std::time::{Duration, Instant};
+
+/// What may be saved up.
+const SAVED_MAX: Duration = Duration::from_millis(5);
+
+/// A part of one processor's time. What is not spent is saved, up to 5 ms; what is spent beyond it has to be earned
+/// before more is.
+#[derive(Debug)]
+pub struct Ration {
+    /// One part in so many of the time.
+    share: u32,
+    /// Nanoseconds that may be spent; negative when they were spent already.
+    left: i64,
+    earned: Instant,
+}
+
+impl Ration {
+    /// One part in `share` of all time from `now` on.
+    pub fn new(share: u32, now: Instant) -> Self {
+        Self { share, left: SAVED_MAX.as_nanos() as i64, earned: now }
+    }
+
+    /// Whether something is left to spend.
+    pub fn lasts(&mut self, now: Instant) -> bool {
+        let earned = now.saturating_duration_since(self.earned) / self.share;
+        self.left = (self.left + earned.as_nanos() as i64).min(SAVED_MAX.as_nanos() as i64);
+        self.earned = now;
+        self.left > 0
+    }
+
+    /// Does something, and counts the processor time that it takes this thread.
+    pub fn spend<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let before = thread_time();
+        let result = work();
+        self.left -= thread_time().saturating_sub(before).as_nanos() as i64;
+        result
+    }
+}
+
+/// Processor time of the calling thread.
+fn thread_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_spent_has_to_be_earned() {
+        let start = Instant::now();
+        let mut ration = Ration::new(100, start);
+        assert!(ration.lasts(start));
+        ration.left -= 15_000_000;
+        assert!(!ration.lasts(start + Duration::from_millis(900)), "9 ms of 10 are earned");
+        assert!(ration.lasts(start + Duration::from_millis(1001)));
+        assert!(ration.lasts(start + Duration::from_secs(1000)));
+        assert_eq!(ration.left, SAVED_MAX.as_nanos() as i64, "only so much is saved");
+    }
+
+    #[test]
+    fn time_that_is_slept_costs_nothing() {
+        let mut ration = Ration::new(100, Instant::now());
+        ration.spend(|| std::thread::sleep(Duration::from_millis(30)));
+        assert!(ration.left > 0);
+        ration.spend(|| {
+            let start = thread_time();
+            while thread_time() - start < 2 * SAVED_MAX {}
+        });
+        assert!(ration.left < 0);
+    }
+}

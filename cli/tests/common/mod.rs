@@ -1,0 +1,174 @@
+//! How whole programs are run under `pagetide run`, by the tests of each theme.
+//!
+//! They need root or another way to userfaultfd (docs/permissions.md), gcc and python3, and the preload library beside
+//! the binary: `cargo build --workspace` comes first, as `./test` does. They run beside each other, but for those that
+//! change a setting with which others would fail. Swap files lie in `/var/tmp`.
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::fs;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+pub const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
+/// No run takes nearly as long: this is only so that one that hangs is ended.
+pub const GUARD: Duration = Duration::from_secs(400);
+static TURNS: RwLock<()> = RwLock::new(());
+
+/// Beside other tests. Fails if the machine lacks what all need.
+pub fn turn() -> RwLockReadGuard<'static, ()> {
+    let turn = TURNS.read().unwrap_or_else(PoisonError::into_inner);
+    if let Err(error) = pagetide_sys::uffd::Uffd::open() {
+        panic!(
+            "userfaultfd cannot be opened ({error}): run the tests as root, or set vm.unprivileged_userfaultfd=1"
+        );
+    }
+    let library = Path::new(PAGETIDE).with_file_name("libpagetide_preload.so");
+    assert!(library.exists(), "{} is missing: run cargo build --workspace first", library.display());
+    turn
+}
+
+/// With no other test beside it: it changes a setting of the machine which they would fail with.
+pub fn alone() -> RwLockWriteGuard<'static, ()> {
+    drop(turn());
+    TURNS.write().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub fn house() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()
+}
+
+/// Builds tests/programs/NAME.c, once.
+pub fn program(name: &str) -> String {
+    static BUILDING: Mutex<()> = Mutex::new(());
+    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
+    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let source = house().join("tests/programs").join(name).with_extension("c");
+    let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
+    let headers = ["pages.h", "direct.h"].map(|header| time(&source.with_file_name(header)));
+    if time(&binary) < headers.into_iter().fold(time(&source), Option::max) {
+        let output = Command::new("gcc")
+            .args(["-O2", "-Wall", "-Wextra", "-o"])
+            .args([&binary, &source])
+            .arg("-lpthread")
+            .output()
+            .expect("gcc is installed");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    }
+    binary.to_str().expect("a path in UTF-8").to_owned()
+}
+
+/// A run and what it says, which goes to files: nobody waits for a pipe that an orphan holds.
+pub struct Run {
+    pub child: Child,
+    pub started: Instant,
+    what: String,
+    files: [PathBuf; 2],
+}
+
+pub struct Ended {
+    pub status: ExitStatus,
+    pub stdout: String,
+    pub stderr: String,
+    what: String,
+}
+
+pub fn start(mut command: Command) -> Run {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Relaxed);
+    let file = |name: &str| {
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{number}.{name}", std::process::id()))
+    };
+    let files = [file("stdout"), file("stderr")];
+    let [stdout, stderr] = files.each_ref().map(|path| fs::File::create(path).unwrap());
+    let what = format!("{command:?}");
+    let child =
+        command.env("TMPDIR", "/var/tmp").process_group(0).stdout(stdout).stderr(stderr).spawn().unwrap();
+    Run { child, started: Instant::now(), what, files }
+}
+
+/// Processes of a process group that live, zombies apart.
+pub fn living(group: u32) -> Vec<String> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let stat = fs::read_to_string(entry.path().join("stat")).unwrap_or_default();
+        // PID (NAME) STATE PPID PGRP
+        let Some((name, rest)) = stat.rsplit_once(") ") else { continue };
+        let fields: Vec<_> = rest.split(' ').take(3).collect();
+        if fields[0] != "Z" && fields[0] != "X" && fields[2] == group.to_string() {
+            found.push(format!("{name})"));
+        }
+    }
+    found
+}
+
+pub fn kill_group(group: u32) {
+    let _ = Command::new("kill").args(["-KILL", "--", &format!("-{group}")]).status();
+}
+
+impl Run {
+    pub fn said(&self) -> [String; 2] {
+        self.files.each_ref().map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned())
+    }
+
+    /// Waits until something is so, while the run goes on or after its end.
+    pub fn until(&self, what: &str, so: impl Fn() -> bool) {
+        while !so() {
+            if self.started.elapsed() > GUARD {
+                kill_group(self.child.id());
+                panic!("{}: {what} does not come about; it said {:?}", self.what, self.said());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits for its end. Fails if it hangs, or if a process of it lives on.
+    pub fn end(mut self) -> Ended {
+        let group = self.child.id();
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            if self.started.elapsed() > GUARD {
+                let living = living(group);
+                kill_group(group);
+                let _ = self.child.wait();
+                panic!("{} hangs: {living:?} live; it said {:?}", self.what, self.said());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        let orphans = living(group);
+        let [stdout, stderr] = self.said();
+        if !orphans.is_empty() {
+            kill_group(group);
+            panic!(
+                "{} has ended with {status}, and {orphans:?} live on; it said {stdout}{stderr}",
+                self.what
+            );
+        }
+        Ended { status, stdout, stderr, what: std::mem::take(&mut self.what) }
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        self.files.iter().for_each(|path| _ = fs::remove_file(path));
+    }
+}
+
+impl Ended {
+    pub fn succeeds(self) -> String {
+        let Self { status, stdout, stderr, what } = self;
+        assert!(status.success(), "{what}: {status}\n{stdout}{stderr}");
+        stdout
+    }
+}
+
+pub fn pagetide(memory: &str, mask: &str, options: &[&str], command: &[&str]) -> Command {
+    let mut run = Command::new(PAGETIDE);
+    run.args(["run", "-q", "-m", memory]).args(options).arg("--").args(command).env("PAGETIDE_MASK", mask);
+    run
+}

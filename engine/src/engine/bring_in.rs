@@ -1,0 +1,401 @@
+//! Pages come in: from the pool, from frames, from the device, as zeroes.
+
+use super::requests::Pending;
+use super::{Engine, Workspace, lock};
+use crate::memory::{MapError, Mapped, Memory, Slot};
+use crate::ways::Ways;
+use pagetide_device::{Buffer, Completion, Direction, Request};
+use pagetide_swap::swap::Met;
+use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer, WINDOW_MAX};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
+/// frame and interrupts no other processor.
+const MOVE_RUN_MIN: usize = 8;
+
+/// One page in so many keeps its copy although copies are not worth it just now.
+const COPY_SAMPLE: u64 = 16;
+
+static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
+
+impl<M: Memory> Engine<M> {
+    pub(super) fn bring_in(
+        &self,
+        mut transfer: Transfer,
+        write: bool,
+        since: u64,
+        writable: bool,
+        work: &mut Workspace,
+    ) {
+        if let Source::Frames { slot } = transfer.source {
+            self.bring_from_frames(&transfer, slot, writable);
+            self.answered(since);
+            return;
+        }
+        if transfer.length >= MOVE_RUN_MIN && writable && !matches!(transfer.source, Source::Device { .. }) {
+            self.staging.want_donor();
+            if self.bring_by_move(&transfer, work) {
+                self.answered(since);
+                return;
+            }
+        }
+        if !self.budget.try_take(transfer.length) {
+            // No room for the window: the page that is waited for, at least.
+            self.narrow(&mut transfer);
+            if self.cannot_wait() {
+                self.budget.take(1);
+            } else if !self.budget.try_take(1) {
+                self.swap.finish_swapin(&transfer, 0, true);
+                self.park(transfer.first, write, since);
+                return;
+            }
+        }
+        match transfer.source {
+            Source::Hole | Source::Zero => self.bring_zeroes(&transfer),
+            Source::Memory => {
+                work.make_room(transfer.length);
+                let Workspace { pages, scratch, .. } = work;
+                let (mut loaded, mut error) = self.load(&transfer, pages, scratch);
+                if loaded <= transfer.demand && transfer.length > 1 {
+                    // One of the neighbours is damaged: that is for whoever wants it.
+                    self.budget.give(transfer.length as i64 - 1);
+                    self.narrow(&mut transfer);
+                    (loaded, error) = self.load(&transfer, pages, scratch);
+                }
+                self.map_loaded(&transfer, loaded, error, pages);
+            }
+            Source::Device { block } => {
+                self.read(transfer, block, write, since);
+                return;
+            }
+            Source::Frames { .. } => unreachable!("handled above"),
+        }
+        self.answered(since);
+    }
+
+    /// Lets go of all pages of a transfer but the one that is waited for.
+    fn narrow(&self, transfer: &mut Transfer) {
+        if let Some(rest) = transfer.split_off(transfer.demand) {
+            self.release(&std::mem::replace(transfer, rest));
+        }
+        if let Some(tail) = transfer.split_off(1) {
+            self.release(&tail);
+        }
+    }
+
+    /// Lets go of a transfer's pages.
+    pub(super) fn release(&self, transfer: &Transfer) {
+        let end = || {
+            let wanted = self.swap.finish_swapin(transfer, 0, true);
+            self.wake_wanted(transfer, wanted);
+            self.end_waits(transfer.pages());
+        };
+        match transfer.source {
+            Source::Frames { slot } => self.let_go(slot, end),
+            _ => end(),
+        }
+    }
+
+    /// Maps zeroes for a transfer that was paid for.
+    pub(super) fn bring_zeroes(&self, transfer: &Transfer) {
+        let mapped = self.memory.copy_in(transfer.first, &ZERO_PAGES[..transfer.length * PAGE_SIZE]);
+        self.conclude(transfer, mapped, transfer.length);
+    }
+
+    /// Faults that wait for pages which were not brought in after all look again.
+    pub(super) fn wake_wanted(&self, transfer: &Transfer, wanted: u64) {
+        for nth in 0..transfer.length {
+            if wanted >> nth & 1 == 1 {
+                self.memory.wake(transfer.first.plus(nth as u64), 1);
+            }
+        }
+    }
+
+    pub(super) fn load(
+        &self,
+        transfer: &Transfer,
+        into: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> (usize, Option<LoadError>) {
+        for (nth, page) in into.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate() {
+            if let Err(error) = self.swap.load(transfer, nth, page, scratch) {
+                return (nth, Some(error));
+            }
+        }
+        (transfer.length, None)
+    }
+
+    /// Maps the first `loaded` pages of a transfer for whose whole length was paid.
+    fn map_loaded(&self, transfer: &Transfer, loaded: usize, error: Option<LoadError>, bytes: &[u8]) {
+        if loaded == 0 {
+            self.budget.give(transfer.length as i64);
+            return match error.expect("a load that stopped has a reason") {
+                error if transfer.length == 1 => self.fail(transfer, error),
+                _ => self.release(transfer),
+            };
+        }
+        let mapped = self.memory.copy_in(transfer.first, &bytes[..loaded * PAGE_SIZE]);
+        self.conclude(transfer, mapped, transfer.length);
+    }
+
+    /// Whether stored copies of pages that come in are kept.
+    fn keeps_copies(&self, transfer: &Transfer) -> bool {
+        match transfer.source {
+            Source::Memory => {
+                // As long as the pool has room: copies are the first to go when it has not.
+                // Some are kept in any case, to see what becomes of them.
+                let keep = self.copies_kept.load(Relaxed) || transfer.first.0.is_multiple_of(COPY_SAMPLE);
+                keep && !self.swap.zswap().is_nearly_full()
+            }
+            Source::Device { .. } => {
+                self.can_write() && self.swap.blocks().used() * 2 < self.swap.blocks().limit()
+            }
+            _ => false,
+        }
+    }
+
+    /// Ends a transfer for which `paid` pages were taken from the budget.
+    fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
+        let (keep, met) = (self.keeps_copies(transfer), met(transfer, mapped));
+        let wanted = self.swap.finish_swapin_at(transfer, mapped.pages, keep, met);
+        self.budget.give((paid - mapped.pages) as i64);
+        self.settle_pool();
+        if let Some(error) = mapped.error {
+            let page = transfer.first.plus(mapped.pages as u64);
+            if error == MapError::Exists {
+                self.budget.take(1);
+            } else if error == MapError::NoMemory && mapped.pages == 0 {
+                // The machine is out of memory for a moment: the thread faults again.
+                std::thread::yield_now();
+            }
+            self.memory.wake(page, 1);
+        }
+        if !transfer.ahead && transfer.demand >= mapped.pages {
+            self.memory.wake(transfer.demanded(), 1);
+        }
+        self.wake_wanted(transfer, wanted);
+        self.end_waits(transfer.pages());
+    }
+
+    fn fail(&self, transfer: &Transfer, error: LoadError) {
+        match error {
+            LoadError::Io(_) => self.c(Counter::read_error, 1),
+            LoadError::Decompress | LoadError::Hash => self.c(Counter::decompress_fail, 1),
+        }
+        self.swap.fail_swapin(transfer);
+        self.poison(transfer.first, Some(error));
+        self.end_waits(transfer.pages());
+    }
+
+    pub(super) fn poison(&self, page: PageIndex, error: Option<LoadError>) {
+        if let Some(error) = error {
+            let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+            let whole = PageIndex(0)..PageIndex(u64::MAX);
+            let place = regions.pieces(whole).find(|(part, _)| part.contains(&page)).map(|(part, _)| {
+                let (start, end) = (part.start.address(), part.end.address());
+                format!(" (offset {:#x} in the mapping {start:#x}-{end:#x})", page.address() - start)
+            });
+            drop(regions);
+            pagetide_sys::task::say(&format!(
+                "the page at {:#x}{} is lost: {error}; an access to it gets SIGBUS",
+                page.address(),
+                place.unwrap_or_default()
+            ));
+        }
+        // Unless the program has dropped the page meanwhile: what is there now is new.
+        if self.swap.if_poisoned(page, || self.memory.poison(page)) == Some(false) {
+            // Before Linux 6.6 one page cannot be made unreadable; zeroes would be worse than an end.
+            pagetide_sys::task::say("this kernel cannot poison a page (6.6): ending the program");
+            pagetide_sys::task::kill_self();
+        }
+        self.memory.wake(page, 1);
+    }
+
+    /// Brings pages back from probation.
+    pub(super) fn bring_from_frames(&self, transfer: &Transfer, slot_id: u16, writable: bool) {
+        let first = transfer.first.offset();
+        let staged = &self.staging[slot_id];
+        // A copy's frame is free only when all of the slot is: where there is no room for both, the page moves.
+        let room =
+            self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.low.load(Relaxed);
+        let moves = self.memory.can_move()
+            && writable
+            && (transfer.length >= MOVE_RUN_MIN || !room || self.ways.masks(Ways::NO_COPY));
+        let mut paid = 0;
+        let mapped = {
+            let mut slot = lock(&staged.slot);
+            let mut mapped = Mapped { pages: 0, error: None };
+            if moves {
+                let before = slot.memory_pages();
+                mapped = self.memory.move_from(&mut slot, first, transfer.length, transfer.first);
+                let gone = (before - slot.memory_pages()) as i64;
+                self.staging.add_frames(-gone);
+                // A zero page takes no frame, but counts once it is in the program.
+                self.budget.take(mapped.pages as i64 - gone);
+                paid = mapped.pages;
+            }
+            let rest = transfer.length - mapped.pages;
+            // That a mapping is gone only COPY says for sure.
+            let again = matches!(mapped.error, Some(MapError::Refused | MapError::Gone));
+            if rest > 0 && (!moves || again) {
+                self.c(Counter::move_refused, usize::from(mapped.error == Some(MapError::Refused)));
+                // The frame is free again soon: overdrawing is bounded by what is on probation.
+                self.budget.take(rest as i64);
+                paid += rest;
+                let done = mapped.pages;
+                let copied =
+                    self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
+                mapped = Mapped { pages: done + copied.pages, error: copied.error };
+            }
+            mapped
+        };
+        let left = mapped.pages + usize::from(met(transfer, mapped).is_some());
+        let conclude = || self.conclude(transfer, mapped, paid.max(mapped.pages));
+        if left < transfer.length {
+            self.let_go(slot_id, conclude)
+        } else {
+            conclude()
+        }
+        self.unref(slot_id, left);
+    }
+
+    /// Brings a run in through free frames: read into them, then moved as one.
+    pub(super) fn bring_by_move(&self, transfer: &Transfer, work: &mut Workspace) -> bool {
+        if !self.memory.can_move() {
+            return false;
+        }
+        let Some(donor) = self.staging.take_donor() else { return false };
+        let mut slot = lock(&self.staging[donor].slot);
+        let Some(frame) = slot.populated().find_run(0, transfer.length) else {
+            self.drop_frames(donor, slot);
+            return false;
+        };
+        let done = match slot.frames_mut(frame, transfer.length) {
+            None => None,
+            Some(bytes) => match transfer.source {
+                Source::Memory => Some(self.load(transfer, bytes, &mut work.scratch)),
+                _ => {
+                    bytes.fill(0);
+                    Some((transfer.length, None))
+                }
+            },
+        };
+        let mut mapped = Mapped { pages: 0, error: None };
+        if let Some((loaded, _)) = done
+            && loaded > 0
+        {
+            mapped = self.memory.move_from(&mut slot, frame, loaded, transfer.first);
+            self.staging.add_frames(-(mapped.pages as i64));
+        }
+        drop(slot);
+        self.staging.add_donor(donor);
+        if mapped.pages == 0 && mapped.error.is_none_or(|error| error == MapError::Refused) {
+            // Nothing was mapped: the ordinary way says why.
+            return false;
+        }
+        self.conclude(transfer, mapped, mapped.pages);
+        true
+    }
+
+    /// Starts to read a transfer that was paid for. False if the device has too much to do: then it has been let go, and
+    /// the fault waits.
+    pub(super) fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) -> bool {
+        let asked = i64::from(!transfer.ahead);
+        self.stalled.fetch_add(asked, Relaxed);
+        if self.submit_read(Pending::Read { transfer, write, since }, &transfer, block) {
+            return true;
+        }
+        self.stalled.fetch_sub(asked, Relaxed);
+        // The queue is full of requests: each that ends lets a waiting fault try again.
+        if !transfer.ahead {
+            self.park(transfer.demanded(), write, since);
+        }
+        false
+    }
+
+    /// Hands a read to the device. If that has too much to do the transfer has been let go, and what was paid for it
+    /// given back.
+    pub(super) fn submit_read(&self, pending: Pending, transfer: &Transfer, block: u64) -> bool {
+        let device = self.device.as_ref().expect("a page on the device has a device");
+        let token = self.requests.begin(pending);
+        let buffer = Buffer::new(transfer.length);
+        if device.submit(Request { token, direction: Direction::Read, block, buffer }).is_ok() {
+            return true;
+        }
+        drop(self.requests.end(token));
+        self.release(transfer);
+        self.budget.give(transfer.length as i64);
+        false
+    }
+
+    /// Handles requests that have ended.
+    pub fn complete(&self, done: &mut Vec<Completion>, work: &mut Workspace) {
+        for completion in done.drain(..) {
+            let Completion { token, mut buffer, result } = completion;
+            let (pending, _ended) = self.requests.end(token);
+            match pending {
+                Pending::Read { transfer, write, since } => {
+                    self.read_ended(transfer, write, since, &mut buffer, result);
+                }
+                Pending::Move { transfer } => self.move_ended(&transfer, &mut buffer, &result, work),
+                Pending::Store { slot, pages, block } => self.store_ended(slot, &pages, block, result),
+                Pending::Writeback { entries, block } => self.writeback_ended(&entries, block, result),
+            }
+        }
+        self.settle_pool();
+        self.retry_waiting(work);
+    }
+
+    fn read_ended(
+        &self,
+        mut transfer: Transfer,
+        write: bool,
+        since: u64,
+        bytes: &mut [u8],
+        result: std::io::Result<()>,
+    ) {
+        let waited = self.now().saturating_sub(since);
+        if !transfer.ahead {
+            self.stalled.fetch_sub(1, Relaxed);
+            self.swap.counters().add(Counter::parked_ns, waited);
+            self.read_ns.fetch_add(waited, Relaxed);
+        }
+        let (loaded, error) = match result {
+            Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),
+            Ok(()) => {
+                let mut pages = bytes.chunks_exact_mut(PAGE_SIZE).take(transfer.length).enumerate();
+                let bad = pages.find_map(|(nth, page)| {
+                    self.swap.open(&transfer, nth, page).err().map(|error| (nth, error))
+                });
+                bad.map_or((transfer.length, None), |(nth, error)| (nth, Some(error)))
+            }
+        };
+        if loaded <= transfer.demand && transfer.length > 1 && !transfer.ahead {
+            // Which of them cannot be read is not known, or it is a neighbour: what is waited for is read alone.
+            self.budget.give(transfer.length as i64 - 1);
+            self.narrow(&mut transfer);
+            let Source::Device { block } = transfer.source else {
+                unreachable!("it was read from the device")
+            };
+            self.read(transfer, block, write, since);
+            return;
+        }
+        self.map_loaded(&transfer, loaded, error, bytes);
+        if !transfer.ahead {
+            self.answered(since);
+        }
+    }
+}
+
+/// What stopped a transfer at the page behind those that were mapped. That no mapping is there is sure where one page
+/// alone was to come from its frame: a run may only reach past the end of one.
+fn met(transfer: &Transfer, mapped: Mapped) -> Option<Met> {
+    match mapped.error? {
+        MapError::Exists => Some(Met::Page),
+        MapError::Gone if transfer.length == 1 && matches!(transfer.source, Source::Frames { .. }) => {
+            Some(Met::Nothing)
+        }
+        _ => None,
+    }
+}

@@ -1,0 +1,170 @@
+//! A census: every page that is in memory is asked to leave once, in the order of addresses, by whichever way and to
+//! whichever place there is.
+//!
+//! Ordinary reclaim works for whoever waits, and stops as soon as there is room; what it finds hard it passes over. This is
+//! for the question that comes when it finds nothing: is there anything left that can leave? The answer is complete: frames
+//! and the pool first, then what is on probation, then the program's pages, cluster by cluster of the table.
+
+use super::store::Busy;
+use super::{Engine, TRIM_ENTRIES, Workspace};
+use crate::census::{Reason, Step, Tally};
+use crate::memory::{Memory, PageSet};
+use pagetide_swap::swap::Candidate;
+use pagetide_swap::table::CLUSTERS_MAX;
+use pagetide_swap::{ClusterNumber, Of, PageIndex};
+use std::ops::Range;
+
+/// A census under way.
+#[derive(Debug, Default)]
+pub struct Round {
+    stage: Stage,
+    tally: Tally,
+    moving: bool,
+}
+
+#[derive(Debug, Default)]
+enum Stage {
+    /// Frames that no page is in, copies, and what the pool can write.
+    #[default]
+    Pool,
+    /// So many slots that were on probation at the start.
+    Probation(usize),
+    /// Clusters from this one on.
+    Clusters(u64),
+}
+
+impl<M: Memory> Engine<M> {
+    /// One step of a census: a bounded piece of work, never waits for I/O.
+    pub fn census_step(&self, round: &mut Round, work: &mut Workspace) -> Step {
+        let freed = match round.stage {
+            Stage::Pool => {
+                self.take_refused();
+                // Whether it takes pages is asked anew, page by page.
+                self.swap.zswap().reopen();
+                let dropped = std::iter::from_fn(|| self.drop_donor()).sum::<usize>();
+                round.moving |= self.requests() > 0;
+                let lots = self.staging.on_probation();
+                round.stage = Stage::Probation(lots);
+                dropped + self.shrink_own_pool(work)
+            }
+            Stage::Probation(0) => {
+                round.stage = Stage::Clusters(0);
+                0
+            }
+            Stage::Probation(left) => {
+                round.stage = Stage::Probation(left - 1);
+                let slot = self.staging.take_oldest();
+                let stored = slot.map_or(0, |slot| self.try_slot(slot, round, work));
+                // What found no place is in the program again, and is asked once more with its cluster.
+                round.tally = Tally::default();
+                stored
+            }
+            Stage::Clusters(from) => {
+                let Some(number) = self.swap.table().touched(from..CLUSTERS_MAX).next() else {
+                    round.moving |= self.requests() > 0;
+                    return if round.moving { Step::Moving } else { Step::Stuck(round.tally) };
+                };
+                round.stage = Stage::Clusters(number.0 + 1);
+                self.try_cluster(number, round, work)
+            }
+        };
+        if freed > 0 { Step::Left } else { Step::Goes }
+    }
+
+    /// Has the pool give something. Returns how many entries go. What they took may be free at once, at the end of a write,
+    /// or when their neighbours have gone too.
+    fn shrink_own_pool(&self, work: &mut Workspace) -> usize {
+        let copies = self.swap.drop_copies(TRIM_ENTRIES);
+        let gone = if copies > 0 { copies } else { self.write_back_scanned(usize::MAX, Of::Own, work) };
+        self.settle_pool();
+        gone
+    }
+
+    /// Stores what is on probation in a slot. Returns how many pages left.
+    fn try_slot(&self, slot: u16, round: &mut Round, work: &mut Workspace) -> usize {
+        let stored = self.store_slot(slot, Busy::Wait, work);
+        round.moving |= self.staging[slot].late.load(super::Relaxed);
+        round.tally.add(Reason::NoPlace, self.take_refused());
+        stored
+    }
+
+    /// Takes a cluster out and stores it at once. Returns how many pages left, or kept copies were dropped.
+    fn try_cluster(&self, number: ClusterNumber, round: &mut Round, work: &mut Workspace) -> usize {
+        let copies = self.swap.drop_copies_of(number);
+        if copies > 0 {
+            self.settle_pool();
+            return copies;
+        }
+        let mut stays = Stays::default();
+        let mut shared = Vec::new();
+        let before = round.tally;
+        let stored = self.try_out(number, &mut shared, &mut stays, round, work);
+        if stored > 0 || shared.is_empty() {
+            round.tally.add_all(&stays.tally);
+            return stored;
+        }
+        // Shared since a fork, or pinned: what is the program's own by now, and still does not move, is pinned.
+        if !self.unshare(&shared) {
+            round.moving = true;
+        }
+        shared.clear();
+        (stays, round.tally) = (Stays::default(), before);
+        let stored = self.try_out(number, &mut shared, &mut stays, round, work);
+        let pinned: u64 = shared.iter().map(|run| run.end.0 - run.start.0).sum();
+        stays.tally.add(Reason::Pinned, pinned as usize);
+        round.tally.add_all(&stays.tally);
+        stored
+    }
+
+    fn try_out(
+        &self,
+        number: ClusterNumber,
+        shared: &mut Vec<Range<PageIndex>>,
+        stays: &mut Stays,
+        round: &mut Round,
+        work: &mut Workspace,
+    ) -> usize {
+        let regions = self.regions.read().unwrap_or_else(super::PoisonError::into_inner);
+        let cluster = match self.swap.candidate(number) {
+            Candidate::Empty => return 0,
+            Candidate::Moving => {
+                round.moving = true;
+                return 0;
+            }
+            Candidate::Ready(cluster) => cluster,
+        };
+        let Some(slot) = self.staging.take_empty() else {
+            // All wait for the device, or for whoever maps from them.
+            round.moving = true;
+            return 0;
+        };
+        let taken = self.take_out_into(slot, cluster, &regions, shared, Some(stays));
+        drop(regions);
+        if taken == 0 {
+            self.staging.put_back_empty(slot);
+            return 0;
+        }
+        if self.staging.take_from_probation(slot) { self.try_slot(slot, round, work) } else { 0 }
+    }
+}
+
+/// What a take-out leaves in the program, as far as its way tells.
+#[derive(Debug, Default)]
+pub(super) struct Stays {
+    tally: Tally,
+    left_out: Vec<(PageSet, Reason)>,
+}
+
+impl Stays {
+    /// These pages, if they are there, are not asked to leave.
+    pub(super) fn leave_out(&mut self, pages: Range<usize>, reason: Reason) {
+        self.left_out.push((PageSet::range(pages), reason));
+    }
+
+    /// These are there.
+    pub(super) fn are_there(&mut self, pages: PageSet) {
+        for (part, reason) in self.left_out.drain(..) {
+            self.tally.add(reason, part.and(pages).len());
+        }
+    }
+}

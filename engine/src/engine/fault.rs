@@ -1,0 +1,198 @@
+//! Faults: each is answered, or parked until it can be.
+
+use super::wait_list::Parked;
+use super::{Engine, Workspace};
+use crate::memory::Memory;
+use crate::regions::Access;
+use pagetide_swap::streams::Look;
+use pagetide_swap::trace::{Event, Found};
+use pagetide_swap::{Counter, PageIndex, Source, Swapin, Window};
+use std::sync::PoisonError;
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+
+/// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
+pub(super) const AHEAD_MAX: usize = 16;
+
+impl<M: Memory> Engine<M> {
+    /// Answers a fault, or leaves it parked for whoever can. `since` is when it was read.
+    pub fn fault(&self, page: PageIndex, write: bool, since: u64, work: &mut Workspace) {
+        // Held until the pages are claimed: a mapping call that removes the region then waits for the claim,
+        // and no fault claims a page of a mapping that is moving.
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let Some((around, attributes)) = regions.around(page) else {
+            // Not ours (any more): the kernel decides when the thread looks again.
+            drop(regions);
+            self.memory.wake(page, 1);
+            self.waited(since);
+            return;
+        };
+        // What a forking thread touches at last, that page and no more: staging is empty and stays so.
+        let held = self.held.load(SeqCst);
+        let look = if held { Look::default() } else { self.streams.look(page) };
+        let found = self.swap.swapin(page, around, look.window);
+        drop(regions);
+        match found {
+            Swapin::Present => {
+                // Usually mapped since the thread faulted. But a system call that nobody told us of may
+                // have dropped the page: then it is a hole, and the thread faults again.
+                let absent = || !self.memory.presence(page..page.plus(1)).present.contains(page.offset());
+                if self.swap.lost(page, absent) {
+                    self.budget.give(1);
+                }
+                self.memory.wake(page, 1);
+                self.waited(since);
+            }
+            Swapin::Pending => {
+                self.join(page, since);
+                if !held && let Some(ahead) = self.streams.caught_up(page) {
+                    let window = Window::ahead((ahead.end.0 - page.0) as usize);
+                    let stop = page.plus(self.swap.reach_ahead(window) as u64);
+                    let end = self.read_on(ahead.start, stop, work);
+                    self.streams.went_on(page, end);
+                }
+            }
+            Swapin::Poisoned => {
+                self.poison(page, None);
+                self.waited(since);
+            }
+            Swapin::Inserted(transfer) => {
+                let (source, mut pages) = (transfer.source, transfer.pages());
+                self.note(|| Event::Access { page, write, from: found_in(source) });
+                self.bring_in(transfer, write, since, attributes.access == Access::Write, work);
+                if held {
+                    return;
+                }
+                if matches!(source, Source::Device { .. } | Source::Zero) {
+                    let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
+                    pages.end = self.read_on(pages.end, stop, work);
+                }
+                self.c(Counter::swap_ra_hit, look.passed);
+                let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
+                let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
+                self.streams.brought_in(page, look, pages, ahead);
+            }
+        }
+    }
+
+    /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits. What
+    /// lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that was not
+    /// asked for.
+    fn read_on(&self, mut next: PageIndex, stop: PageIndex, work: &mut Workspace) -> PageIndex {
+        while next < stop && self.may_read_ahead() {
+            let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+            let Some((around, attributes)) = regions.around(next) else { break };
+            let window = Window::ahead((stop.0 - next.0) as usize);
+            let found = self.swap.swapin(next, next..around.end, window);
+            drop(regions);
+            let Swapin::Inserted(mut transfer) = found else { break };
+            transfer.ahead = true;
+            let end = transfer.pages().end;
+            match transfer.source {
+                Source::Zero => {
+                    if attributes.access != Access::Write || !self.bring_by_move(&transfer, work) {
+                        if !self.budget.try_take(transfer.length) {
+                            self.release(&transfer);
+                            break;
+                        }
+                        self.bring_zeroes(&transfer);
+                    }
+                }
+                Source::Device { block } if self.budget.try_take(transfer.length) => {
+                    if !self.read(transfer, block, false, 0) {
+                        break;
+                    }
+                }
+                _ => {
+                    self.release(&transfer);
+                    break;
+                }
+            }
+            next = end;
+        }
+        next
+    }
+
+    /// Whether pages may be read that nobody waits for.
+    fn may_read_ahead(&self) -> bool {
+        self.requests() < AHEAD_MAX && self.waiting() == 0 && !self.held.load(SeqCst)
+    }
+
+    /// Leaves a fault parked until [`Engine::retry_waiting`].
+    pub fn park(&self, page: PageIndex, write: bool, since: u64) {
+        self.c(Counter::allocstall, 1);
+        self.stalled.fetch_add(1, Relaxed);
+        self.parked.push(Parked { page, write, since, parked: self.now() });
+    }
+
+    /// Leaves a fault parked until [`Engine::end_rest`], however much room there is: the process makes way for others.
+    pub fn rest(&self, page: PageIndex, write: bool) {
+        let now = self.now();
+        self.parked.rest(Parked { page, write, since: now, parked: now });
+    }
+
+    /// Has the faults that rest wait for no more than room. False if there are none. They are answered by
+    /// [`Engine::retry_waiting`]; how long they rested is counted apart from what they wait for memory.
+    pub fn end_rest(&self) -> bool {
+        let counters = self.swap.counters();
+        let count = self.parked.end_rest(self.now(), |rested| {
+            counters.add(Counter::rested_ns, rested);
+            self.stalled.fetch_add(1, Relaxed);
+        });
+        count > 0
+    }
+
+    /// Holds back (or lets go) the faults that wait: while a fork is under way.
+    pub fn hold_waiting(&self, on: bool) {
+        self.held.store(on, SeqCst);
+    }
+
+    /// Answers waiting faults although the budget is spent: for a process that has next to nothing in
+    /// memory, whose charge is mostly what it may come to copy of its parent's.
+    pub fn overdraw(&self, work: &mut Workspace) {
+        self.overdrawing.store(true, SeqCst);
+        self.retry_waiting(work);
+        self.overdrawing.store(false, SeqCst);
+    }
+
+    /// Answers all faults that wait, also while they are held back and there is no room: a fork waits for those threads,
+    /// which may have locks that it needs.
+    pub fn answer_waiting(&self, work: &mut Workspace) {
+        debug_assert!(self.cannot_wait(), "a fault that waits again would wait for the end of the fork");
+        for _ in 0..self.waiting() {
+            let Some(Parked { page, write, since, .. }) = self.parked.pop() else { return };
+            self.stalled.fetch_sub(1, Relaxed);
+            self.fault(page, write, since, work);
+        }
+    }
+
+    /// Answers faults that waited for room. Called when there is some.
+    pub fn retry_waiting(&self, work: &mut Workspace) {
+        // Each is tried once a call: what finds no room waits again, behind the others.
+        for _ in 0..self.waiting() {
+            let overdrawing = self.overdrawing.load(SeqCst);
+            if (self.budget.free() <= 0 && !overdrawing) || self.held.load(SeqCst) {
+                return;
+            }
+            let Some(Parked { page, write, since, parked }) = self.parked.pop() else { return };
+            self.stalled.fetch_sub(1, Relaxed);
+            self.swap.counters().add(Counter::parked_ns, self.now().saturating_sub(parked));
+            self.fault(page, write, since, work);
+        }
+    }
+
+    /// Whether a fault must be answered though there is no room. The forking thread's own: nobody would retry it
+    /// before the fork, which waits for it. Or reclaim's: nobody else makes room.
+    pub(super) fn cannot_wait(&self) -> bool {
+        self.held.load(SeqCst) || self.overdrawing.load(SeqCst) || self.unsharing.load(SeqCst) != 0
+    }
+}
+
+fn found_in(source: Source) -> Found {
+    match source {
+        Source::Hole => Found::Hole,
+        Source::Frames { .. } => Found::Probation,
+        Source::Zero => Found::Same,
+        Source::Memory => Found::Pool,
+        Source::Device { .. } => Found::Device,
+    }
+}

@@ -1,0 +1,91 @@
+//! What the program changes in its memory.
+
+use super::Engine;
+use crate::memory::Memory;
+use pagetide_swap::trace::Event;
+use pagetide_swap::{CLUSTER_PAGES, PageIndex, State};
+use std::ops::Range;
+
+impl<M: Memory> Engine<M> {
+    /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order,
+    /// when no fault can come between: the place for the system call that drops the program's pages.
+    pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
+        self.note(|| Event::Discard { page: range.start, pages: range.end.0.saturating_sub(range.start.0) });
+        let mut done = range.start;
+        for number in
+            self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+        {
+            let first = number.page(0).max(range.start);
+            let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+            if done < first {
+                also(done..first);
+            }
+            done = last;
+            let offsets = first.offset()..first.offset() + (last.0 - first.0) as usize;
+            let mut freed = Vec::new();
+            let discarded =
+                self.swap.discard(number, offsets, |slot, _| freed.push(slot), || also(first..last));
+            self.budget.give(discarded.present as i64);
+            for slot in freed {
+                self.unref(slot, 1);
+            }
+        }
+        if done < range.end {
+            also(done..range.end);
+        }
+        self.settle_pool();
+    }
+
+    /// Brings every page of `range` that is on probation back into the program: before its mapping moves.
+    pub fn recall(&self, range: Range<PageIndex>) {
+        for number in
+            self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
+        {
+            let first = number.page(0).max(range.start);
+            let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+            let mut page = first;
+            while page < last {
+                // Waits until nothing moves there, then claims what is cached.
+                let offset = page.offset();
+                let Some(cluster) = self.swap.lock_settled(number, offset..offset + 1) else { break };
+                let cached = cluster.get(offset).state() == State::Cached;
+                drop(cluster);
+                if cached {
+                    // Looked at again: it may be stored meanwhile, or have failed for want of memory, which passes.
+                    self.bring_back(page);
+                    std::thread::yield_now();
+                    continue;
+                }
+                page = page.plus(1);
+            }
+        }
+    }
+
+    /// Moves the words of `length` pages from one place in the address space to another: the mapping
+    /// moved. Both ranges must be quiet: no region, so no fault and no take-out.
+    pub fn rename(&self, from: PageIndex, to: PageIndex, length: u64) {
+        for nth in 0..length {
+            let page = from.plus(nth);
+            if self.swap.table().peek(page) != pagetide_swap::Word::HOLE {
+                self.swap.rename(page, to.plus(nth));
+            }
+        }
+    }
+
+    /// Takes pages that are in the program already into account: a region that becomes managed late.
+    pub fn adopt(&self, range: Range<PageIndex>) -> usize {
+        let mut count = 0;
+        let mut page = range.start;
+        while page < range.end {
+            let number = page.cluster();
+            let end = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
+            let present = self.memory.presence(page..end).present;
+            if !present.is_empty() {
+                count += self.swap.adopt_present(number, present.iter());
+            }
+            page = end;
+        }
+        self.budget.take(count as i64);
+        count
+    }
+}

@@ -1,0 +1,137 @@
+//! Requests to the device that are under way.
+
+use super::lock;
+use pagetide_swap::hash::PageHash;
+use pagetide_swap::{Handle, PageIndex, Transfer};
+use std::sync::Mutex;
+
+/// What a request is for.
+#[derive(Debug)]
+pub(super) enum Pending {
+    /// A read for a fault.
+    Read {
+        /// The pages that come in.
+        transfer: Transfer,
+        /// Whether the fault was a write.
+        write: bool,
+        /// When the fault came, in nanoseconds of the engine's clock.
+        since: u64,
+    },
+    /// A read that brings pages from the device to the pool.
+    Move {
+        /// The pages.
+        transfer: Transfer,
+    },
+    /// A write of pages from a slot of staging.
+    Store {
+        /// The slot.
+        slot: u16,
+        /// The pages, one for each block.
+        pages: Vec<PageIndex>,
+        /// The first block.
+        block: u64,
+    },
+    /// A write of entries of the pool.
+    Writeback {
+        /// The entries, one for each block.
+        entries: Vec<(PageIndex, Handle, PageHash)>,
+        /// The first block.
+        block: u64,
+    },
+}
+
+impl Pending {
+    fn is_write(&self) -> bool {
+        matches!(self, Self::Store { .. } | Self::Writeback { .. })
+    }
+}
+
+/// A place for a request; the tokens of requests are numbers of places.
+#[derive(Debug, Default)]
+struct Places {
+    /// `None` is free, or its request has come back and is being dealt with.
+    pending: Vec<Option<Pending>>,
+    free: Vec<usize>,
+    count: usize,
+    writes: usize,
+}
+
+/// The requests of an engine that are under way. A request is until all that it led to is done: a fork waits for that.
+#[derive(Debug, Default)]
+pub(super) struct Requests(Mutex<Places>);
+
+/// A request that has come back from the device. It is under way until this is dropped.
+pub(super) struct Ended<'a> {
+    requests: &'a Requests,
+    token: u64,
+    is_write: bool,
+}
+
+impl Requests {
+    /// Notes a request. Returns its token.
+    pub fn begin(&self, pending: Pending) -> u64 {
+        let mut places = lock(&self.0);
+        places.count += 1;
+        places.writes += usize::from(pending.is_write());
+        let at = match places.free.pop() {
+            Some(at) => at,
+            None => {
+                places.pending.push(None);
+                places.pending.len() - 1
+            }
+        };
+        places.pending[at] = Some(pending);
+        at as u64
+    }
+
+    /// Returns what a request was for that has come back, or was not taken by the device.
+    ///
+    /// # Panics
+    /// If the token is of no request.
+    pub fn end(&self, token: u64) -> (Pending, Ended<'_>) {
+        let pending = lock(&self.0).pending[token as usize].take().expect("a request ends once");
+        let is_write = pending.is_write();
+        (pending, Ended { requests: self, token, is_write })
+    }
+
+    /// Returns the number of requests under way.
+    pub fn count(&self) -> usize {
+        lock(&self.0).count
+    }
+
+    /// Returns how many of them are writes.
+    pub fn writes(&self) -> usize {
+        lock(&self.0).writes
+    }
+}
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        let mut places = lock(&self.requests.0);
+        places.free.push(self.token as usize);
+        places.count -= 1;
+        places.writes -= usize::from(self.is_write);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_under_way_until_it_is_dealt_with() {
+        let requests = Requests::default();
+        let store = |block| Pending::Store { slot: 3, pages: Vec::new(), block };
+        let tokens = [7, 8].map(|block| requests.begin(store(block)));
+        let read = requests.begin(Pending::Writeback { entries: Vec::new(), block: 9 });
+        assert_eq!((requests.count(), requests.writes()), (3, 3));
+        let (pending, ended) = requests.end(tokens[1]);
+        assert!(matches!(pending, Pending::Store { slot: 3, block: 8, .. }));
+        assert_eq!((requests.count(), requests.writes()), (3, 3));
+        let other = requests.begin(store(10));
+        assert!(!tokens.contains(&other) && other != read, "its token is its own for as long");
+        drop(ended);
+        assert_eq!((requests.count(), requests.writes()), (3, 3));
+        assert_eq!(requests.begin(store(11)), tokens[1], "and is used again then");
+    }
+}

@@ -1,0 +1,317 @@
+//! Clusters are taken out of the program, into slots of staging.
+
+use super::census::Stays;
+use super::{Engine, lock};
+use crate::census::Reason;
+use crate::memory::{Memory, PageSet, Slot, TakeOutWay};
+use crate::regions::{Access, Attributes, Regions};
+use crate::ways::Ways;
+use pagetide_swap::table::ClusterGuard;
+use pagetide_swap::trace::Event;
+use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, Counter, PageIndex, State};
+use std::ops::Range;
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{MutexGuard, PoisonError};
+
+/// A donor with fewer frames is not worth its slot.
+const DONOR_MIN: usize = 64;
+
+impl<M: Memory> Engine<M> {
+    /// Keeps a cluster where it is until [`Engine::unprotect`]: the caller's stack is there, and the
+    /// caller is about to take a lock. Returns a token.
+    pub fn protect(&self, cluster: ClusterNumber) -> Option<usize> {
+        let value = cluster.0 + 1;
+        let at = self.protected.iter().position(|cell| {
+            cell.load(Relaxed) == 0 && cell.compare_exchange(0, value, SeqCst, SeqCst).is_ok()
+        })?;
+        // A take-out announces its cluster before it looks at the list: either it sees this entry, or it
+        // is seen here and waited for. It holds no lock that the caller has.
+        self.await_end_of_taking(value);
+        Some(at)
+    }
+
+    /// Waits for the end of a take-out under way, which may not have seen what the caller did before.
+    pub fn await_taken(&self) {
+        let value = self.taking.load(SeqCst);
+        if value != 0 {
+            self.await_end_of_taking(value);
+        }
+    }
+
+    fn await_end_of_taking(&self, value: u64) {
+        while self.taking.load(SeqCst) == value {
+            std::thread::yield_now();
+        }
+    }
+
+    /// Ends a protection.
+    pub fn unprotect(&self, token: usize) {
+        self.protected[token].store(0, SeqCst);
+    }
+
+    /// Takes the next cluster out of the program. `None` if nothing can be taken.
+    pub(super) fn take_out(&self) -> Option<usize> {
+        let slot_id = self.staging.take_empty()?;
+        let mut shared = Vec::new();
+        let taken = {
+            let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+            let victim = self.swap.victim();
+            victim.map(|cluster| self.take_out_into(slot_id, cluster, &regions, &mut shared, None))
+        };
+        let hastened = if taken.is_none() { 0 } else { self.hastened.load(Relaxed).saturating_sub(1) };
+        self.hastened.store(hastened, Relaxed);
+        if taken.is_none_or(|taken| taken == 0) {
+            self.staging.put_back_empty(slot_id);
+        }
+        if !shared.is_empty() {
+            self.unshare(&shared);
+        }
+        taken
+    }
+
+    /// Pages that would not move, all of one cluster: shared since a fork, or pinned. What was shared moves from
+    /// now on. False if nothing was done, since a mapping is moving.
+    pub(super) fn unshare(&self, runs: &[Range<PageIndex>]) -> bool {
+        // With no lock of the engine held: a page that a call has dropped that nobody told us of is brought in by a reader.
+        self.unsharing.store(pagetide_sys::task::tid(), SeqCst);
+        let all = runs.iter().all(|run| self.memory.unshare(run.clone()));
+        self.unsharing.store(0, SeqCst);
+        if !all {
+            return false;
+        }
+        let whole = runs[0].start..runs[runs.len() - 1].end;
+        // Pinned pages stay: the cluster waits for its turn like all others.
+        if self.unshared.swap(whole.start.cluster().0 + 1, Relaxed) != whole.start.cluster().0 + 1 {
+            self.swap.hasten(whole);
+        }
+        true
+    }
+
+    /// Whether a thread is one that reclaims and faults itself ([`Memory::unshare`]): its faults are answered
+    /// whatever the others wait for.
+    pub fn is_unsharing(&self, tid: u32) -> bool {
+        self.unsharing.load(SeqCst) == tid
+    }
+
+    /// Takes a cluster's pages out. Notes in `shared` runs of pages that would not move, and in `stays` what was not asked
+    /// to.
+    pub(super) fn take_out_into(
+        &self,
+        slot_id: u16,
+        mut cluster: ClusterGuard<'_>,
+        regions: &Regions,
+        shared: &mut Vec<Range<PageIndex>>,
+        mut stays: Option<&mut Stays>,
+    ) -> usize {
+        let number = cluster.number();
+        self.taking.store(number.0 + 1, SeqCst);
+        let protected = self.protected.iter().any(|cell| cell.load(SeqCst) == number.0 + 1);
+        let pins = self.memory.may_pin();
+        if protected || (pins && !self.memory.can_move()) {
+            self.taking.store(0, SeqCst);
+            if let Some(stays) = stays {
+                stays.leave_out(0..CLUSTER_PAGES, if protected { Reason::Used } else { Reason::Pinned });
+                let first = number.page(0);
+                stays.are_there(self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).present);
+            }
+            self.swap.put_back(cluster);
+            self.c(Counter::pgsteal_fail, 1);
+            return 0;
+        }
+        let staged = &self.staging[slot_id];
+        let mut slot = lock(&staged.slot);
+        assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
+        let whole = 0..CLUSTER_PAGES;
+        let checks = pins || self.ways.masks(Ways::NO_REMAP);
+        let mut moving = PageSet::default();
+        let poisoned = match cluster.poisoned() {
+            0 => PageSet::default(),
+            _ => (0..CLUSTER_PAGES).filter(|&at| cluster.get(at).state() == State::Poisoned).collect(),
+        };
+        for (range, region) in regions.pieces_of(number) {
+            let start = range.start.offset();
+            let pages = start..start + (range.end.0 - range.start.0) as usize;
+            let reason = stays_for(&region.attributes);
+            if let (Some(reason), Some(stays)) = (reason, &mut stays) {
+                stays.leave_out(pages.clone(), reason);
+            }
+            let Attributes { access, locked, kept, .. } = region.attributes;
+            if locked || kept {
+                continue;
+            }
+            let way = match access {
+                _ if !checks => TakeOutWay::Remap,
+                Access::Write => TakeOutWay::Move,
+                Access::None | Access::Read => TakeOutWay::Sift,
+            };
+            let part = PageSet::range(pages);
+            // Poison would travel with the others, and be read.
+            for run in part.minus(poisoned).runs() {
+                let moved = self.take_out_run(number, run.clone(), access == Access::Write, way, &mut slot);
+                if moved && access == Access::Write {
+                    moving = moving.or(PageSet::range(run));
+                }
+            }
+        }
+        let populated = slot.populated();
+        // What is neither here nor there was dropped by a call that nobody told us of.
+        let first = number.page(0);
+        let expected = !checks && populated.len() == cluster.present() && stays.is_none();
+        let still = match expected {
+            true => PageSet::default(),
+            false => {
+                let found = self.memory.presence(first..first.plus(CLUSTER_PAGES as u64));
+                let page = |offset: usize| first.plus(offset as u64);
+                let stuck = found.present.minus(found.zero).and(moving);
+                shared.extend(stuck.runs().map(|run| page(run.start)..page(run.end)));
+                if let Some(stays) = stays {
+                    stays.are_there(found.present.minus(found.zero));
+                }
+                found.present
+            }
+        };
+        let out = self.swap.taken_out(
+            &mut cluster,
+            slot_id,
+            whole,
+            |offset| populated.contains(offset),
+            |offset| !still.contains(offset),
+        );
+        self.taking.store(0, SeqCst);
+        self.note(|| Event::TakenOut { page: first, pages: out.taken as u64 });
+        if out.taken == 0 && cluster.present() > 0 {
+            self.c(Counter::pgsteal_fail, 1);
+        }
+        let memory = slot.memory_pages() as i64;
+        self.staging.add_frames(memory);
+        self.budget.take(out.adopted as i64);
+        self.budget.give(out.taken as i64 - memory + out.dropped as i64);
+        if out.taken == 0 {
+            self.drop_bytes(&mut slot, PageSet::default());
+            return 0;
+        }
+        // Before the cluster is unlocked: a fault may bring the first page back at once.
+        staged.cluster.store(number.0, Relaxed);
+        staged.shadow.store(out.shadow.0, Relaxed);
+        *lock(&staged.poor) = PageSet::default();
+        staged.refs.store(out.taken + 1, SeqCst);
+        staged.queued.store(true, SeqCst);
+        drop(cluster);
+        drop(slot);
+        self.staging.add_to_probation(slot_id);
+        for (slot, count) in out.left {
+            self.unref(slot, count);
+        }
+        out.taken
+    }
+
+    /// Takes a run of a cluster out. Whether that was (also) tried by MOVE, which some pages may have refused.
+    fn take_out_run(
+        &self,
+        number: ClusterNumber,
+        run: Range<usize>,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut M::Slot,
+    ) -> bool {
+        let range = number.page(run.start)..number.page(0).plus(run.end as u64);
+        if self.memory.take_out(range.clone(), writable, way, slot) || way != TakeOutWay::Remap {
+            return way == TakeOutWay::Move;
+        }
+        self.memory.can_move() && {
+            self.memory.take_out(range, writable, TakeOutWay::Move, slot);
+            true
+        }
+    }
+
+    /// Gives a slot's frames back to the system but those of `kept`.
+    pub(super) fn drop_bytes(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
+        let before = slot.memory_pages();
+        slot.retain(kept);
+        let pages = before - slot.memory_pages();
+        self.staging.add_frames(-(pages as i64));
+        self.budget.give(pages as i64);
+        pages
+    }
+
+    /// Gives a donor's frames back to the system, if there is a donor.
+    pub(super) fn drop_donor(&self) -> Option<usize> {
+        let donor = self.staging.take_donor()?;
+        Some(self.drop_frames(donor, lock(&self.staging[donor].slot)))
+    }
+
+    /// Gives back frames that are kept for runs if no run came in since the last call.
+    pub fn drop_idle_donor(&self) {
+        if !self.staging.was_donor_wanted() {
+            self.drop_donor();
+        }
+    }
+
+    /// Gives a slot's frames back to the system.
+    pub(super) fn drop_frames(&self, slot_id: u16, mut slot: MutexGuard<'_, M::Slot>) -> usize {
+        let pages = self.drop_bytes(&mut slot, PageSet::default());
+        drop(slot);
+        self.staging.add_empty(slot_id);
+        pages
+    }
+
+    /// `count` pages are no longer cached in the slot (or its processing has ended).
+    pub(super) fn unref(&self, slot_id: u16, count: usize) -> usize {
+        if count == 0 || self.staging[slot_id].refs.fetch_sub(count, SeqCst) != count {
+            return 0;
+        }
+        // Nobody refers to its frames: they are free, and populated.
+        let mut slot = lock(&self.staging[slot_id].slot);
+        let pages = slot.memory_pages();
+        if pages >= CLUSTER_PAGES / 2 && self.memory.can_move() && self.staging.is_donor_wanted() {
+            let others = self.idle_frames() - pages as i64;
+            let most = (self.low.load(Relaxed) - others).clamp(0, pages as i64) as usize;
+            if most >= DONOR_MIN && self.staging.has_room_for_donor() {
+                let kept = slot.populated().iter().take(most).collect();
+                self.drop_bytes(&mut slot, kept);
+                drop(slot);
+                self.staging.add_donor(slot_id);
+                return pages;
+            }
+        }
+        self.drop_frames(slot_id, slot)
+    }
+
+    /// Frames that no page on probation is in: of copies that were mapped, of pages that were stored just now, and of
+    /// donors. They are memory like any other, and save work only: so they are few.
+    pub(super) fn idle_frames(&self) -> i64 {
+        self.staging.frames() - self.swap.cached()
+    }
+
+    /// Lets go of pages of a slot, by `end`, which stay on probation: they could not be mapped, or were not wanted after
+    /// all.
+    pub(super) fn let_go(&self, slot_id: u16, end: impl FnOnce()) {
+        // Others may take them at once, and the slot would be free.
+        self.staging[slot_id].refs.fetch_add(1, SeqCst);
+        end();
+        self.requeue(slot_id);
+        self.unref(slot_id, 1);
+    }
+
+    /// Pages of a slot stay on probation, whether or not the slot was processed before. The caller holds a reference of
+    /// the slot, which is not that of a page that others may take.
+    pub(super) fn requeue(&self, slot_id: u16) {
+        let staged = &self.staging[slot_id];
+        if !staged.queued.swap(true, SeqCst) {
+            let others = staged.refs.fetch_add(1, SeqCst);
+            assert!(others > 0, "nothing keeps the slot from being used anew");
+            self.staging.add_to_probation(slot_id);
+        }
+    }
+}
+
+/// Why those pages of a range that do not leave stay, if more than their state tells.
+fn stays_for(attributes: &Attributes) -> Option<Reason> {
+    let Attributes { access, locked, kept, .. } = *attributes;
+    match () {
+        () if locked => Some(Reason::Locked),
+        () if kept => Some(Reason::Kept),
+        () if access != Access::Write => Some(Reason::Guarded),
+        () => None,
+    }
+}

@@ -1,0 +1,91 @@
+//! Faults that are parked: their threads sleep in the kernel until somebody answers.
+
+use super::lock;
+use pagetide_swap::PageIndex;
+use std::collections::VecDeque;
+use std::sync::Mutex;
+
+/// A fault that is parked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Parked {
+    /// The page.
+    pub page: PageIndex,
+    /// Whether the fault was a write.
+    pub write: bool,
+    /// When the fault came, in nanoseconds of the engine's clock.
+    pub since: u64,
+    /// When it was parked last.
+    pub parked: u64,
+}
+
+/// The parked faults of an engine, in the order in which they were parked: those that wait for room, and those of a
+/// process that rests.
+#[derive(Debug)]
+pub(super) struct WaitList {
+    waiting: Mutex<VecDeque<Parked>>,
+    resting: Mutex<VecDeque<Parked>>,
+}
+
+impl WaitList {
+    /// Returns an empty list, with room for 64 faults of each kind.
+    pub fn new() -> Self {
+        let list = || Mutex::new(VecDeque::with_capacity(64));
+        Self { waiting: list(), resting: list() }
+    }
+
+    /// Adds a fault that waits for room.
+    pub fn push(&self, fault: Parked) {
+        lock(&self.waiting).push_back(fault);
+    }
+
+    /// Adds a fault that waits for the end of a rest, however much room there is.
+    pub fn rest(&self, fault: Parked) {
+        lock(&self.resting).push_back(fault);
+    }
+
+    /// Takes the fault that has waited for room the longest.
+    pub fn pop(&self) -> Option<Parked> {
+        lock(&self.waiting).pop_front()
+    }
+
+    /// Returns the number of faults that wait for room.
+    pub fn waiting(&self) -> usize {
+        lock(&self.waiting).len()
+    }
+
+    /// Has the faults that rest wait for room, as if they came at `now`. Calls `each` with the time that each has rested.
+    /// Returns their number.
+    pub fn end_rest(&self, now: u64, mut each: impl FnMut(u64)) -> usize {
+        let mut resting = std::mem::take(&mut *lock(&self.resting));
+        for fault in &mut resting {
+            each(now.saturating_sub(fault.parked));
+            (fault.since, fault.parked) = (now, now);
+        }
+        let count = resting.len();
+        lock(&self.waiting).append(&mut resting);
+        count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn faults_that_rested_wait_behind_those_that_waited() {
+        let list = WaitList::new();
+        let fault = |page, parked| Parked { page: PageIndex(page), write: true, since: parked, parked };
+        list.rest(fault(1, 10));
+        list.push(fault(2, 20));
+        list.rest(fault(3, 30));
+        assert_eq!(list.waiting(), 1);
+        let mut rested = Vec::new();
+        assert_eq!(list.end_rest(50, |time| rested.push(time)), 2);
+        assert_eq!((rested, list.waiting()), (vec![40, 20], 3));
+        assert_eq!(
+            [list.pop(), list.pop(), list.pop()].map(Option::unwrap),
+            [fault(2, 20), fault(1, 50), fault(3, 50)]
+        );
+        assert_eq!((list.pop(), list.end_rest(60, |_| unreachable!("none rests"))), (None, 0));
+    }
+}

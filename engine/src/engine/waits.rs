@@ -1,0 +1,177 @@
+//! How long threads of the program wait for pages, and how many do.
+//!
+//! A wait begins when a reader has read the fault, and ends when the page is there. What the kernel takes before and
+//! after that is not seen here: its message has no time.
+
+use super::{Engine, lock};
+use crate::memory::Memory;
+use pagetide_swap::{Counter, PageIndex};
+use std::ops::Range;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::time::Duration;
+
+/// Nanoseconds of a tick, in which a thread that waits is counted once.
+pub const TICK_NS: u64 = 100_000_000;
+/// Threads that are told apart. Where more wait some are counted twice.
+const THREADS: usize = 512;
+/// Places in which a thread may be noted.
+const PROBES: usize = 8;
+/// Faults that wait for another's page at one time, at most: no more are counted.
+const JOINED_MAX: usize = 64;
+
+/// Who waits, and since when.
+#[derive(Debug)]
+pub(super) struct Waits {
+    /// Threads, and the tick in which each waited last.
+    threads: Box<[AtomicU64]>,
+    /// Faults that wait for a page which another brings in.
+    joined: Mutex<Vec<(PageIndex, u64)>>,
+    joined_count: AtomicUsize,
+}
+
+/// What a fault tells of its thread.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Seen {
+    /// It has not waited before.
+    first: bool,
+    /// It has not waited in this tick before.
+    first_in_tick: bool,
+}
+
+impl Waits {
+    pub(super) fn new() -> Self {
+        Self {
+            threads: (0..THREADS).map(|_| AtomicU64::new(0)).collect(),
+            joined: Mutex::new(Vec::with_capacity(JOINED_MAX)),
+            joined_count: AtomicUsize::new(0),
+        }
+    }
+
+    fn saw(&self, tid: u32, now: u64) -> Seen {
+        let entry = (u64::from(tid) << 32) | ((now / TICK_NS) & u64::from(u32::MAX));
+        let place = |probe: usize| &self.threads[(tid as usize).wrapping_add(probe) % THREADS];
+        for probe in 0..PROBES {
+            let before = place(probe).load(Relaxed);
+            if before >> 32 == u64::from(tid) {
+                if before != entry {
+                    place(probe).store(entry, Relaxed);
+                }
+                return Seen { first: false, first_in_tick: before != entry };
+            }
+            if before == 0 && place(probe).compare_exchange(0, entry, Relaxed, Relaxed).is_ok() {
+                return Seen { first: true, first_in_tick: true };
+            }
+        }
+        place(0).store(entry, Relaxed);
+        Seen { first: true, first_in_tick: true }
+    }
+
+    fn join(&self, page: PageIndex, since: u64) {
+        let mut joined = lock(&self.joined);
+        if joined.len() < JOINED_MAX {
+            joined.push((page, since));
+            self.joined_count.store(joined.len(), SeqCst);
+        }
+    }
+
+    /// The nanoseconds that faults have waited until `now` which had joined for `pages`, each of them.
+    fn leave(&self, pages: &Range<PageIndex>, now: u64, mut waited: impl FnMut(u64)) {
+        if self.joined_count.load(SeqCst) == 0 {
+            return;
+        }
+        let mut joined = lock(&self.joined);
+        joined.retain(|(page, since)| {
+            let stays = !pages.contains(page);
+            if !stays {
+                waited(now.saturating_sub(*since));
+            }
+            stays
+        });
+        self.joined_count.store(joined.len(), SeqCst);
+    }
+}
+
+impl<M: Memory> Engine<M> {
+    /// Notes that a thread of the program waits, since `now`.
+    pub fn saw(&self, tid: u32, now: u64) {
+        let seen = self.waits.saw(tid, now);
+        self.c(Counter::stalled_threads, usize::from(seen.first));
+        self.c(Counter::stalled_ticks, usize::from(seen.first_in_tick));
+    }
+
+    /// Notes that a thread waits no more, which has waited since `since`, and was not told anything.
+    pub fn waited(&self, since: u64) {
+        self.swap.counters().add(Counter::stalled_ns, self.now().saturating_sub(since));
+    }
+
+    /// Notes that a fault was answered which was read at `since`.
+    pub(super) fn answered(&self, since: u64) {
+        let waited = self.now().saturating_sub(since);
+        self.latency.record(Duration::from_nanos(waited));
+        self.swap.counters().add(Counter::stalled_ns, waited);
+    }
+
+    /// Notes that a fault waits for a page which another brings in.
+    pub(super) fn join(&self, page: PageIndex, since: u64) {
+        self.waits.join(page, since);
+        // Whoever ends that unlocks the page and then looks who has joined: one of the two sees the other.
+        fence(SeqCst);
+        if !self.swap.table().peek(page).is_locked() {
+            self.end_waits(page..page.plus(1));
+        }
+    }
+
+    /// Notes that the faults which had joined for `pages` were answered. After those were unlocked.
+    pub(super) fn end_waits(&self, pages: Range<PageIndex>) {
+        fence(SeqCst);
+        self.waits.leave(&pages, self.now(), |nanos| {
+            self.swap.counters().add(Counter::stalled_ns, nanos);
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_are_counted_once_and_once_a_tick() {
+        let waits = Waits::new();
+        let new = Seen { first: true, first_in_tick: true };
+        let known = |first_in_tick| Seen { first: false, first_in_tick };
+        assert_eq!(waits.saw(7, 0), new);
+        // They share a place.
+        assert_eq!(waits.saw(7 + THREADS as u32, 0), new);
+        assert_eq!(waits.saw(7, TICK_NS - 1), known(false));
+        assert_eq!(waits.saw(7, TICK_NS), known(true));
+        assert_eq!(waits.saw(7 + THREADS as u32, TICK_NS), known(true));
+        assert_eq!(waits.saw(7 + THREADS as u32, TICK_NS), known(false));
+        // More than there are places for: each is known at least at once again.
+        for tid in 1..4 * THREADS as u32 {
+            waits.saw(tid, 0);
+            assert_eq!(waits.saw(tid, 0), known(false), "{tid}");
+        }
+    }
+
+    #[test]
+    fn who_joins_waits_until_the_page_is_there() {
+        let waits = Waits::new();
+        let mut ended = Vec::new();
+        let mut leave = |pages: Range<u64>, now| {
+            ended.clear();
+            waits.leave(&(PageIndex(pages.start)..PageIndex(pages.end)), now, |nanos| ended.push(nanos));
+            ended.clone()
+        };
+        assert_eq!(leave(0..9, 5), []);
+        for (page, since) in [(1, 10), (2, 20), (2, 30), (5, 40)] {
+            waits.join(PageIndex(page), since);
+        }
+        assert_eq!(leave(2..5, 100), [80, 70]);
+        assert_eq!(leave(0..9, 200), [190, 160]);
+        for _ in 0..2 * JOINED_MAX {
+            waits.join(PageIndex(1), 0);
+        }
+        assert_eq!(leave(1..2, 1).len(), JOINED_MAX);
+    }
+}

@@ -1,0 +1,82 @@
+//! Tests: whatever a member of the run has written over the group page, no function on it panics, overflows or goes on
+//! for ever.
+
+use super::inquiry::{Ended, Mute};
+use super::layout::{Field, HEADER_WORDS, PAGES_MAX, SLOT_WORDS};
+use super::tests::{process, setup};
+use super::{Group, SLOTS, Slot};
+use crate::census::Tally;
+use pagetide_swap::Counter;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Numbers at which sums, differences and shifts go wrong, and any others.
+fn harm(random: &mut u64) -> u64 {
+    *random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    let bits = *random >> 20;
+    match *random >> 61 {
+        0 => u64::MAX,
+        1 => i64::MAX as u64,
+        2 => i64::MIN as u64,
+        3 => 1 << (bits % 64),
+        4 => (bits % 1000).wrapping_neg(),
+        5 => bits % 1000,
+        6 => *random ^ bits,
+        _ => bits % 3,
+    }
+}
+
+fn call_all(group: &Group, slot: Slot, number: u64) {
+    let pages = (number as i64).clamp(-PAGES_MAX, PAGES_MAX);
+    let few = pages.unsigned_abs();
+    let _ = (group.knobs(), group.is_swapped_off(), group.off_state(slot), group.is_launcher_dead());
+    let _ = (group.own_pages(), group.shared_pages(), group.unmanaged_pages(), group.stuck(), group.ended());
+    let _ = (group.free(), group.uncharged_left(), group.step(), group.demand(), group.frontier().stamp());
+    let _ = (group.take(pages, pages), group.take_up_to(pages), group.frontier().advance());
+    group.give(pages);
+    group.take_anyway(pages);
+    group.charge_own(few, few);
+    group.charge_shared(few);
+    group.charge_unmanaged(few);
+    let _ = (group.ask(slot, pages), group.ask_resting(slot, few));
+    group.ask_all(slot, few);
+    group.level(slot, few);
+    let inquiry = group.inquire(slot);
+    let _ = (group.is_answered(slot, inquiry), group.has_launcher_answered(inquiry), slot.is_asked(group));
+    slot.answer(inquiry, Some(&Tally::default()));
+    slot.set_mute(Mute::No);
+    let _ = group.may_end(slot);
+    group.note_ended(&Ended { processes: 0, stuck: slot.stuck(), unmanaged: few });
+    let _ = (slot.tenant(), slot.process(), slot.known_as(), slot.stack(), slot.granted(), slot.debt());
+    let _ = (slot.pay_debt(pages), slot.is_resting(), slot.keeps_pool());
+    slot.end_rest(number);
+    slot.set_resting(number.is_multiple_of(2));
+    Counter::ALL.iter().for_each(|&counter| slot.counters().add(counter, number));
+    group.follow_swapoff(slot, |_, state| state);
+    group.change_knobs(|knobs| knobs.max_pool_percent = 30);
+}
+
+#[test]
+fn no_number_in_the_group_page_ends_who_reads_it() {
+    let (_fd, group) = Group::create(setup(1000)).unwrap();
+    let words = group.shared.words(0, HEADER_WORDS + SLOT_WORDS * 8);
+    for seed in 0..3000 {
+        let caught = std::panic::catch_unwind(|| {
+            let mut random = seed;
+            for word in words {
+                word.store(harm(&mut random), Relaxed);
+            }
+            // Some of them are looked at.
+            for index in 0..4 {
+                group.slot(index).set(Field::Taken, 1);
+            }
+            call_all(&group, group.slot(0), harm(&mut random));
+            // Its process is not of this machine, as a rule, so nothing is waited for.
+            group.release([group.slot(1)]);
+            let _ = group.claim(process(7));
+            let tenant = group.slot(2).tenant();
+            group.evict(group.slot(2), tenant);
+            assert_eq!(group.live().filter(|slot| slot.index() >= SLOTS).count(), 0);
+        });
+        assert!(caught.is_ok(), "seed {seed}");
+    }
+}

@@ -1,0 +1,150 @@
+//! Inquiries: before a process ends for want of memory, all others of the run are asked whether anything of theirs can
+//! leave, and all have to answer.
+//!
+//! An inquiry is a number. Who has begun to look after it was made, and has found nothing (or has given what it found),
+//! notes that number in its slot. Whoever cannot answer is told by the launcher, which sees the state of its threads: one
+//! that is stopped, or another program by now. The launcher answers too, when it has looked at all that it counts.
+
+use super::layout::{Field, HEADER_WORDS, Header, PAGES_MAX, SLOT_HEADER_WORDS};
+use super::{Group, Slot};
+use crate::census::{Reason, Tally};
+use std::sync::atomic::{
+    AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+const _: () = assert!(Header::EndedStuck as usize + Reason::ALL.len() <= HEADER_WORDS);
+const _: () = assert!(Field::Stuck as usize + Reason::ALL.len() <= SLOT_HEADER_WORDS);
+
+/// Why a process does not answer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum Mute {
+    /// It does, or may.
+    No = 0,
+    /// It is stopped.
+    Stopped = 1,
+    /// It has no engine any more: an exec made another program of it.
+    Gone = 2,
+}
+
+/// The processes that ended for want of memory, and what could not leave when the last one did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ended {
+    /// How many.
+    pub processes: u64,
+    /// Pages of managed memory, of all processes of the run.
+    pub stuck: Tally,
+    /// Pages that are not managed, of all of them.
+    pub unmanaged: u64,
+}
+
+impl Group {
+    fn word(&self, word: Header) -> &'static AtomicU64 {
+        &self.header[word as usize]
+    }
+
+    /// The last inquiry; 0 if there was none.
+    pub fn inquiry(&self) -> u64 {
+        self.word(Header::Inquiries).load(Acquire)
+    }
+
+    /// Makes an inquiry in the name of `by`. Returns its number.
+    pub fn inquire(&self, by: Slot) -> u64 {
+        let number = self.word(Header::Inquiries).fetch_add(1, AcqRel).wrapping_add(1);
+        self.live().filter(|slot| slot.index != by.index).for_each(|slot| slot.ring());
+        number
+    }
+
+    /// Whether all others have answered an inquiry of `by`, or cannot. What is left of the launcher is for the caller.
+    pub fn is_answered(&self, by: Slot, inquiry: u64) -> bool {
+        self.live().filter(|slot| slot.index != by.index).all(|slot| {
+            let mute = slot.get(Field::Mute) != Mute::No as u64;
+            // Without an engine, and nobody there to start one, nothing of it can leave.
+            let may_answer = slot.get(Field::Armed) != 0 || slot.get(Field::Listens) != 0;
+            mute || !may_answer || slot.get(Field::Answered) >= inquiry
+        })
+    }
+
+    /// Whether the launcher has looked since an inquiry was made.
+    pub fn has_launcher_answered(&self, inquiry: u64) -> bool {
+        self.word(Header::LauncherAnswered).load(Acquire) >= inquiry
+    }
+
+    /// The launcher has looked at everything since this inquiry was made.
+    pub fn answer_as_launcher(&self, inquiry: u64) {
+        self.word(Header::LauncherAnswered).store(inquiry, Release);
+    }
+
+    /// Makes `slot` the one process that ends for want of memory. False if another does: what it leaves is to be had soon.
+    pub fn may_end(&self, slot: Slot) -> bool {
+        let word = self.word(Header::Ending);
+        let own = slot.tenant() + 1;
+        let claim = |held: u64| {
+            let lives = |other: Slot| other.get(Field::Taken) != 0 && other.tenant() + 1 == held;
+            (held == 0 || held == own || !self.live().any(lives)).then_some(own)
+        };
+        word.fetch_update(AcqRel, Acquire, claim).is_ok()
+    }
+
+    /// Notes that a process ends, and why.
+    pub fn note_ended(&self, ended: &Ended) {
+        for (nth, &reason) in Reason::ALL.iter().enumerate() {
+            self.header[Header::EndedStuck as usize + nth].store(ended.stuck.get(reason), Relaxed);
+        }
+        self.word(Header::EndedUnmanaged).store(ended.unmanaged, Relaxed);
+        self.word(Header::EndedProcesses).fetch_add(1, Release);
+    }
+
+    /// The processes that ended so.
+    pub fn ended(&self) -> Ended {
+        let at =
+            |nth: usize| self.header[Header::EndedStuck as usize + nth].load(Relaxed).min(PAGES_MAX as u64);
+        Ended {
+            processes: self.word(Header::EndedProcesses).load(Acquire),
+            stuck: Tally::from_counts(std::array::from_fn(at)),
+            unmanaged: self.word(Header::EndedUnmanaged).load(Relaxed).min(PAGES_MAX as u64),
+        }
+    }
+
+    /// What cannot leave of all processes, as their last answers say, and what is not managed.
+    pub fn stuck(&self) -> (Tally, u64) {
+        let mut stuck = Tally::default();
+        let (group, launcher) = self.own_pages();
+        let mut unmanaged = group + launcher + self.shared_pages();
+        for slot in self.live() {
+            let armed = slot.get(Field::Armed) != 0;
+            stuck.add_all(&slot.stuck());
+            unmanaged += slot.get(if armed { Field::Unmanaged } else { Field::Observed });
+        }
+        (stuck, unmanaged)
+    }
+}
+
+impl Slot {
+    /// Notes that the process has looked since an inquiry was made, and what it found that cannot leave.
+    pub fn answer(&self, inquiry: u64, stuck: Option<&Tally>) {
+        if let Some(stuck) = stuck {
+            for (nth, &reason) in Reason::ALL.iter().enumerate() {
+                self.words[Field::Stuck as usize + nth].store(stuck.get(reason), Relaxed);
+            }
+        }
+        self.set(Field::Answered, inquiry);
+    }
+
+    /// What it found at last that cannot leave.
+    pub fn stuck(&self) -> Tally {
+        Tally::from_counts(std::array::from_fn(|nth| {
+            self.words[Field::Stuck as usize + nth].load(Relaxed).min(PAGES_MAX as u64)
+        }))
+    }
+
+    /// Whether it has yet to answer the last inquiry.
+    pub fn is_asked(&self, group: &Group) -> bool {
+        self.get(Field::Answered) < group.inquiry()
+    }
+
+    /// Whether, and why, the process does not answer: the launcher's to say.
+    pub fn set_mute(&self, mute: Mute) {
+        self.set(Field::Mute, mute as u64);
+    }
+}

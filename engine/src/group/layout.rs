@@ -1,0 +1,203 @@
+//! Where each word of the group page lies, and what it may be taken for.
+
+use super::SLOTS;
+use crate::latency;
+use pagetide_swap::Counters;
+use pagetide_swap::frontier::Frontier;
+use pagetide_swap::held::Held;
+
+pub(super) const HEADER_WORDS: usize = 64;
+pub(super) const SLOT_HEADER_WORDS: usize = 60;
+pub(super) const COUNTER_WORDS: usize = 64;
+pub(super) const SLOT_WORDS: usize = 256;
+
+/// More pages, and more bytes of them, than any machine has: what somebody who should not has written over the group page
+/// counts as no more, so that no sum overflows.
+pub(super) const PAGES_MAX: i64 = 1 << 40;
+pub(super) const BYTES_MAX: i64 = PAGES_MAX << 12;
+
+const _: () = assert!(Counters::CELLS <= COUNTER_WORDS);
+const _: () = assert!(SLOT_HEADER_WORDS + COUNTER_WORDS + latency::WORDS <= SLOT_WORDS);
+
+/// A word of the header.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub(super) enum Header {
+    Magic,
+    Version,
+    CapPages,
+    PoolPercent,
+    Switches,
+    Zpool,
+    Reclaim,
+    Readahead,
+    PageCluster,
+    Blocks,
+    LauncherPid,
+    LauncherStart,
+    LauncherNamespace,
+    SwapFd,
+    SwapDevice,
+    SwapInode,
+    /// One more than the trace's descriptor in the launcher; 0 if there is none.
+    TraceFd,
+    Ways,
+    Encrypt,
+    Injection,
+    Free,
+    Demand,
+    /// One more than the highest slot that was ever taken.
+    SlotsSeen,
+    /// Pages of the group page itself, which each process maps and the cap counts once.
+    OwnPages,
+    /// Pages of the launcher itself.
+    LauncherPages,
+    /// Pages of shared memory that processes map, each once.
+    SharedPages,
+    /// Pages that processes without a slot hold.
+    UnmanagedPages,
+    /// How often the swap file went out of use and into use: odd if it is to be used no more.
+    Swapoffs,
+    /// The swap file's [`Frontier`], in several words.
+    Frontier,
+    /// Inquiries so far, and the last that the launcher has answered: see [`inquiry`].
+    Inquiries = Self::Frontier as usize + Frontier::WORDS,
+    LauncherAnswered,
+    /// One more than the tenant that ends for want of memory.
+    Ending,
+    /// How many have, and what was not managed when the last one did.
+    EndedProcesses,
+    EndedUnmanaged,
+    /// The first of the words for what could not leave then, one a [`crate::census::Reason`].
+    EndedStuck,
+}
+
+/// A word of a slot.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(usize)]
+pub enum Field {
+    /// 0 free, 1 taken.
+    Taken,
+    /// How many processes have had it.
+    Tenancy,
+    /// The process.
+    Pid,
+    /// When it started (0: not known yet, a fork is under way).
+    StartTime,
+    /// Pages that it may use.
+    Grant,
+    /// Pages that it is asked to give back.
+    Asked,
+    /// Counts up when there is something for its control thread to do; waited on as a futex.
+    Bell,
+    /// Whether its engine runs.
+    Armed,
+    /// Pages in the program, as the engine counts them (or handed out, before it runs).
+    Resident,
+    /// Pages in frames.
+    Frames,
+    /// Pages of the pool.
+    Pool,
+    /// Pages of the engine's own data.
+    Metadata,
+    /// Pages that are not managed, as last sampled.
+    Unmanaged,
+    /// Pages at a place.
+    Swapped,
+    /// Blocks held on the device.
+    Disk,
+    /// Pages stored in the pool.
+    StoredPages,
+    /// Bytes of their payload.
+    StoredBytes,
+    /// Of those pages, the ones that are stored as they are.
+    StoredRaw,
+    /// Pages out of the program that are one repeated word.
+    SameFilled,
+    /// Pages of the pool that would be free if its entries lay together.
+    Loose,
+    /// What the launcher last saw in `/proc`: anonymous and page-table pages.
+    Observed,
+    /// Faults that wait for room or for the device just now.
+    Stalled,
+    /// Pages on probation.
+    Cached,
+    /// Pool pages shared by fork that the process and its heirs hold.
+    Frozen,
+    /// The time that its program loses to pages which come back, in millionths of all time.
+    Pressure,
+    /// Pages that the launcher has taken in the process's name, beside its grant (it was seen to hold them before its
+    /// engine ran, which makes them part of the grant), less those that it has given back (they were not touched).
+    Added,
+    /// Whether a thread of the process waits for its bell: others may ask it for pages.
+    Listens,
+    /// Pages that others may ask for, as the engine knows.
+    Spare,
+    /// Its pid namespace; 0 if not known.
+    Namespace,
+    /// The pid by which the launcher knows it; 0 before it has looked.
+    KnownAs,
+    /// How far its engine is with swapoff, and with which: see [`super::OffState`].
+    Swapoff,
+    /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If they
+    /// are, the launcher sees it at its next look. 0 once the engine runs.
+    Spared,
+    /// How often the process was told to rest and to go on: odd while its faults are to wait (see [`super::Slot::set_resting`]).
+    Rest,
+    /// How often it was told so since it rests.
+    RestAgain,
+    /// Where the stack of its program begins; see [`super::Slot::stack`].
+    Stack,
+    /// The last inquiry that it has answered.
+    Answered,
+    /// Why it does not answer: see [`super::Mute`].
+    Mute,
+    /// Pages that the program has locked.
+    Locked,
+    /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
+    Stuck,
+}
+
+impl Field {
+    /// What a word can be taken for.
+    pub(crate) fn bounded(self, value: u64) -> u64 {
+        match self {
+            Self::Taken
+            | Self::Tenancy
+            | Self::Pid
+            | Self::StartTime
+            | Self::Bell
+            | Self::Armed
+            | Self::Listens
+            | Self::Namespace
+            | Self::KnownAs
+            | Self::Swapoff
+            | Self::Rest
+            | Self::RestAgain
+            | Self::Stack
+            | Self::Answered
+            | Self::Mute => value,
+            // The highest bit stands for all.
+            Self::Locked => value & 1 << 63 | (value & !(1 << 63)).min(PAGES_MAX as u64),
+            // These may be less than nothing.
+            Self::Grant | Self::Added => (value as i64).clamp(-PAGES_MAX, PAGES_MAX) as u64,
+            Self::StoredBytes => (value as i64).clamp(0, BYTES_MAX) as u64,
+            _ => (value as i64).clamp(0, PAGES_MAX) as u64,
+        }
+    }
+}
+
+/// Bytes of a group page for a swap file of so many blocks: a 127th of that, of which what was never used takes no memory.
+pub fn bytes_needed(blocks: u64) -> usize {
+    let words = HEADER_WORDS + SLOT_WORDS * (SLOTS + 1);
+    words * 8 + counts_bytes(blocks) + SLOTS * held_words(blocks) * 8
+}
+
+pub(super) fn counts_bytes(blocks: u64) -> usize {
+    (blocks as usize).next_multiple_of(4096)
+}
+
+/// Words of one slot's bitmap, in whole pages: untouched pages of the file take no memory.
+pub(super) fn held_words(blocks: u64) -> usize {
+    Held::words(blocks as usize).next_multiple_of(512)
+}

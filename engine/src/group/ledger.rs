@@ -1,0 +1,116 @@
+//! Who has which part of the cap.
+
+use super::layout::{Field, Header, PAGES_MAX};
+use super::{Group, Slot};
+use pagetide_sys::shared::{futex_wait, futex_wake};
+use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
+use std::time::Duration;
+
+/// The part of the cap that may be handed out without a charge.
+const UNCHARGED_PART: i64 = 8;
+
+impl Group {
+    /// Pages of the group page itself, and of the launcher.
+    pub fn own_pages(&self) -> (u64, u64) {
+        let get = |word: Header| self.header[word as usize].load(Relaxed).min(PAGES_MAX as u64);
+        (get(Header::OwnPages), get(Header::LauncherPages))
+    }
+
+    /// Charges what the group page and the launcher take by now: the launcher's to call.
+    pub fn charge_own(&self, shared: u64, launcher: u64) {
+        for (word, pages) in [(Header::OwnPages, shared), (Header::LauncherPages, launcher)] {
+            let before = self.header[word as usize].swap(pages, Relaxed);
+            self.take_anyway((pages as i64).wrapping_sub(before as i64));
+        }
+    }
+
+    /// Pages of shared memory that processes map, each once. The group page is not among them.
+    pub fn shared_pages(&self) -> u64 {
+        self.header[Header::SharedPages as usize].load(Relaxed).min(PAGES_MAX as u64)
+    }
+
+    /// Charges what the run has of shared memory by now: the launcher's to call, for nobody else sees who shares what.
+    pub fn charge_shared(&self, pages: u64) {
+        let before = self.header[Header::SharedPages as usize].swap(pages, Relaxed);
+        self.take_anyway((pages as i64).wrapping_sub(before as i64));
+    }
+
+    /// Pages that processes without a slot hold.
+    pub fn unmanaged_pages(&self) -> u64 {
+        self.header[Header::UnmanagedPages as usize].load(Relaxed).min(PAGES_MAX as u64)
+    }
+
+    /// Charges what processes without a slot hold by now: the launcher's to call.
+    pub fn charge_unmanaged(&self, pages: u64) {
+        let before = self.header[Header::UnmanagedPages as usize].swap(pages, Relaxed);
+        self.take_anyway((pages as i64).wrapping_sub(before as i64));
+    }
+
+    /// Pages of the cap that nobody was granted. Negative if unmanaged memory grew past it.
+    pub fn free(&self) -> i64 {
+        (self.header[Header::Free as usize].load(Relaxed) as i64).clamp(-PAGES_MAX, PAGES_MAX)
+    }
+
+    /// How many more pages may be handed out that nobody is charged for: what processes without an engine have taken
+    /// and do not touch. An eighth of the cap, should they all touch it at once; of what they had for a while and did not
+    /// touch, or seem to be charged for since, half is counted.
+    pub fn uncharged_left(&self) -> i64 {
+        let without = self.live().filter(|slot| slot.get(Field::Armed) == 0);
+        let uncharged = |slot: Slot| {
+            // What was spared may be charged by now, since it was seen to be touched. So may be what else it holds.
+            let [spared, charged] = [Field::Spared, Field::Added].map(|field| slot.get(field) as i64);
+            (spared - charged.max(0)).max(spared / 2) + slot.debt() / 2
+        };
+        let uncharged: i64 = without.map(uncharged).sum();
+        self.setup.cap_pages as i64 / UNCHARGED_PART - uncharged
+    }
+
+    /// Takes `pages` if at least `reserve` remain.
+    pub fn take(&self, pages: i64, reserve: i64) -> bool {
+        self.header[Header::Free as usize]
+            .fetch_update(AcqRel, Relaxed, |free| {
+                let left = (free as i64).saturating_sub(pages);
+                (left >= reserve).then_some(left as u64)
+            })
+            .is_ok()
+    }
+
+    /// Takes as many of `pages` as there are.
+    pub fn take_up_to(&self, pages: i64) -> i64 {
+        let mut taken = 0;
+        let _ = self.header[Header::Free as usize].fetch_update(AcqRel, Relaxed, |free| {
+            taken = (free as i64).clamp(0, pages.max(0));
+            (taken > 0).then_some((free as i64 - taken) as u64)
+        });
+        taken
+    }
+
+    /// Takes `pages` whatever is left: memory that is in use already.
+    pub fn take_anyway(&self, pages: i64) {
+        self.header[Header::Free as usize].fetch_sub(pages as u64, AcqRel);
+    }
+
+    /// Gives pages back.
+    pub fn give(&self, pages: i64) {
+        self.header[Header::Free as usize].fetch_add(pages as u64, AcqRel);
+        if pages > 0 {
+            self.header[Header::Demand as usize].fetch_add(1, AcqRel);
+            futex_wake(&self.header[Header::Demand as usize]);
+        }
+    }
+
+    /// Pages that are asked of the group at a time: 1/64 of the cap, 1 MiB at most.
+    pub fn step(&self) -> i64 {
+        (self.setup.cap_pages as i64 / 64).min(256)
+    }
+
+    /// A number that changes whenever pages are given back.
+    pub fn demand(&self) -> u32 {
+        self.header[Header::Demand as usize].load(Acquire) as u32
+    }
+
+    /// Waits until pages were given back since `seen`, or `timeout` passed.
+    pub fn wait_free(&self, seen: u32, timeout: Duration) {
+        futex_wait(&self.header[Header::Demand as usize], seen, timeout);
+    }
+}

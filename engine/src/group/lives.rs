@@ -1,0 +1,148 @@
+//! Slots are taken by processes that start, and given back when they have ended.
+
+use super::layout::{COUNTER_WORDS, Field, Header, SLOT_HEADER_WORDS};
+use super::{Group, Slot};
+use crate::latency;
+use crate::recorder;
+use pagetide_swap::Counter;
+use pagetide_sys::handout::{self, Thing};
+use pagetide_sys::procfs::Identity;
+use pagetide_sys::task;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+impl Group {
+    /// Counters and latencies of processes that have died.
+    pub fn dead(&self) -> Slot {
+        Slot { words: self.slot_words(0), index: usize::MAX }
+    }
+
+    /// A process's slot.
+    pub fn slot(&self, index: usize) -> Slot {
+        assert!(index < self.slots);
+        Slot { words: self.slot_words(index + 1), index }
+    }
+
+    /// The slots that are taken.
+    pub fn live(&self) -> impl Iterator<Item = Slot> + '_ {
+        let seen = self.header[Header::SlotsSeen as usize].load(Acquire) as usize;
+        (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
+    }
+
+    /// Does what a launcher does for processes that have died, if it has died itself and this process can tell.
+    /// `swap` is where this process finds the swap file.
+    pub fn sweep(&self, swap: Option<&PathBuf>) {
+        let is_dead = |process: Identity| process.pids().is_ok_and(|pids| pids.is_empty());
+        if self.is_launcher_dead() == Some(true) {
+            let dead = self.live().filter(|slot| slot.get(Field::StartTime) != 0 && is_dead(slot.process()));
+            self.release_when_settled(swap.map_or(Path::new(""), PathBuf::as_path), dead);
+        }
+    }
+
+    /// Whether the launcher is dead; `None` if this process cannot tell.
+    pub fn is_launcher_dead(&self) -> Option<bool> {
+        let (launcher, own) = (self.setup.launcher, Identity::own());
+        // From another namespace, or through the `/proc` of one, the living may be out of sight.
+        let sees = own.namespace == launcher.namespace && own.pid == std::process::id() && own.namespace != 0;
+        sees.then(|| launcher.pids().ok().map(|pids| pids.is_empty()))?
+    }
+
+    /// Takes a slot for a process. `None` if the run has [`super::SLOTS`] processes.
+    pub fn claim(&self, process: Identity) -> Option<Slot> {
+        let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {
+            slot.word(Field::Taken).load(Relaxed) == 0
+                && slot.word(Field::Taken).compare_exchange(0, 2, AcqRel, Relaxed).is_ok()
+        })?;
+        let granted = [Field::Grant as usize, Field::Added as usize];
+        for (index, word) in slot.words.iter().enumerate().skip(Field::Pid as usize) {
+            if !granted.contains(&index) {
+                word.store(0, Relaxed);
+            }
+        }
+        // What the launcher has taken in the name of who had the slot, just when that was released.
+        self.give_granted(slot);
+        slot.word(Field::Tenancy).fetch_add(1, Relaxed);
+        slot.name(process);
+        self.header[Header::SlotsSeen as usize].fetch_max(slot.index as u64 + 1, AcqRel);
+        slot.word(Field::Taken).store(1, Release);
+        Some(slot)
+    }
+
+    /// Gives slots back: their counters go to the dead, their grants to the free, their blocks to the device.
+    pub fn release(&self, slots: impl IntoIterator<Item = Slot>) {
+        let trace = self.trace_path();
+        let noted = slots.into_iter().inspect(|slot| {
+            if let Some(Err(error)) = trace.as_ref().map(|trace| recorder::note_end(trace, slot.tenant())) {
+                task::say(&format!(
+                    "cannot write the trace: {error}; replayed, an ended process lives on (--trace)"
+                ));
+            }
+        });
+        self.release_when_settled(&self.swap_path(), noted);
+    }
+
+    /// Gives a slot back whose process is another program by now, which has not joined, if `tenant` has it still.
+    pub fn evict(&self, slot: Slot, tenant: u64) {
+        // Nobody else gives it back or takes it meanwhile.
+        if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        if slot.tenant() != tenant {
+            return slot.word(Field::Taken).store(1, Release);
+        }
+        if let Some(trace) = self.trace_path() {
+            // Replayed, it lives on if this fails, no more.
+            let _ = recorder::note_end(&trace, tenant);
+        }
+        if !self.held(slot).is_empty() {
+            // As for the dead.
+            let _ = pagetide_device::file::settle(&self.swap_path(), self.setup.swap_identity);
+        }
+        self.give_back(slot);
+    }
+
+    fn release_when_settled(&self, swap: &Path, slots: impl IntoIterator<Item = Slot>) {
+        let slots: Vec<_> = slots.into_iter().collect();
+        if slots.iter().any(|&slot| !self.held(slot).is_empty()) {
+            // A write that is still under way must not come after one of whoever has the block next. What cannot be
+            // waited for has ended by now, as a rule; and whoever reads a wrong block knows by its hash.
+            use pagetide_device::file::{settle, settle_by};
+            let identity = self.setup.swap_identity;
+            if settle(swap, identity).is_err()
+                && let Ok(file) = handout::ask(Thing::SwapFile)
+            {
+                let _ = settle_by(&file, identity);
+            }
+        }
+        slots.into_iter().for_each(|slot| self.release_settled(slot));
+    }
+
+    fn release_settled(&self, slot: Slot) {
+        if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_ok() {
+            self.give_back(slot);
+        }
+    }
+
+    fn give_back(&self, slot: Slot) {
+        let dead = self.dead();
+        for &counter in Counter::ALL {
+            dead.counters().add(counter, slot.counters().get(counter));
+        }
+        let mut sum = [0; latency::WORDS];
+        slot.latency().add_to(&mut sum);
+        let to = &dead.words[SLOT_HEADER_WORDS + COUNTER_WORDS..];
+        for (word, count) in to[..latency::BUCKETS].iter().zip(sum) {
+            word.fetch_add(count, Relaxed);
+        }
+        to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
+        pagetide_swap::blocks::sweep(self.block_counts(), &self.held(slot), &self.frontier());
+        self.give_granted(slot);
+        slot.word(Field::Taken).store(0, Release);
+    }
+
+    /// Gives back all that is taken for a slot. In one step: part of it may be a debt.
+    fn give_granted(&self, slot: Slot) {
+        let [grant, added] = [Field::Grant, Field::Added].map(|field| slot.word(field).swap(0, AcqRel));
+        self.give(grant.wrapping_add(added) as i64);
+    }
+}

@@ -1,0 +1,194 @@
+//! What a run is told at its start, and how its group page is made and opened.
+
+use super::layout::{HEADER_WORDS, Header, PAGES_MAX, bytes_needed};
+use super::{Group, SLOTS};
+use pagetide_swap::Switches;
+use pagetide_sys::procfs::Identity;
+use pagetide_sys::shared::Shared;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
+
+/// The form of the group page.
+pub const VERSION: u64 = 15;
+
+/// What a run is told at its start.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Setup {
+    /// The cap, in pages.
+    pub cap_pages: u64,
+    /// What may change while the run goes on, at its start.
+    pub knobs: Knobs,
+    /// The pool's allocator, as in [`pagetide_swap::Allocator`].
+    pub zpool: u64,
+    /// What decides which clusters leave, as in [`pagetide_swap::Reclaim`].
+    pub reclaim: u64,
+    /// Which neighbours of a page come in with it, as in [`pagetide_swap::Readahead`].
+    pub readahead: u64,
+    /// log2 of the pages that are read from the swap file at once at most.
+    pub page_cluster: u64,
+    /// Blocks of the swap file; 0 for none.
+    pub blocks: u64,
+    /// The launcher.
+    pub launcher: Identity,
+    /// The swap file's descriptor in the launcher.
+    pub swap_fd: u64,
+    /// The device and the number of the swap file there.
+    pub swap_identity: (u64, u64),
+    /// The trace's descriptor in the launcher, if what happens is to be written down.
+    pub trace_fd: Option<u64>,
+    /// Ways that are masked, for tests: see [`crate::ways::Ways`].
+    pub ways: u64,
+    /// Whether the swap file is encrypted: 1 if so.
+    pub encrypt: u64,
+    /// What is to go wrong, for tests: see [`crate::injection::Injection`].
+    pub injection: u64,
+}
+
+/// What may change while a run goes on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Knobs {
+    /// Switches of the pool.
+    pub switches: Switches,
+    /// The most of the cap that the pool may take, in percent.
+    pub max_pool_percent: u64,
+}
+
+/// Why the group page cannot be used.
+#[derive(Debug)]
+pub enum OpenError {
+    /// The system says no.
+    System(std::io::Error),
+    /// It is not a group page, or one of another version of Pagetide.
+    Foreign,
+}
+
+impl std::fmt::Display for OpenError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::System(error) => write!(f, "cannot open the run's group page: {error}"),
+            Self::Foreign => f.write_str("the run's group page is of another version of Pagetide"),
+        }
+    }
+}
+
+impl std::error::Error for OpenError {}
+
+impl Group {
+    /// Creates the group page.
+    pub fn create(setup: Setup) -> Result<(OwnedFd, Self), std::io::Error> {
+        let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks))?;
+        let header = shared.words(0, HEADER_WORDS);
+        let set = |word: Header, value: u64| header[word as usize].store(value, Relaxed);
+        set(Header::Version, VERSION);
+        set(Header::CapPages, setup.cap_pages);
+        set(Header::PoolPercent, setup.knobs.max_pool_percent);
+        set(Header::Switches, setup.knobs.switches.to_bits());
+        set(Header::Zpool, setup.zpool);
+        set(Header::Reclaim, setup.reclaim);
+        set(Header::Readahead, setup.readahead);
+        set(Header::PageCluster, setup.page_cluster);
+        set(Header::Blocks, setup.blocks);
+        set(Header::LauncherPid, setup.launcher.pid.into());
+        set(Header::LauncherStart, setup.launcher.start_time);
+        set(Header::LauncherNamespace, setup.launcher.namespace);
+        set(Header::SwapFd, setup.swap_fd);
+        set(Header::SwapDevice, setup.swap_identity.0);
+        set(Header::SwapInode, setup.swap_identity.1);
+        set(Header::TraceFd, setup.trace_fd.map_or(0, |fd| fd + 1));
+        set(Header::Ways, setup.ways);
+        set(Header::Encrypt, setup.encrypt);
+        set(Header::Injection, setup.injection);
+        set(Header::Free, setup.cap_pages);
+        let this = Self { shared, header, slots: SLOTS, setup };
+        this.frontier().allow(setup.blocks);
+        header[Header::Magic as usize].store(MAGIC, Release);
+        Ok((fd, this))
+    }
+
+    /// Opens a run's group page.
+    pub fn open(path: &Path) -> Result<Self, OpenError> {
+        Self::of(Shared::open(path).map_err(|error| OpenError::System(error.into()))?)
+    }
+
+    /// The group page of which this process was handed a descriptor.
+    pub(crate) fn adopt(page: &OwnedFd) -> Result<Self, OpenError> {
+        Self::of(Shared::adopt(page).map_err(|error| OpenError::System(error.into()))?)
+    }
+
+    /// With another setup than the page has: with what is known for sure.
+    pub(crate) fn corrected(self, correct: impl FnOnce(Setup) -> Setup) -> Self {
+        Self { setup: correct(self.setup), ..self }
+    }
+
+    fn of(shared: Shared) -> Result<Self, OpenError> {
+        if shared.len() < HEADER_WORDS * 8 {
+            return Err(OpenError::Foreign);
+        }
+        let header = shared.words(0, HEADER_WORDS);
+        let get = |word: Header| header[word as usize].load(Acquire);
+        if get(Header::Magic) != MAGIC || get(Header::Version) != VERSION {
+            return Err(OpenError::Foreign);
+        }
+        let setup = Setup {
+            cap_pages: get(Header::CapPages).clamp(1, PAGES_MAX as u64),
+            knobs: Knobs {
+                switches: Switches::from_bits(get(Header::Switches)),
+                max_pool_percent: get(Header::PoolPercent).min(100),
+            },
+            zpool: get(Header::Zpool),
+            reclaim: get(Header::Reclaim),
+            readahead: get(Header::Readahead),
+            page_cluster: get(Header::PageCluster).min(pagetide_swap::config::PAGE_CLUSTER_MAX.into()),
+            blocks: get(Header::Blocks),
+            launcher: Identity {
+                pid: get(Header::LauncherPid) as u32,
+                start_time: get(Header::LauncherStart),
+                namespace: get(Header::LauncherNamespace),
+            },
+            swap_fd: get(Header::SwapFd),
+            swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
+            trace_fd: get(Header::TraceFd).checked_sub(1),
+            ways: get(Header::Ways),
+            encrypt: get(Header::Encrypt),
+            injection: get(Header::Injection),
+        };
+        if setup.blocks > PAGES_MAX as u64 || shared.len() != bytes_needed(setup.blocks) {
+            return Err(OpenError::Foreign);
+        }
+        Ok(Self { shared, header, slots: SLOTS, setup })
+    }
+
+    /// What the run was told at its start.
+    pub fn setup(&self) -> Setup {
+        self.setup
+    }
+
+    /// What may change while the run goes on, as it is now.
+    pub fn knobs(&self) -> Knobs {
+        let get = |word: Header| self.header[word as usize].load(Acquire);
+        Knobs {
+            switches: Switches::from_bits(get(Header::Switches)),
+            max_pool_percent: get(Header::PoolPercent).min(100),
+        }
+    }
+
+    /// Changes that: each process sees it within some hundredths of a second.
+    pub fn change_knobs(&self, mut change: impl FnMut(&mut Knobs)) {
+        let Knobs { max_pool_percent, .. } = self.knobs();
+        let mut percent = max_pool_percent;
+        let switch = |bits: u64| {
+            let mut knobs = Knobs { switches: Switches::from_bits(bits), max_pool_percent };
+            change(&mut knobs);
+            percent = knobs.max_pool_percent;
+            Some(knobs.switches.to_bits())
+        };
+        _ = self.header[Header::Switches as usize].fetch_update(AcqRel, Acquire, switch);
+        if percent != max_pool_percent {
+            self.header[Header::PoolPercent as usize].store(percent, Release);
+        }
+        self.live().for_each(|slot| slot.ring());
+    }
+}

@@ -1,0 +1,157 @@
+//! The part of the group page that one process has.
+
+use super::layout::{COUNTER_WORDS, Field, PAGES_MAX, SLOT_HEADER_WORDS};
+use crate::latency::Latency;
+use pagetide_swap::Counters;
+use pagetide_sys::procfs::Identity;
+use pagetide_sys::shared::{futex_wait, futex_wake};
+use std::sync::atomic::{
+    AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+use std::time::Duration;
+
+/// A handle on one process's slot.
+#[derive(Clone, Copy, Debug)]
+pub struct Slot {
+    pub(super) words: &'static [AtomicU64],
+    pub(super) index: usize,
+}
+
+impl Slot {
+    /// The slot's number.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// The process's number in a trace: a slot serves one after the other.
+    pub fn tenant(&self) -> u64 {
+        (self.index as u64) << 32 | self.get(Field::Tenancy) & u64::from(u32::MAX)
+    }
+
+    /// A word of it.
+    pub fn word(&self, field: Field) -> &'static AtomicU64 {
+        &self.words[field as usize]
+    }
+
+    /// A word's value. Every process of the run can write there: numbers of pages are within what can be.
+    pub fn get(&self, field: Field) -> u64 {
+        field.bounded(self.word(field).load(Acquire))
+    }
+
+    /// Sets a word.
+    pub fn set(&self, field: Field, value: u64) {
+        self.word(field).store(value, Release);
+    }
+
+    /// Says whose it is.
+    pub fn name(&self, process: Identity) {
+        // The start time last: whoever sees it may go by the name.
+        self.set(Field::Namespace, process.namespace);
+        self.set(Field::Pid, process.pid.into());
+        self.set(Field::StartTime, process.start_time);
+    }
+
+    /// Whose it is.
+    pub fn process(&self) -> Identity {
+        let start_time = self.get(Field::StartTime);
+        Identity { pid: self.get(Field::Pid) as u32, start_time, namespace: self.get(Field::Namespace) }
+    }
+
+    /// The pid by which the launcher knows the process, once it has looked; by which the process knows itself, before.
+    pub fn known_as(&self) -> u64 {
+        match self.get(Field::KnownAs) {
+            0 => self.get(Field::Pid),
+            pid => pid,
+        }
+    }
+
+    /// Where the stack of the process's program begins, by which that is told from the next one, which the process may call
+    /// by exec; 0 if not known.
+    pub fn stack(&self) -> u64 {
+        self.get(Field::Stack)
+    }
+
+    /// Says where it begins.
+    pub fn set_stack(&self, address: u64) {
+        self.set(Field::Stack, address);
+    }
+
+    /// Says that a thread of the process waits for its bell.
+    pub fn listen(&self) {
+        self.set(Field::Listens, 1);
+    }
+
+    /// Pages that are taken for it.
+    pub fn granted(&self) -> i64 {
+        self.get(Field::Grant).wrapping_add(self.get(Field::Added)) as i64
+    }
+
+    /// Pages that the launcher has taken back of what the process was granted before it touched them.
+    pub fn debt(&self) -> i64 {
+        (self.get(Field::Added) as i64).min(0).saturating_neg()
+    }
+
+    /// Makes a debt smaller by up to `pages`. Returns by how many.
+    pub fn pay_debt(&self, pages: i64) -> i64 {
+        let mut paid = 0;
+        let _ = self.word(Field::Added).fetch_update(AcqRel, Relaxed, |added| {
+            paid = (added as i64).clamp(-PAGES_MAX, 0).saturating_neg().min(pages);
+            (paid > 0).then_some(added.wrapping_add(paid as u64))
+        });
+        paid
+    }
+
+    /// Whether the process is to rest.
+    pub fn is_resting(&self) -> bool {
+        self.get(Field::Rest) % 2 == 1
+    }
+
+    /// Ends a rest that was ordered by `order`, if it goes on.
+    pub fn end_rest(&self, order: u64) {
+        let _ = self.word(Field::Rest).compare_exchange(order, order.wrapping_add(1), AcqRel, Relaxed);
+    }
+
+    /// Whether the process has only begun to rest: what it has in its pool is small, and dear to bring back from elsewhere.
+    pub fn keeps_pool(&self) -> bool {
+        self.is_resting() && self.get(Field::RestAgain) == 0
+    }
+
+    /// Tells the process to rest (anew, if it does already), or to go on.
+    pub fn set_resting(&self, rests: bool) {
+        let next = |order: u64| match (order % 2 == 1, rests) {
+            (true, true) => Some(order.wrapping_add(2)),
+            (false, false) => None,
+            (true, false) | (false, true) => Some(order.wrapping_add(1)),
+        };
+        if let Ok(order) = self.word(Field::Rest).fetch_update(AcqRel, Acquire, next) {
+            let again = self.word(Field::RestAgain);
+            if order % 2 == 1 {
+                again.fetch_add(1, AcqRel)
+            } else {
+                again.swap(0, AcqRel)
+            };
+            self.ring();
+        }
+    }
+
+    /// The process's counters.
+    pub fn counters(&self) -> Counters {
+        Counters::new(&self.words[SLOT_HEADER_WORDS..SLOT_HEADER_WORDS + COUNTER_WORDS])
+    }
+
+    /// The process's fault latencies.
+    pub fn latency(&self) -> Latency {
+        Latency::new(&self.words[SLOT_HEADER_WORDS + COUNTER_WORDS..])
+    }
+
+    /// Tells the process's control thread that there is something to do.
+    pub fn ring(&self) {
+        self.word(Field::Bell).fetch_add(1, AcqRel);
+        futex_wake(self.word(Field::Bell));
+    }
+
+    /// Waits until the bell rang since it read `seen`, or `timeout` passed.
+    pub fn wait_bell(&self, seen: u64, timeout: Duration) {
+        futex_wait(self.word(Field::Bell), seen as u32, timeout);
+    }
+}

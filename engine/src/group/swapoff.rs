@@ -1,0 +1,67 @@
+//! How far each process of a run is with giving up the swap file.
+
+use super::layout::{Field, Header};
+use super::{Group, Slot};
+use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire};
+
+/// How far a process is with giving up the swap file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u64)]
+pub enum OffState {
+    /// It has not begun.
+    Used = 0,
+    /// It brings back what it has there.
+    Leaving = 1,
+    /// It has nothing there, and writes nothing any more.
+    Off = 2,
+    /// What is left finds no room.
+    NoRoom = 3,
+}
+
+impl OffState {
+    const BITS: u32 = 2;
+
+    const fn from_bits(bits: u64) -> Self {
+        match bits & ((1 << Self::BITS) - 1) {
+            1 => Self::Leaving,
+            2 => Self::Off,
+            3 => Self::NoRoom,
+            _ => Self::Used,
+        }
+    }
+}
+
+impl Group {
+    /// Whether the swap file is to be used no more.
+    pub fn is_swapped_off(&self) -> bool {
+        self.swapoffs() % 2 == 1
+    }
+
+    fn swapoffs(&self) -> u64 {
+        self.header[Header::Swapoffs as usize].load(Acquire)
+    }
+
+    /// Sets whether the swap file is used: each process sees it within some hundredths of a second.
+    pub fn set_swapped_off(&self, off: bool) {
+        let next = |count: u64| (count % 2 != u64::from(off)).then_some(count.wrapping_add(1));
+        let _ = self.header[Header::Swapoffs as usize].fetch_update(AcqRel, Acquire, next);
+        self.live().for_each(|slot| slot.ring());
+    }
+
+    /// How far a process is with what the run was told last.
+    pub fn off_state(&self, slot: Slot) -> OffState {
+        let word = slot.get(Field::Swapoff);
+        if word >> OffState::BITS == self.swapoffs() { OffState::from_bits(word) } else { OffState::Used }
+    }
+
+    /// Has `step` take a process on, if there is more to do, by what it was told last: from a state to the next.
+    pub fn follow_swapoff(&self, slot: Slot, step: impl FnOnce(bool, OffState) -> OffState) {
+        let swapoffs = self.swapoffs();
+        let word = slot.get(Field::Swapoff);
+        let known = word >> OffState::BITS == swapoffs;
+        let state = if known { OffState::from_bits(word) } else { OffState::Used };
+        if !known || state == OffState::Leaving || (state == OffState::Used && swapoffs % 2 == 1) {
+            slot.set(Field::Swapoff, swapoffs << OffState::BITS | step(swapoffs % 2 == 1, state) as u64);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! Tests of the group page.
+
+use super::*;
+use pagetide_swap::{Counter, Switches};
+use pagetide_sys::procfs::Identity;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+use std::sync::atomic::Ordering::AcqRel;
+use std::time::Duration;
+
+pub(super) fn process(pid: u32) -> Identity {
+    Identity { pid, start_time: 1, namespace: 0 }
+}
+
+pub(super) fn setup(blocks: u64) -> Setup {
+    Setup {
+        cap_pages: 1000,
+        knobs: Knobs { switches: Switches::default(), max_pool_percent: 50 },
+        zpool: 0,
+        reclaim: 0,
+        readahead: 0,
+        page_cluster: 9,
+        blocks,
+        launcher: Identity::own(),
+        swap_fd: 2,
+        swap_identity: (3, 4),
+        trace_fd: Some(0),
+        ways: 0,
+        encrypt: 1,
+        injection: 0,
+    }
+}
+
+#[test]
+fn a_second_process_sees_what_the_first_set_up() {
+    let (fd, group) = Group::create(setup(10_000)).unwrap();
+    let other = Group::open(Path::new(&format!("/proc/self/fd/{}", fd.as_raw_fd()))).unwrap();
+    assert_eq!(other.setup(), group.setup());
+    other.change_knobs(|knobs| {
+        knobs.switches.enabled = false;
+        knobs.max_pool_percent = 30;
+    });
+    let knobs = Knobs { switches: Switches { enabled: false, ..Switches::default() }, max_pool_percent: 30 };
+    assert_eq!(group.knobs(), knobs);
+    assert!(other.take(900, 50) && !other.take(60, 50));
+    assert_eq!(group.free(), 100);
+    assert_eq!(group.take_up_to(200), 100);
+    group.give(1000);
+    assert_eq!(other.free(), 1000);
+}
+
+#[test]
+fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
+    let (_fd, group) = Group::create(setup(128)).unwrap();
+    let slot = group.claim(process(7)).unwrap();
+    assert!(group.take(300, 0));
+    slot.set(Field::Grant, 300);
+    slot.counters().add(Counter::pswpin, 5);
+    slot.latency().record(Duration::from_micros(3));
+    let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(slot), group.frontier());
+    blocks.allocate(100).unwrap();
+    assert_eq!(group.live().count(), 1);
+    group.release([slot]);
+    group.release([slot]);
+    assert_eq!((group.live().count(), group.free()), (0, 1000));
+    assert_eq!(group.dead().counters().get(Counter::pswpin), 5);
+    let next = group.claim(process(9)).unwrap();
+    assert_eq!(next.counters().get(Counter::pswpin), 0);
+    let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(next), group.frontier());
+    assert_eq!(blocks.allocate(200).unwrap().length, 128);
+}
+
+#[test]
+fn the_richest_is_asked_for_what_exceeds_its_share() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [rich, poor, deaf] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
+    [rich, poor].iter().for_each(Slot::listen);
+    deaf.set(Field::Grant, 950);
+    rich.set(Field::Grant, 900);
+    poor.set(Field::Grant, 100);
+    for _ in 0..2 {
+        group.ask(poor, 1000);
+        assert_eq!(
+            [rich, poor, deaf].map(|slot| slot.get(Field::Asked)),
+            [567, 0, 0],
+            "and once for the same"
+        );
+    }
+}
+
+#[test]
+fn in_need_everybody_is_asked_who_has_something_in_memory() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [rich, poor, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(process(pid)).unwrap());
+    for (slot, spare) in [(rich, 20), (poor, 400), (needy, 400)] {
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Spare, spare);
+        slot.listen();
+    }
+    rich.set(Field::Grant, 900);
+    asleep.set(Field::Grant, 150);
+    asleep.listen();
+    for _ in 0..2 {
+        group.ask_all(needy, 200);
+        assert_eq!([rich, poor, needy, asleep].map(|slot| slot.get(Field::Asked)), [20, 200, 0, 150]);
+    }
+}
+
+#[test]
+fn memory_goes_to_those_under_pressure() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [calm, busy, needy, deaf, asleep] = [1, 2, 3, 4, 5].map(|pid| group.claim(process(pid)).unwrap());
+    for (slot, pressure) in [(calm, 5_000), (busy, 90_000), (needy, 100_000)] {
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Spare, 100);
+        slot.set(Field::Pressure, pressure);
+        slot.listen();
+    }
+    deaf.set(Field::Grant, 100);
+    asleep.set(Field::Grant, 100);
+    let asked = || [calm, busy, needy, deaf, asleep].map(|slot| slot.get(Field::Asked));
+    group.level(needy, 200);
+    assert_eq!(asked(), [100, 0, 0, 0, 0]);
+    group.level(needy, 200);
+    assert_eq!(asked(), [100, 0, 0, 0, 0], "asked once, and the next is under pressure itself");
+    asleep.listen();
+    group.level(needy, 200);
+    assert_eq!(asked(), [100, 0, 0, 0, 100], "who has no engine yet loses nothing");
+    [calm, asleep].iter().for_each(|slot| slot.set(Field::Asked, 0));
+    needy.set(Field::Pressure, 9_000);
+    calm.set(Field::Pressure, 0);
+    group.level(needy, 200);
+    assert_eq!(asked(), [0; 5], "too little is lost");
+}
+
+#[test]
+fn who_rests_is_asked_first_and_keeps_its_pool_for_a_while() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [needy, rests, works] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
+    for slot in [rests, works] {
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Resident, RESIDENT_MIN as u64 + 30);
+        slot.set(Field::Spare, 100);
+        slot.listen();
+    }
+    let asked = || [rests, works].map(|slot| slot.get(Field::Asked));
+    assert!(!group.ask_resting(needy, 50));
+    rests.set_resting(true);
+    assert!(rests.is_resting() && rests.keeps_pool());
+    assert!(group.ask_resting(needy, 50) && !group.ask_resting(needy, 50));
+    assert_eq!(asked(), [30, 0], "what it has in the program");
+    rests.set_resting(true);
+    assert!(rests.is_resting() && !rests.keeps_pool(), "it was told again");
+    assert!(group.ask_resting(needy, 50) && group.ask_resting(needy, 50) && !group.ask_resting(needy, 50));
+    assert_eq!(asked(), [100, 0]);
+    rests.set_resting(false);
+    rests.set_resting(false);
+    assert!(!rests.is_resting());
+    rests.set_resting(true);
+    assert!(rests.keeps_pool());
+    group.ask_all(needy, 10);
+    assert!(!rests.is_resting(), "where nothing is left nobody rests");
+    assert_eq!(asked(), [100, 10]);
+}
+
+#[test]
+fn the_group_page_the_launcher_and_shared_memory_are_charged_once_and_as_they_change() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    group.charge_own(50, 20);
+    assert_eq!(group.free(), 930);
+    group.charge_own(30, 25);
+    assert_eq!(group.free(), 945);
+    group.charge_shared(25);
+    group.charge_shared(15);
+    assert_eq!((group.shared_pages(), group.free()), (15, 930));
+    let memory = pagetide_sys::procfs::Memory { anonymous: 100, shared: 45, tables: 5 };
+    assert_eq!(memory.charged(), 105, "shared memory is not charged to each process");
+}
+
+#[test]
+fn what_nobody_is_charged_for_is_an_eighth_of_the_cap_at_most() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [spared, trimmed, armed] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
+    assert_eq!(group.uncharged_left(), 125);
+    spared.set(Field::Spared, 50);
+    trimmed.set(Field::Grant, 100);
+    trimmed.set(Field::Added, -40i64 as u64);
+    for field in [Field::Armed, Field::Spared] {
+        armed.set(field, 1);
+    }
+    assert_eq!(group.uncharged_left(), 125 - 50 - 40 / 2, "what long nobody touched counts half");
+    assert_eq!((trimmed.debt(), trimmed.granted()), (40, 60));
+    assert_eq!(trimmed.pay_debt(30), 30);
+    assert_eq!(trimmed.pay_debt(30), 10, "no more than it owes");
+    assert_eq!((trimmed.debt(), trimmed.pay_debt(30), trimmed.granted()), (0, 0, 100));
+    trimmed.set(Field::Added, 7);
+    assert_eq!((trimmed.debt(), trimmed.pay_debt(30), trimmed.granted()), (0, 0, 107), "seen to hold more");
+    assert_eq!(group.uncharged_left(), 125 - 50);
+    spared.set(Field::Added, 20);
+    assert_eq!(group.uncharged_left(), 125 - 30, "touched, and charged since");
+    spared.set(Field::Added, 1000);
+    assert_eq!(group.uncharged_left(), 125 - 25, "of which most is something else");
+}
+
+#[test]
+fn what_was_taken_for_one_that_was_just_gone_comes_back() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let slot = group.claim(process(1)).unwrap();
+    group.release([slot]);
+    // The launcher had looked just before.
+    group.take_anyway(30);
+    slot.word(Field::Added).fetch_add(30, AcqRel);
+    let next = group.claim(process(2)).unwrap();
+    assert_eq!((next.index(), next.granted(), group.free()), (slot.index(), 0, 1000));
+    // And a debt is no gain.
+    next.set(Field::Grant, 100);
+    next.set(Field::Added, -60i64 as u64);
+    group.take_anyway(40);
+    group.release([next]);
+    assert_eq!(group.free(), 1000);
+}

@@ -1,0 +1,54 @@
+//! The engine starts.
+
+use super::{Generation, Process, lock};
+use crate::runtime::{Beginning, Heritage, Runtime};
+use pagetide_sys::task;
+use pagetide_sys::task::SignalsBlocked;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Process {
+    /// Starts the engine, and waits until it runs. Not for a child of `vfork`: threads that it starts are its own, and end
+    /// with it. The process does so itself when it charges next.
+    pub fn arm(&'static self) {
+        self.arm_with(Heritage::None);
+    }
+
+    pub(super) fn arm_with(&'static self, heritage: Heritage) {
+        let _signals = SignalsBlocked::new();
+        let generation = self.generation();
+        if !self.is_current() || generation.has_started() {
+            return;
+        }
+        if !generation.starting.swap(true, Relaxed) {
+            self.start(generation, heritage);
+        }
+        generation.wait_started();
+    }
+
+    pub(super) fn start(&'static self, generation: &'static Generation, heritage: Heritage) {
+        let beginning = Beginning {
+            group: self.group,
+            slot: generation.slot,
+            heritage,
+            open: self.open,
+            pins: Arc::clone(&self.pins),
+            layout: Arc::clone(&generation.layout),
+            stop: Box::new(move || {
+                // Mapping calls under way end first; new ones wait until the engine has the regions.
+                generation.assembling.store(true, Relaxed);
+                generation.phase.freeze(task::tid());
+                std::mem::take(&mut *lock(&generation.early))
+            }),
+            ended: Box::new(move |started| {
+                generation.note_start(started);
+                if generation.assembling.load(Relaxed) {
+                    generation.phase.thaw();
+                }
+            }),
+        };
+        if let Err(error) = Runtime::start(beginning) {
+            generation.note_start(Err(error));
+        }
+    }
+}

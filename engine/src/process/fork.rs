@@ -1,0 +1,192 @@
+//! Forks: the parent hands its pages on, and the child begins anew.
+
+use super::{GENERATIONS, Generation, Process, lock};
+use crate::engine::{Progress, Workspace};
+use crate::group::{Field, Slot};
+use crate::runtime::{Heritage, Runtime};
+use pagetide_swap::Counter;
+use pagetide_sys::procfs::Identity;
+use pagetide_sys::task::SignalsBlocked;
+use pagetide_sys::{guest, task};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Pages that processes without an engine leave to others: 16 MiB.
+pub(super) const ASLEEP_RESERVE: i64 = 4096;
+
+impl Process {
+    /// Before a fork, in the parent: makes room for a second process, takes a slot for it, and stops the
+    /// engine. What the forking thread touches from here to the fork is served all the same.
+    pub fn before_fork(&'static self) {
+        let slot = self.group.claim(Identity::UNKNOWN);
+        let own = self.generation().slot;
+        let [handed_out, added] = [Field::Grant, Field::Added].map(|field| own.get(field));
+        let grant = handed_out.wrapping_add(added) as i64;
+        if self.runtime().is_none()
+            && let Some(slot) = slot
+        {
+            // The child may come to write all that the parent has. A small one is let pass: it execs, or
+            // its own engine starts as soon as it grows.
+            let small = grant <= 8 * self.group.step();
+            if small {
+                self.group.take_anyway(grant);
+            }
+            if small || self.group.take(grant, 0) {
+                slot.set(Field::Grant, handed_out);
+                slot.set(Field::Added, added);
+                slot.set(Field::Spared, own.get(Field::Spared));
+            } else {
+                self.arm();
+            }
+        }
+        let generation = self.generation();
+        let signals = SignalsBlocked::new();
+        generation.phase.freeze(task::tid());
+        if let Some(runtime) = self.runtime() {
+            runtime.pause.freeze(task::tid());
+            let engine = runtime.engine();
+            engine.hold_waiting(true);
+            runtime.errand(move |runtime| {
+                if let Some(slot) = slot {
+                    make_room(runtime, slot, &mut Workspace::default());
+                }
+            });
+            // Nothing is taken out from here to the fork.
+            runtime.pause.serving(|| {
+                // Of threads that have locks which the fork itself needs.
+                runtime.errand(|runtime| {
+                    runtime.engine().end_rest();
+                    runtime.engine().answer_waiting(&mut Workspace::default());
+                });
+            });
+            engine.swap().counters().add(Counter::forks, 1);
+        }
+        generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
+        *lock(&generation.signals) = Some(signals);
+    }
+
+    /// The last step of ours before a fork. What the C library touches after it (its configuration of names, for
+    /// one) is brought in all the same, and whoever does so has done with everything when the thread goes on.
+    pub fn settle_before_fork(&self) {
+        let generation = self.generation();
+        let Some(runtime) = self.runtime() else { return };
+        runtime.errand(|runtime| {
+            let mut work = Workspace::default();
+            while !runtime.engine().drain(&mut work) {
+                std::thread::yield_now();
+            }
+        });
+        runtime.answer_last(true);
+        // Whoever answered our last fault may still be about to say so in the table.
+        runtime.pause.settle();
+        if let Some(index) = generation.forking.load(Relaxed).checked_sub(1) {
+            let slot = self.group.slot(index);
+            runtime.share_pool(slot);
+            runtime.engine().swap().blocks().share_with(&self.group.held(slot));
+        }
+    }
+
+    /// After a fork, in the parent. Returns the child's slot.
+    pub fn after_fork_in_parent(&self) -> Option<usize> {
+        let generation = self.generation();
+        let child = generation.forking.swap(0, Relaxed).checked_sub(1);
+        if let Some(runtime) = self.runtime() {
+            runtime.answer_last(false);
+            runtime.engine().hold_waiting(false);
+            runtime.pause.thaw();
+            runtime.kick();
+        }
+        generation.phase.thaw();
+        drop(lock(&generation.signals).take());
+        child
+    }
+
+    /// There was no fork after all: what was set aside for the child is free again.
+    pub fn fork_failed(&self, child: usize) {
+        let _signals = SignalsBlocked::new();
+        // One that has a name was given up by the launcher meanwhile, and is another's.
+        self.group.release(Some(self.group.slot(child)).filter(|slot| slot.get(Field::Pid) == 0));
+        if let Some(runtime) = self.runtime() {
+            runtime.kick();
+        }
+    }
+
+    /// After a fork, in the child: takes its slot and starts an engine of its own, if the parent had one.
+    pub fn after_fork_in_child(&'static self) {
+        guest::forget_all();
+        pagetide_sys::buffer::forget_all();
+        let parent = self.generation();
+        let _signals = lock(&parent.signals).take();
+        let engine = parent.runtime.get().copied();
+        let next = self.current.load(Relaxed) + 1;
+        let slot = parent.forking.load(Relaxed).checked_sub(1).map(|index| self.group.slot(index));
+        let (Some(slot), true) = (slot, next < GENERATIONS) else {
+            // Without a slot nobody counts this process. One that has nothing out may go on.
+            parent.phase.thaw();
+            if engine.is_some() {
+                task::say("too many processes in this run: a forked child cannot go on");
+                task::kill_self();
+            }
+            return;
+        };
+        slot.set_stack(parent.slot.stack());
+        slot.name(Identity::own());
+        // Nobody held these locks: the fork froze whoever takes them.
+        let regions = match engine {
+            Some(engine) => {
+                let mut regions = engine.engine().regions.write().unwrap_or_else(PoisonError::into_inner);
+                std::mem::take(&mut *regions)
+            }
+            None => lock(&parent.early).inherited(),
+        };
+        let unspent = parent.unspent.load(Relaxed);
+        let _ = self.generations[next].set(Box::new(Generation::new(slot, regions, unspent)));
+        self.current.store(next, Relaxed);
+        if let Some(engine) = engine {
+            self.arm_with(Heritage::Forked(engine));
+            if self.runtime().is_none() {
+                // Pages that are out of the program could not come back.
+                task::kill_self();
+            }
+        } else if parent.watched.load(Relaxed) {
+            self.post_sentry();
+        }
+    }
+}
+
+/// Evicts until what is in the program fits twice.
+fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
+    let (engine, group) = (runtime.engine(), runtime.group());
+    let mut stuck = 0;
+    loop {
+        let usage = engine.usage();
+        let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
+        let missing = needed - group.free() - engine.budget().free().max(0);
+        if missing <= 0 || stuck > 64 {
+            // Taken from our own first: what we freed above is in our budget.
+            let own = engine.budget().free().clamp(0, needed);
+            engine.budget().take(own);
+            runtime.slot().word(Field::Grant).fetch_sub(own as u64, Relaxed);
+            group.take_anyway(needed - own);
+            // Our engine may have started since the child was granted what it would have needed without.
+            let added = child.word(Field::Added).swap(0, Relaxed);
+            let grant = child.word(Field::Grant).swap(needed as u64, Relaxed);
+            group.give(grant.wrapping_add(added) as i64);
+            // Before it runs anything else it starts its engine: what it shares with us is not to be charged
+            // again meanwhile.
+            child.set(Field::Armed, 1);
+            return;
+        }
+        group.ask(runtime.slot(), missing);
+        match engine.reclaim(work) {
+            Progress::Freed(_) => stuck = 0,
+            // Its completions go on while all else is frozen.
+            Progress::Waits => std::thread::sleep(Duration::from_millis(1)),
+            _ => {
+                stuck += 1;
+                std::thread::yield_now();
+            }
+        }
+    }
+}

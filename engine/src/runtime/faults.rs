@@ -1,0 +1,75 @@
+//! Threads that answer faults, and the one that ends requests to the device.
+
+use super::{Runtime, clock};
+use crate::engine::Workspace;
+use crate::injection::Fault;
+use crate::readers::Reader;
+use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::task;
+use std::sync::atomic::Ordering::Relaxed;
+
+impl Runtime {
+    pub(super) fn serve_faults(&self, number: usize) {
+        let mut work = Workspace::default();
+        let mut reader = Reader::new(&self.readers, number);
+        loop {
+            reader.take_seat();
+            match self.engine.memory().kernel().wait() {
+                Ok(Some(fault)) => {
+                    let since = clock();
+                    self.injection.strike(Fault::StallFault, Fault::PanicFault);
+                    let page = PageIndex::of_address(fault.address);
+                    let kernel = self.engine.memory().kernel();
+                    if let Some(processor) = reader.note(fault.tid) {
+                        // Woken in vain it faults again at once, over there.
+                        task::wake_at(fault.tid, processor, || kernel.wake(page.address(), PAGE_SIZE));
+                        kernel.catch_up();
+                        self.engine.waited(since);
+                        continue;
+                    }
+                    self.engine.saw(fault.tid, since);
+                    if self.engine.is_unsharing(fault.tid) {
+                        // Frozen or not: that thread's work is what a freeze waits for.
+                        self.pause.begin_completion();
+                        self.engine.fault(page, fault.write, since, &mut work);
+                        self.pause.end_completion();
+                    } else if self.rests() {
+                        self.engine.rest(page, fault.write);
+                    } else if self.pause.try_work(fault.tid) {
+                        self.engine.fault(page, fault.write, since, &mut work);
+                        self.pause.end_work();
+                    } else {
+                        self.engine.park(page, fault.write, since);
+                    }
+                    self.faults.fetch_add(1, Relaxed);
+                    if self.engine.is_short() {
+                        self.kick.if_sleeping();
+                    }
+                    kernel.catch_up();
+                }
+                Ok(None) => {}
+                Err(error) if error.raw_os_error() == 4 || error.raw_os_error() == 11 => {}
+                // The descriptor is gone: nothing can be answered any more, which no code of ours does.
+                Err(error) => {
+                    task::say(&format!("reading faults failed: {}", std::io::Error::from(error)));
+                    task::kill_self();
+                }
+            }
+        }
+    }
+
+    pub(super) fn complete_io(&self) {
+        let mut work = Workspace::default();
+        let mut done = Vec::new();
+        let device = self.engine.device().expect("the thread is started for a device");
+        loop {
+            device.wait(&mut done);
+            self.injection.strike(Fault::StallIo, Fault::PanicIo);
+            self.pause.begin_completion();
+            self.engine.complete(&mut done, &mut work);
+            self.pause.end_completion();
+            self.kick.if_sleeping();
+            self.engine.memory().kernel().catch_up();
+        }
+    }
+}

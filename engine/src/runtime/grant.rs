@@ -1,0 +1,118 @@
+//! What this process has of the cap, and gives back.
+
+use super::{Runtime, clock};
+use crate::group::{Field, RESIDENT_MIN};
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::time::Duration;
+
+/// What a process may have in memory whatever the others have, as [`RESIDENT_MIN`], when those had time to give some.
+pub(super) const RESIDENT_FLOOR: i64 = 512;
+
+/// How long memory that a resting process gives is waited for: about what it takes to store a cluster.
+const RELIEF: Duration = Duration::from_millis(2);
+
+/// Nanoseconds until it is asked for again, where none came.
+const RELIEF_AGAIN: u64 = 20_000_000;
+
+impl Runtime {
+    /// What others asked for.
+    pub(super) fn asked(&self) -> i64 {
+        if self.lifted.load(SeqCst) { 0 } else { self.slot.get(Field::Asked) as i64 }
+    }
+
+    /// How much should be free.
+    pub(super) fn target(&self) -> i64 {
+        self.engine.limits().high + self.asked()
+    }
+
+    /// Whether no other process of the run has an engine: nobody else wants the processors.
+    pub(super) fn is_alone(&self) -> bool {
+        self.group.live().all(|slot| slot.index() == self.slot.index() || slot.get(Field::Armed) == 0)
+    }
+
+    /// Takes what the group has to spare: no more than it needs, where others have asked for some. Returns how many pages.
+    pub(super) fn borrow(&self) -> usize {
+        let limits = self.engine.limits();
+        let (goal, step) = if self.asked() > 0 { (limits.low, 0) } else { (limits.high, self.group.step()) };
+        let wanted = goal - self.engine.budget().free();
+        if wanted <= 0 {
+            return 0;
+        }
+        let taken = self.group.take_up_to(wanted.max(step));
+        if taken > 0 {
+            self.slot.word(Field::Grant).fetch_add(taken as u64, SeqCst);
+            self.engine.budget().give(taken);
+        }
+        taken as usize
+    }
+
+    /// Takes memory that a process which rests gives, in place of its own. Returns how many pages.
+    pub(super) fn relief(&self) -> usize {
+        if self.asked() > 0 || self.engine.is_hastened() || self.slot.is_resting() {
+            return 0;
+        }
+        let seen = self.group.demand();
+        if clock() < self.relief_after.load(Relaxed)
+            || !self.group.ask_resting(self.slot, self.group.step() as u64)
+        {
+            return 0;
+        }
+        self.group.wait_free(seen, RELIEF);
+        let pages = self.borrow();
+        if pages == 0 {
+            // It is slow, or has none after all.
+            self.relief_after.store(clock() + RELIEF_AGAIN, Relaxed);
+        }
+        pages
+    }
+
+    /// Makes what the launcher took in our name part of the grant.
+    pub(super) fn absorb(&self) {
+        let added = Field::Added.bounded(self.slot.word(Field::Added).swap(0, SeqCst));
+        if added != 0 {
+            self.slot.word(Field::Grant).fetch_add(added, SeqCst);
+            self.engine.budget().give(added as i64);
+        }
+    }
+
+    /// Gives what others asked for.
+    pub(super) fn give_back(&self) {
+        let asked = self.asked();
+        let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
+        if asked > 0 && spare > 0 {
+            self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
+            self.return_grant(spare);
+        }
+    }
+
+    pub(super) fn return_grant(&self, pages: i64) {
+        self.engine.budget().take(pages);
+        self.slot.word(Field::Grant).fetch_sub(pages as u64, SeqCst);
+        self.group.give(pages);
+    }
+
+    /// Gives back what is free beyond what is needed soon, where others may need it.
+    pub(super) fn return_surplus(&self) {
+        let step = if self.group.free() < self.group.step() { 0 } else { self.group.step() };
+        let surplus = self.engine.budget().free() - 2 * self.engine.limits().high - step;
+        if surplus > step && !self.lifted.load(SeqCst) && self.group.live().nth(1).is_some() {
+            self.return_grant(surplus);
+        }
+    }
+
+    /// Says what the program loses, and takes memory from those who lose far less.
+    pub(super) fn level(&self, lost: u64, time: u64) {
+        let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
+        self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
+        if self.group.free() < self.group.step() {
+            self.group.level(self.slot, self.engine.limits().high as u64);
+        }
+    }
+
+    /// Pages that others may ask for.
+    pub(super) fn spare(&self) -> i64 {
+        let usage = self.engine.usage();
+        let pool = if self.engine.can_write() { usage.pool } else { 0 };
+        (usage.resident + usage.frames - RESIDENT_MIN).max(0) + pool
+    }
+}

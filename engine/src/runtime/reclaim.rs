@@ -1,0 +1,183 @@
+//! The thread that takes pages out while the budget runs low.
+
+use super::starving::{Fruitless, Starving};
+use super::{Runtime, clock};
+use crate::engine::{Progress, Workspace};
+use crate::group::{Field, RESIDENT_MIN};
+use crate::injection::Fault;
+use crate::readers::Place;
+use pagetide_sys::task;
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::time::{Duration, Instant};
+
+/// A rest that nobody ends is over after this time.
+const REST_MAX: Duration = Duration::from_secs(4);
+
+/// Reclaim sleeps when no fault has come for this long.
+const SPIN_IDLE: Duration = Duration::from_millis(1);
+
+/// Whether the thread that reclaims may stay awake without work: not where others want its processor.
+#[derive(Debug, Default)]
+pub(super) struct Vigil {
+    /// When it may try again, and how long it waits then after the next failure; nanoseconds.
+    pub(super) after: u64,
+    pub(super) ban: u64,
+}
+
+impl Vigil {
+    const BAN_MIN: u64 = 500_000_000;
+    const BAN_MAX: u64 = 32_000_000_000;
+    /// The part of the time that it wants to run and does not, above which others want to.
+    const WAITS_MAX: f64 = 0.15;
+
+    pub(super) fn judge(&mut self, spun: bool, waits: f64, now: u64) -> bool {
+        if spun && waits > Self::WAITS_MAX {
+            self.ban = (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX);
+            self.after = now + self.ban;
+        } else if spun {
+            self.ban /= 2;
+        }
+        now >= self.after
+    }
+}
+
+impl Runtime {
+    pub(super) fn reclaim(&self) {
+        let mut work = Workspace::default();
+        let mut fruitless = Fruitless::default();
+        let mut starving = Starving::default();
+        self.reclaimer.store(task::tid(), Relaxed);
+        let mut place = Place::Anywhere;
+        loop {
+            self.readers.settle(&mut place, self.readers.elsewhere());
+            if !self.engine.is_short() && self.is_inquired() {
+                self.answer(&mut work);
+                continue;
+            }
+            if !self.engine.is_short() && self.asked() == 0 {
+                if !self.spin() {
+                    self.kick.wait(Duration::from_millis(100));
+                }
+                fruitless = Fruitless::default();
+                continue;
+            }
+            self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
+            self.pause.begin_work();
+            let start = clock();
+            if start >= self.pins_due.load(Relaxed) {
+                // Before anything is taken out: also what was opened before there was an engine.
+                self.look_for_pins();
+            }
+            if self.borrow() > 0 {
+                self.engine.retry_waiting(&mut work);
+            }
+            let gives_little = self.has_little() && !self.engine.is_short();
+            let progress = if gives_little && self.slot.keeps_pool() && self.group.free() >= 0 {
+                // Whoever asked can do with less, or asks all.
+                self.slot.set(Field::Asked, 0);
+                Progress::Freed(0)
+            } else if gives_little {
+                // Others want some: not the little that it runs in, but the pool's.
+                self.engine.reclaim_pool(&mut work)
+            } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
+                match self.relief() {
+                    0 => self.engine.reclaim(&mut work),
+                    pages => Progress::Freed(pages),
+                }
+            } else {
+                Progress::Freed(0)
+            };
+            self.give_back();
+            self.engine.retry_waiting(&mut work);
+            self.worked.fetch_add(clock() - start, Relaxed);
+            self.pause.end_work();
+            if progress == Progress::Waits {
+                // Whoever hears of an end kicks; so does who needs something else.
+                self.kick.wait(Duration::from_millis(5));
+            }
+            // Pages that will not leave come round again and again: a full round of those is no progress.
+            if fruitless.note(progress == Progress::Moved, &self.engine) || progress == Progress::Nothing {
+                self.starved(&mut starving, &mut work);
+            }
+        }
+    }
+
+    /// Whether faults are to wait while other processes get on. Not those that a fork waits for.
+    pub(super) fn rests(&self) -> bool {
+        self.slot.is_resting() && !self.lifted.load(SeqCst) && !self.pause.is_closed()
+    }
+
+    /// Ends a rest when it is over, or when nobody says so for too long. `order` is the last one and when it was seen.
+    pub(super) fn follow_rest(&self, order: &mut (u64, Instant)) {
+        let word = self.slot.get(Field::Rest);
+        if word != order.0 {
+            *order = (word, Instant::now());
+        } else if word % 2 == 1 && order.1.elapsed() > REST_MAX {
+            // Whoever gave it is stopped, or dead.
+            self.slot.end_rest(word);
+        }
+        // A fault that came just as this one ended is found the next time.
+        if !self.rests() && self.engine.end_rest() {
+            self.kick.now();
+        }
+    }
+
+    /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
+    /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
+    fn spin(&self) -> bool {
+        let mut seen = self.faults.load(Relaxed);
+        let mut since = Instant::now();
+        loop {
+            if !self.may_spin.load(Relaxed) {
+                // The processors have other work.
+                return false;
+            }
+            self.spun.store(true, Relaxed);
+            for _ in 0..64 {
+                std::hint::spin_loop();
+            }
+            if self.engine.is_short() || self.asked() > 0 || self.is_inquired() {
+                return true;
+            }
+            let now = Instant::now();
+            let faults = self.faults.load(Relaxed);
+            if faults != seen {
+                (seen, since) = (faults, now);
+            } else if now - since > SPIN_IDLE {
+                return false;
+            }
+        }
+    }
+
+    /// Whether others want memory, and there is less in the program than it may keep in any case.
+    fn has_little(&self) -> bool {
+        let usage = self.engine.usage();
+        self.target() > self.engine.budget().free()
+            && self.asked() > 0
+            && usage.resident + usage.frames <= RESIDENT_MIN
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reclaim_stays_awake_more_and_more_seldom_where_others_want_its_processor() {
+        let mut vigil = Vigil::default();
+        assert!(vigil.judge(false, 1.0, 0));
+        assert!(vigil.judge(true, 0.05, 1));
+        let mut bans = Vec::new();
+        let mut now = 2;
+        for _ in 0..10 {
+            assert!(!vigil.judge(true, 0.5, now));
+            let from = now;
+            while !vigil.judge(false, 0.5, now) {
+                now += Vigil::BAN_MIN / 4;
+            }
+            bans.push((now - from) / Vigil::BAN_MIN);
+        }
+        assert_eq!(bans, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
+        assert!(vigil.judge(true, 0.0, now));
+    }
+}

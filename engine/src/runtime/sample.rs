@@ -1,0 +1,183 @@
+//! What is looked at from time to time: memory that is not managed, times, the pool's share.
+
+use super::{Runtime, clock, lock};
+use crate::group::{Field, Knobs};
+use crate::memory::Memory;
+use crate::ways::Ways;
+use pagetide_swap::PageIndex;
+use pagetide_swap::balance::{POOL_FAULT_NS, ReclaimLoad, Totals};
+use pagetide_sys::procfs;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Between looks at what of this process's memory others share; a look takes no more than one part in
+/// [`DISCOUNT_SHARE`] of the time.
+const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
+const DISCOUNT_SHARE: u32 = 100;
+
+/// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at once.
+const PINS_INTERVAL: u64 = 10_000_000;
+
+/// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
+#[derive(Debug)]
+pub(super) struct Discount {
+    pub(super) pages: i64,
+    pub(super) next: Instant,
+}
+
+/// Nanoseconds that only grow: of the clock, and of the thread that reclaims.
+pub(super) struct Times {
+    pub(super) clock: u64,
+    pub(super) worked: u64,
+    pub(super) ran: u64,
+    pub(super) waited: u64,
+}
+
+impl Times {
+    pub(super) fn since(&self, before: &Self) -> ReclaimLoad {
+        let part = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        // A fork begins both anew.
+        let (ran, waited) = (self.ran.saturating_sub(before.ran), self.waited.saturating_sub(before.waited));
+        ReclaimLoad {
+            busy: part(self.worked - before.worked, self.clock - before.clock),
+            waits: part(waited, ran + waited),
+        }
+    }
+}
+
+impl Runtime {
+    /// Looks at what the process uses beside managed memory, and charges the difference.
+    pub(super) fn sample(&self) {
+        let Some(memory) = lock(&self.watched).look("self") else { return };
+        let usage = self.engine.usage();
+        let accounted = usage.resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
+        let alone = (memory.charged() as i64 - accounted).max(memory.tables as i64);
+        let unmanaged = (alone - self.discount(&memory, alone)).max(memory.tables as i64);
+        let before = self.unmanaged.swap(unmanaged, Relaxed);
+        let metadata = self.metadata.swap(usage.metadata, Relaxed);
+        self.engine.budget().take(unmanaged - before + usage.metadata - metadata);
+    }
+
+    /// What of `alone`, the unmanaged pages of this process, other processes count too: forks share it
+    /// until it is written. Looked at every now and then, since the look walks all page tables.
+    pub(super) fn discount(&self, memory: &pagetide_sys::procfs::Memory, alone: i64) -> i64 {
+        let family = {
+            let sharing = lock(&self.sharing);
+            sharing.inherited.is_some() || !sharing.heirs.is_empty()
+        };
+        let mut discount = lock(&self.discount);
+        if !family {
+            discount.pages = 0;
+            return 0;
+        }
+        let start = Instant::now();
+        if start >= discount.next
+            && let Ok(regions) = self.engine.regions.try_read()
+        {
+            let counted = |from: usize, to: usize| {
+                let range = PageIndex::of_address(from)..PageIndex::of_address(to);
+                regions.pieces(range).next().is_some() || pagetide_sys::mapping::is_counted(from, to)
+            };
+            let usage = self.engine.usage();
+            let rest = usage.resident + usage.frames + usage.pool + usage.pool_shared;
+            let shared = pagetide_sys::procfs::proportional(counted)
+                .map_or(0, |pages| memory.anonymous as i64 - rest - pages as i64);
+            discount.pages = shared.max(0);
+            let end = Instant::now();
+            discount.next = end + DISCOUNT_INTERVAL.max((end - start) * DISCOUNT_SHARE);
+        }
+        discount.pages.min(alone)
+    }
+
+    pub(super) fn look_for_pins(&self) {
+        if !self.engine.memory().may_pin() && procfs::may_pin(procfs::own_pid()) {
+            self.engine.memory().note_pins();
+        }
+        self.pins_due.store(clock() + PINS_INTERVAL, Relaxed);
+    }
+
+    pub(super) fn set_pool_max(&self) {
+        let setup = self.group.setup();
+        let Knobs { switches, max_pool_percent } = self.group.knobs();
+        self.engine.swap().zswap().switch(switches);
+        if Ways::from_bits(setup.ways).masks(Ways::NO_POOL) {
+            self.engine.swap().zswap().set_pages_max(0);
+            return;
+        }
+        let processes = self.group.live().count().max(1) as u64;
+        // Those without an engine keep nothing free.
+        let armed = self.group.live().filter(|slot| slot.get(Field::Armed) != 0).count();
+        self.engine.set_sharers(armed);
+        let grant = self.slot.granted().max((setup.cap_pages / processes) as i64);
+        let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
+        // The program keeps an eighth to run in, whatever the pool may take.
+        let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
+        self.engine.swap().zswap().set_pages_max(share.min(room).max(0) as usize);
+    }
+
+    /// The pool's share of this process's memory: what it may be at most, or less where a page in the
+    /// program is worth more.
+    fn pool_share(&self, ceiling: f64) -> f64 {
+        // What the disk has no room for has no other place than the pool.
+        if !self.engine.can_write() || self.engine.is_full() || self.in_need.load(Relaxed) {
+            return ceiling;
+        }
+        let mut balance = lock(&self.balance);
+        let swap = self.engine.swap();
+        let share = match swap.zswap().switches().fixed_share {
+            true => balance.fixed(ceiling),
+            false => balance.share(self.totals(), swap.sizes(), ceiling),
+        };
+        self.engine.set_pool_pressure(balance.pressure());
+        share
+    }
+
+    fn totals(&self) -> Totals {
+        self.engine.swap().totals(self.engine.read_ns())
+    }
+
+    /// What pages that came back have cost the program so far.
+    pub(super) fn refault_ns(&self) -> u64 {
+        let Totals { pool_in, device_ns, .. } = self.totals();
+        pool_in.saturating_mul(POOL_FAULT_NS as u64).saturating_add(device_ns)
+    }
+
+    pub(super) fn times(&self) -> Times {
+        let (ran, waited) = pagetide_sys::procfs::run_times(self.reclaimer.load(Relaxed)).unwrap_or_default();
+        Times { clock: clock(), worked: self.worked.load(Relaxed), ran, waited }
+    }
+
+    /// Whether copies of pages that come in are worth keeping.
+    pub(super) fn judge_copies(&self, load: ReclaimLoad) {
+        let swap = self.engine.swap();
+        let store_ns = self.engine.store_ns() as f64;
+        let keep = lock(&self.copies).keep(load, store_ns, self.totals(), swap.sizes());
+        self.engine.keep_copies(keep);
+    }
+
+    pub(super) fn publish(&self) {
+        let usage = self.engine.usage();
+        let (entries, bytes) = self.engine.swap().zswap().stored();
+        let fields = [
+            (Field::Resident, usage.resident),
+            (Field::Frames, usage.frames),
+            (Field::Pool, usage.pool),
+            (Field::Metadata, usage.metadata),
+            (Field::Unmanaged, self.unmanaged.load(Relaxed)),
+            (Field::Swapped, self.engine.swap().swapped()),
+            (Field::Cached, self.engine.swap().cached()),
+            (Field::Disk, self.engine.swap().blocks().used() as i64),
+            (Field::StoredPages, entries as i64),
+            (Field::StoredBytes, bytes as i64),
+            (Field::StoredRaw, self.engine.swap().zswap().stored_raw() as i64),
+            (Field::SameFilled, self.engine.swap().same_filled()),
+            (Field::Loose, self.engine.swap().zswap().loose_pages() as i64),
+            (Field::Stalled, self.engine.stalled()),
+            (Field::Spare, self.spare()),
+        ];
+        self.slot.listen();
+        for (field, value) in fields {
+            self.slot.set(field, value.max(0) as u64);
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! How an engine comes to be, and its threads.
+
+use super::control::Kick;
+use super::sample::Discount;
+use super::sharing::Sharing;
+use super::{Runtime, clock, lock};
+use crate::engine::{Engine, Limits, Parts};
+use crate::group::{Field, Group, Slot};
+use crate::injection::Injection;
+use crate::kernel::{PoolMemory, ProgramMemory};
+use crate::pause::Pause;
+use crate::readers::Readers;
+use crate::recorder::{Recorder, Writer};
+use crate::regions::{AtFork, Region, Regions};
+use crate::ways::Ways;
+use pagetide_device::{Device, File, FileKind};
+use pagetide_swap::blocks::Blocks;
+use pagetide_swap::cipher::Cipher;
+use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
+use pagetide_swap::hash::HashKey;
+use pagetide_swap::swap::Keys;
+use pagetide_swap::{Allocator, CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap};
+use pagetide_sys::handout::Thing;
+use pagetide_sys::kernel::Kernel;
+use pagetide_sys::spans::Spans;
+use pagetide_sys::{guest, handout, procfs, task};
+use std::ops::Range;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Instant;
+
+/// Clusters and units for whose finer words there is memory beforehand: making room must not need any.
+pub(super) const RESERVED_CLUSTERS: u32 = 2;
+pub(super) const RESERVED_UNITS: u32 = 32;
+
+/// Why the engine did not start.
+#[derive(Debug)]
+pub enum StartError {
+    /// No userfaultfd.
+    Userfault(std::io::Error),
+    /// No swap file.
+    SwapFile(pagetide_device::OpenError),
+    /// No memory or no threads.
+    Resources(std::io::Error),
+}
+
+impl std::fmt::Display for StartError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Userfault(error) => write!(
+                f,
+                "cannot open a userfaultfd: {error} (without privileges it takes a /dev/userfaultfd that this process, or \
+                 the launcher, may open, or vm.unprivileged_userfaultfd=1)"
+            ),
+            Self::SwapFile(error) => write!(f, "cannot open the swap file: {error}"),
+            Self::Resources(error) => write!(f, "cannot start the engine: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for StartError {}
+
+/// A running engine, or why there is none.
+pub type Started = Result<&'static Runtime, StartError>;
+
+/// Makes the calling thread a guest (a descriptor table of its own) and opens the kernel's side of the
+/// program's memory. Whoever preloads us vouches for what that takes.
+pub type OpenKernel = fn() -> std::io::Result<Kernel>;
+
+/// What an engine starts with.
+pub struct Beginning {
+    /// The group.
+    pub group: Group,
+    /// The process's slot.
+    pub slot: Slot,
+    /// What it takes over.
+    pub heritage: Heritage,
+    /// Opens the kernel's side of the program's memory.
+    pub open: OpenKernel,
+    /// Whether the program has opened something through which its pages may be pinned.
+    pub pins: Arc<AtomicBool>,
+    /// Held while a mapping moves.
+    pub layout: Arc<Mutex<()>>,
+    /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are registered,
+    /// and what is in them is taken into account.
+    pub stop: Box<dyn FnOnce() -> Regions + Send>,
+    /// Called when the engine is about to answer faults, or will not.
+    pub ended: Box<dyn FnOnce(Started) + Send>,
+}
+
+impl std::fmt::Debug for Beginning {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Beginning")
+    }
+}
+
+/// Where threads of an engine wait until there is one, or will be none.
+#[derive(Debug, Default)]
+struct Gate {
+    pub(super) engine: Mutex<Option<Option<&'static Runtime>>>,
+    pub(super) opened: Condvar,
+}
+
+impl Gate {
+    pub(super) fn open(&self, engine: Option<&'static Runtime>) {
+        *lock(&self.engine) = Some(engine);
+        self.opened.notify_all();
+    }
+
+    pub(super) fn wait(&self) -> Option<&'static Runtime> {
+        let mut engine = lock(&self.engine);
+        loop {
+            match *engine {
+                Some(engine) => return engine,
+                None => engine = self.opened.wait(engine).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+/// What a new engine takes over.
+pub enum Heritage {
+    /// Nothing: the first engine of a process.
+    None,
+    /// What a forked child found: the parent's subsystem, and the pages that are in the program.
+    Forked(&'static Runtime),
+}
+
+impl Runtime {
+    /// Starts an engine, on a thread of its own which becomes its control thread.
+    ///
+    /// # Errors
+    /// There is no thread: nothing of `beginning` was called.
+    pub fn start(beginning: Beginning) -> Result<(), StartError> {
+        // Guests have no descriptor 2: the standard hook would say nothing.
+        std::panic::set_hook(Box::new(|panic| {
+            task::say(&format!("a defect of Pagetide: {panic}"));
+            // Nobody would do what this thread has to, and a lock that it holds may be another's to wait for.
+            task::kill_self();
+        }));
+        let control = move || {
+            if let Some(runtime) = Self::build(beginning) {
+                runtime.control();
+            }
+        };
+        guest::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)
+    }
+
+    fn build(beginning: Beginning) -> Option<&'static Self> {
+        let Beginning { group, slot, heritage, open, pins, layout, stop, ended } = beginning;
+        let gate = Arc::new(Gate::default());
+        let started = open().map_err(StartError::Userfault).and_then(|kernel| {
+            let readers = Readers::new(task::processors());
+            // First, while the program goes on.
+            Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
+            let memory = |kernel, ways| ProgramMemory::new(kernel, ways, pins, layout);
+            Self::assemble(group, slot, heritage, kernel, memory, readers, stop)
+        });
+        let runtime = started.as_ref().ok().copied();
+        // Before anything leaves: whoever finds no engine and goes on to pin pages does so before the first look at `pins`.
+        ended(started);
+        fence(SeqCst);
+        gate.open(runtime);
+        runtime
+    }
+
+    /// The engine itself, with which the threads that wait for it then work. `stop` gives the managed ranges, which
+    /// nobody changes from then on.
+    fn assemble(
+        group: Group,
+        slot: Slot,
+        heritage: Heritage,
+        kernel: Kernel,
+        memory: impl FnOnce(Kernel, Ways) -> ProgramMemory,
+        readers: Readers,
+        stop: Box<dyn FnOnce() -> Regions + Send>,
+    ) -> Started {
+        let setup = group.setup();
+        let ways = Ways::from_bits(setup.ways);
+        let injection = Injection::from_bits(setup.injection);
+        let memory = memory(kernel, ways);
+        let blocks = match setup.blocks {
+            0 => Blocks::none(),
+            _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
+        };
+        let mut swap_paths = Vec::new();
+        let device: Option<Box<dyn Device>> = match setup.blocks {
+            0 => None,
+            count => {
+                let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
+                let open = |path: &Path| File::open(path, setup.swap_identity, count, kind);
+                let mut file = open(&group.swap_path());
+                if let Heritage::Forked(parent) = &heritage {
+                    // The launcher is gone, or `/proc` is another one.
+                    for path in &parent.swap_paths {
+                        file = file.or_else(|_| open(path));
+                    }
+                }
+                // Who has given up its privileges is handed it out.
+                let handed = |error| match handout::ask(Thing::SwapFile) {
+                    Ok(file) => File::adopt(file, setup.swap_identity, count, kind),
+                    Err(_) => Err(error),
+                };
+                let file = file.or_else(handed).map_err(StartError::SwapFile)?;
+                let task = format!("{}/task/{}", std::process::id(), task::tid());
+                let seen = procfs::own_task().unwrap_or_else(|| task.clone());
+                swap_paths =
+                    [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into()).into();
+                Some(injection.device(Box::new(file)))
+            }
+        };
+        let limits = Limits::for_cap(setup.cap_pages);
+        let (swap, inherited) = match &heritage {
+            Heritage::Forked(parent) => {
+                parent.engine.abandon_staging();
+                let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
+                let pages = swap.zswap().frozen_pages() as i64;
+                (swap, Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages)))
+            }
+            Heritage::None => {
+                let config = Config {
+                    zpool: Allocator::from_bits(setup.zpool),
+                    switches: group.knobs().switches,
+                    reclaim: Reclaim::from_bits(setup.reclaim),
+                    readahead: Readahead::from_bits(setup.readahead),
+                    page_cluster: setup.page_cluster as u32,
+                    cap_pages: setup.cap_pages,
+                };
+                // Where address space is limited the pool has to do with a part of it.
+                let most = pagetide_sys::mapping::room() / 4;
+                let spans = Spans::new(
+                    (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
+                    &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
+                )
+                .map_err(|error| StartError::Resources(error.into()))?;
+                let [a, b, ..] = pagetide_sys::random::words();
+                let keys = Keys {
+                    hash: HashKey::new(pagetide_sys::random::words()),
+                    cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
+                };
+                let memory = PoolMemory { spans, injection: Arc::new(Injection::from_bits(setup.injection)) };
+                (Swap::new(memory, blocks, keys, config, slot.counters()), None)
+            }
+        };
+        let trace = open_trace(&group, slot);
+        let slots = Kernel::slots((limits.probation + 24) as u16)
+            .map_err(|error| StartError::Resources(error.into()))?;
+        let engine = Engine::new(Parts {
+            swap,
+            memory,
+            slots,
+            device,
+            regions: Regions::default(),
+            limits,
+            latency: slot.latency(),
+            clock,
+            ways,
+            recorder: trace.is_some().then(Recorder::default),
+        });
+        let runtime: &'static Self = Box::leak(Box::new(Self {
+            engine,
+            pause: Pause::default(),
+            group,
+            slot,
+            kick: Kick::default(),
+            readers,
+            faults: AtomicU64::new(0),
+            errands: Mutex::default(),
+            unmanaged: AtomicI64::new(0),
+            watched: Mutex::default(),
+            metadata: AtomicI64::new(0),
+            sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
+            balance: Mutex::default(),
+            copies: Mutex::default(),
+            worked: AtomicU64::new(0),
+            reclaimer: AtomicU32::new(0),
+            may_spin: AtomicBool::new(false),
+            spun: AtomicBool::new(false),
+            injection,
+            pins_due: AtomicU64::new(0),
+            relief_after: AtomicU64::new(0),
+            lifted: AtomicBool::new(false),
+            in_need: AtomicBool::new(false),
+            swap_paths,
+            trace: Mutex::new(trace),
+            discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
+        }));
+        pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
+        runtime.take_over(stop(), matches!(heritage, Heritage::Forked(_)));
+        slot.set(Field::Armed, 1);
+        slot.listen();
+        Ok(runtime)
+    }
+
+    /// Registers the regions and charges what is in them.
+    fn take_over(&self, regions: Regions, forked: bool) {
+        let mut managed = Regions::default();
+        let free = self.engine.budget().free();
+        // What a child does not inherit: its words are the parent's.
+        let forget = |range: Range<PageIndex>| {
+            if forked {
+                self.engine.discard(range, |_| {});
+            }
+        };
+        for (start, Region { end, mut attributes }) in regions.iter() {
+            // Locks are not inherited: mlock(2).
+            attributes.locked &= !forked;
+            if forked && attributes.at_fork != AtFork::default() {
+                forget(start..end);
+            }
+            if forked && attributes.at_fork.omit {
+                continue;
+            }
+            if self.engine.memory().register(start..end).is_ok() {
+                managed.insert(start..end, attributes);
+                continue;
+            }
+            // A part was unmapped or replaced by a call that nobody told us of: what is left of the range is
+            // found cluster by cluster.
+            let mut page = start;
+            while page < end {
+                let next = page.cluster().page(0).plus(CLUSTER_PAGES as u64).min(end);
+                if self.engine.memory().register(page..next).is_ok() {
+                    managed.insert(page..next, attributes);
+                } else {
+                    forget(page..next);
+                }
+                page = next;
+            }
+        }
+        // Nothing has been charged yet.
+        self.engine.budget().take(self.engine.budget().free() - free);
+        let ranges: Vec<_> = managed.iter().map(|(start, region)| start..region.end).collect();
+        *self.engine.regions.write().unwrap_or_else(PoisonError::into_inner) = managed;
+        if forked {
+            // The table knows them already.
+            self.engine.budget().take(self.engine.usage().resident);
+        } else {
+            for range in ranges {
+                self.engine.adopt(range);
+            }
+        }
+        let usage = self.engine.usage();
+        self.engine.budget().take(usage.pool);
+        self.engine.budget().give(self.slot.get(Field::Grant) as i64);
+        self.absorb();
+        self.sample();
+        self.set_pool_max();
+    }
+
+    /// Starts the threads of an engine, which wait for it behind the gate.
+    fn spawn_threads(gate: &Arc<Gate>, readers: usize, device: bool) -> Result<(), StartError> {
+        let spawn = |name: &str, run: Box<dyn FnOnce(&'static Self) + Send>| {
+            let gate = Arc::clone(gate);
+            let run = Box::new(move || {
+                if let Some(runtime) = gate.wait() {
+                    run(runtime);
+                }
+            });
+            guest::spawn(name, run).map_err(StartError::Resources)
+        };
+        for number in 0..readers {
+            spawn("pagetide-fault", Box::new(move |runtime| runtime.serve_faults(number)))?;
+        }
+        if device {
+            spawn("pagetide-io", Box::new(|runtime| runtime.complete_io()))?;
+        }
+        spawn("pagetide-reclaim", Box::new(|runtime| runtime.reclaim()))?;
+        Ok(())
+    }
+}
+
+/// Opens the run's trace, if what happens is to be written down.
+fn open_trace(group: &Group, slot: Slot) -> Option<Writer> {
+    let path = group.trace_path()?;
+    match Writer::open(&path, slot.tenant()) {
+        Ok(writer) => Some(writer),
+        Err(error) => {
+            task::say(&format!("cannot open the trace: {error}; this process is not in it (--trace)"));
+            None
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! A process that finds nothing to reclaim: it asks others, and where nobody has anything it ends, with a message.
+//!
+//! That end rests on a proof, not on time. A round over all of this process's memory finds nothing that could leave
+//! ([`crate::census`]); every other process of the run has begun one later and has found nothing, or cannot answer; the
+//! launcher has looked since at what it counts; and nobody has given anything back since before the first of these began.
+
+use super::grant::RESIDENT_FLOOR;
+use super::{ProgramEngine, Runtime, clock};
+use crate::census::{Reason, Rounds, Step, Tally};
+use crate::engine::{Round, Workspace};
+use crate::group::{Ended, Field, OffState};
+use pagetide_sys::{handout, procfs, task};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+/// Between looks at what others answer, and before something that moves is looked at again.
+const PATIENCE: Duration = Duration::from_millis(10);
+/// Where this process can neither tell whether the launcher lives nor reach its socket (in a container of its own inside
+/// the run), it counts on its answer for so long, in nanoseconds.
+const LAUNCHER_MAX: u64 = 5_000_000_000;
+
+/// How far a process that starves is.
+#[derive(Debug, Default)]
+pub(super) struct Starving {
+    rounds: Rounds,
+    /// Whether blocks that the disk had no room for were tried once more since there was room last.
+    has_retried: bool,
+}
+
+impl Runtime {
+    /// Nothing can leave by the ordinary way: others may have room, or requests under way will make some; or all is tried,
+    /// and this is the end.
+    pub(super) fn starved(&self, starving: &mut Starving, work: &mut Workspace) {
+        if self.engine.waiting() == 0 {
+            // Nobody waits: what was asked for cannot be had, forget it. Unless it is on its way out.
+            if self.is_inquired() {
+                return self.answer(work);
+            }
+            if self.engine.requests() == 0 {
+                self.slot.set(Field::Asked, 0);
+            }
+            return self.kick.wait(Duration::from_millis(20));
+        }
+        let (seen, allowed) = (self.group.demand(), self.group.frontier().allowed());
+        self.group.ask(self.slot, self.engine.limits().high);
+        // Forks are charged for what they may come to copy, so the sum can exceed the cap although the
+        // memory does not: a process keeps a little to run in.
+        if self.keeps_little() {
+            self.pause.begin_work();
+            self.engine.overdraw(work);
+            self.pause.end_work();
+            if self.engine.waiting() > 0 {
+                // For the device, or for a page that somebody moves.
+                self.kick.wait(PATIENCE);
+            }
+            return;
+        }
+        let step = self.in_need(|| {
+            self.look_again();
+            self.look_round(work)
+        });
+        match step {
+            // A disk that was full a moment ago is no proof: what it refused is tried once more at once.
+            Some(Step::Stuck(_)) if !starving.has_retried && self.engine.retry_refused_blocks() => {
+                starving.has_retried = true;
+            }
+            Some(Step::Stuck(tally)) => {
+                if starving.rounds.note(Step::Stuck(tally)) {
+                    self.inquire((seen, allowed), tally, work);
+                } else {
+                    self.group.ask_all(self.slot, self.engine.limits().high as u64);
+                    self.group.wait_free(seen, PATIENCE);
+                }
+            }
+            Some(step) => {
+                starving.rounds.note(step);
+                if step == Step::Moving {
+                    // Its end kicks.
+                    self.kick.wait(PATIENCE);
+                }
+            }
+            None => *starving = Starving::default(),
+        }
+    }
+
+    /// While `work` goes on the pool may take what it can.
+    fn in_need<T>(&self, work: impl FnOnce() -> T) -> T {
+        self.in_need.store(true, Relaxed);
+        let result = work();
+        self.in_need.store(false, Relaxed);
+        result
+    }
+
+    /// Whether this is one of several processes, with so little in memory that it may have it whatever it is charged.
+    fn keeps_little(&self) -> bool {
+        let usage = self.engine.usage();
+        self.group.live().nth(1).is_some() && usage.resident + usage.frames < RESIDENT_FLOOR
+    }
+
+    /// Counts anew what is not managed, and publishes it.
+    pub(crate) fn count_unmanaged(&self) {
+        *super::lock(&self.watched) = procfs::Watched::default();
+        self.sample();
+        self.slot.set(Field::Unmanaged, self.unmanaged.load(Relaxed).max(0) as u64);
+    }
+
+    /// Looks anew at what only a sample tells: memory that is not managed may have gone.
+    fn look_again(&self) {
+        self.pause.begin_work();
+        self.count_unmanaged();
+        self.set_pool_max();
+        self.pause.end_work();
+    }
+
+    /// Tries to get each page out that is in memory. `None` if there is room meanwhile, or nobody waits for some any more.
+    fn look_round(&self, work: &mut Workspace) -> Option<Step> {
+        let inquiry = self.group.inquiry();
+        let mut round = Round::default();
+        let step = loop {
+            self.pause.begin_work();
+            let started = clock();
+            let step = self.engine.census_step(&mut round, work);
+            if self.borrow() > 0 || self.engine.budget().free() > 0 {
+                self.engine.retry_waiting(work);
+            }
+            self.worked.fetch_add(clock() - started, Relaxed);
+            self.pause.end_work();
+            if self.engine.waiting() == 0 || self.engine.budget().free() > 0 {
+                break None;
+            }
+            if step != Step::Goes {
+                break Some(step);
+            }
+        };
+        if let Some(Step::Stuck(tally)) = step {
+            self.slot.answer(inquiry, Some(&tally));
+        }
+        step
+    }
+
+    /// Nothing of this process can leave: asks all others, and ends it if none of them has given anything since `seen`, and
+    /// the swap file may not grow beyond the blocks that were `allowed` then.
+    fn inquire(&self, (seen, allowed): (u32, u64), mut tally: Tally, work: &mut Workspace) {
+        let inquiry = self.group.inquire(self.slot);
+        let mut since = clock();
+        let unchanged = || {
+            self.group.demand() == seen
+                // The disk has no more room than when it was looked at.
+                && self.group.frontier().allowed() <= allowed
+                && self.group.free() <= 0
+                && self.engine.budget().free() <= 0
+                && self.engine.waiting() > 0
+                && self.engine.requests() == 0
+        };
+        loop {
+            // Whoever has not looked yet is to give what it finds.
+            self.group.ask_all(self.slot, self.engine.limits().high as u64);
+            if !unchanged() {
+                return;
+            }
+            if self.group.is_answered(self.slot, inquiry) && self.has_launcher_looked(inquiry, &mut since) {
+                break;
+            }
+            self.group.wait_free(seen, PATIENCE);
+            self.group.sweep(self.swap_paths.first());
+            if self.pause.is_closed() {
+                return;
+            }
+            // Others may ask at the same time, each for itself.
+            let latest = self.group.inquiry();
+            let of_others = if latest == inquiry { inquiry.wrapping_sub(1) } else { latest };
+            if self.slot.get(Field::Answered) < of_others {
+                match self.in_need(|| self.look_round(work)) {
+                    Some(Step::Stuck(again)) => tally = again,
+                    _ => return,
+                }
+            }
+        }
+        if !unchanged() {
+            return;
+        }
+        if self.group.off_state(self.slot) == OffState::Leaving {
+            // What came back leaves no room.
+            self.engine.give_up_swapoff();
+            return;
+        }
+        if !self.group.may_end(self.slot) {
+            // Another does: its memory is free soon.
+            self.group.wait_free(seen, PATIENCE);
+            return;
+        }
+        self.give_up(&tally);
+    }
+
+    fn has_launcher_looked(&self, inquiry: u64, since: &mut u64) -> bool {
+        match self.group.is_launcher_dead() {
+            Some(true) => true,
+            Some(false) => self.group.has_launcher_answered(inquiry),
+            None if self.group.has_launcher_answered(inquiry) => true,
+            None if clock() - *since <= LAUNCHER_MAX => false,
+            None => {
+                *since = clock();
+                !handout::is_there()
+            }
+        }
+    }
+
+    /// Whether another process asks whether anything here can leave.
+    pub(super) fn is_inquired(&self) -> bool {
+        !self.lifted.load(Relaxed) && self.slot.is_asked(&self.group)
+    }
+
+    /// Answers an inquiry: gives what is free, or what can leave; or says that there is none.
+    pub(super) fn answer(&self, work: &mut Workspace) {
+        self.in_need(|| self.answer_in_need(work));
+    }
+
+    fn answer_in_need(&self, work: &mut Workspace) {
+        let inquiry = self.group.inquiry();
+        self.look_again();
+        let mut round = Round::default();
+        loop {
+            self.pause.begin_work();
+            let free = self.engine.budget().free().min(self.engine.limits().high);
+            let step = if free > 0 && self.engine.waiting() == 0 {
+                self.return_grant(free);
+                self.slot.answer(inquiry, None);
+                self.pause.end_work();
+                return;
+            } else {
+                self.engine.census_step(&mut round, work)
+            };
+            self.engine.retry_waiting(work);
+            self.pause.end_work();
+            if self.engine.waiting() > 0 {
+                // It has use for what it finds.
+                return;
+            }
+            match step {
+                Step::Goes => {}
+                // What is being written is free at the end of that.
+                Step::Left if self.engine.requests() == 0 => round = Round::default(),
+                Step::Left | Step::Moving => return self.kick.wait(PATIENCE),
+                Step::Stuck(tally) => return self.slot.answer(inquiry, Some(&tally)),
+            }
+        }
+    }
+
+    /// The end of a program that needs more than there is.
+    fn give_up(&self, tally: &Tally) {
+        self.publish();
+        let (stuck, unmanaged) = self.group.stuck();
+        self.group.note_ended(&Ended { processes: 0, stuck, unmanaged });
+        let own = (*tally, self.unmanaged.load(Relaxed).max(0) as u64);
+        let all = if self.group.live().nth(1).is_some() {
+            format!("; all processes together: {}", reasons(&stuck, unmanaged))
+        } else {
+            String::new()
+        };
+        task::say(&format!(
+            "out of memory: nothing more can leave it. Of this process {}{all}. The pool has {} of at most {} MiB, the \
+             swap file: {}; allow more with --memory, --swap-size, --swap-dir or \
+             --max-pool-percent",
+            reasons(&own.0, own.1),
+            mib(self.engine.usage().pool as u64),
+            mib(self.engine.swap().zswap().pages_max() as u64),
+            self.swap_file(&own.0),
+        ));
+        task::kill_self();
+    }
+
+    fn swap_file(&self, stuck: &Tally) -> String {
+        match self.engine.device() {
+            None => "none".to_owned(),
+            Some(_) if self.engine.has_failed_writes() => "failing".to_owned(),
+            Some(_) if self.engine.is_swapped_off() => "out of use".to_owned(),
+            Some(_) => {
+                let (taken, most) = (self.engine.swap().blocks().taken(), self.group.setup().blocks);
+                // Of its blocks some are left, and yet pages found no place.
+                let is_full = taken < most && stuck.get(Reason::NoPlace) > 0;
+                let disk = if is_full { ", for its disk has no more room" } else { "" };
+                format!("{} of {} MiB taken{disk}", mib(taken), mib(most))
+            }
+        }
+    }
+}
+
+fn mib(pages: u64) -> u64 {
+    pages / 256
+}
+
+/// How much cannot leave, by reason.
+fn reasons(stuck: &Tally, unmanaged: u64) -> String {
+    let counted = Reason::ALL.iter().map(|&reason| (stuck.get(reason), reason.text()));
+    let all = counted.chain([(unmanaged, "are not managed")]).filter(|(pages, _)| mib(*pages) > 0);
+    let parts: Vec<_> = all.map(|(pages, text)| format!("{} MiB {text}", mib(pages))).collect();
+    if parts.is_empty() { "less than 1 MiB is left".to_owned() } else { parts.join(", ") }
+}
+
+/// Steps of ordinary reclaim that led to nothing.
+#[derive(Debug, Default)]
+pub(super) struct Fruitless(usize);
+
+impl Fruitless {
+    /// Notes a step. True if all clusters have had their turn in vain.
+    pub(super) fn note(&mut self, moved: bool, engine: &ProgramEngine) -> bool {
+        self.0 = if moved { self.0 + 1 } else { 0 };
+        let round = engine.swap().queue().len() + 64;
+        let all = self.0 > round;
+        if all {
+            self.0 = 0;
+        }
+        all
+    }
+}

@@ -1,0 +1,137 @@
+//! What a process knows of its run from its environment.
+//!
+//! Every process of a run can write to all of the group page, and they need not be the same user's. So what decides
+//! which files a process opens, and whether what it writes there is encrypted, does not come from there: a process has
+//! it, as it has its library, from whoever started it.
+
+use crate::group::{Group, OpenError, Setup};
+use pagetide_sys::handout::{self, Address, Thing};
+use pagetide_sys::procfs::Identity;
+use std::path::Path;
+use std::str::FromStr;
+
+/// Names a run's ticket to its processes.
+pub const ENVIRONMENT: &str = "PAGETIDE_RUN";
+
+/// What the launcher tells the processes of its run.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    /// The launcher.
+    pub launcher: Identity,
+    /// The group page's descriptor there.
+    pub group_fd: u64,
+    /// The swap file's.
+    pub swap_fd: u64,
+    /// The device and the number of the swap file there.
+    pub swap_identity: (u64, u64),
+    /// The trace's descriptor, if there is one.
+    pub trace_fd: Option<u64>,
+    /// Whether the swap file is encrypted: 1 if so.
+    pub encrypt: u64,
+    /// Where the launcher hands out descriptors, if it does.
+    pub address: Option<Address>,
+}
+
+impl Ticket {
+    /// The ticket of a run.
+    pub fn new(setup: &Setup, group_fd: u64, address: Option<Address>) -> Self {
+        let &Setup { launcher, swap_fd, swap_identity, trace_fd, encrypt, .. } = setup;
+        Self { launcher, group_fd, swap_fd, swap_identity, trace_fd, encrypt, address }
+    }
+
+    /// The setup of the run, as far as the group page is to be believed.
+    pub fn correct(&self, setup: Setup) -> Setup {
+        let &Self { launcher, swap_fd, swap_identity, trace_fd, encrypt, .. } = self;
+        Setup { launcher, swap_fd, swap_identity, trace_fd, encrypt, ..setup }
+    }
+
+    /// Whether the group page at `path` is that of the same run.
+    pub fn is_for(&self, path: &Path) -> bool {
+        path == Path::new(&format!("/proc/{}/fd/{}", self.launcher.pid, self.group_fd))
+    }
+
+    /// Where descriptors are handed out is remembered from now on.
+    pub fn remember(&self) {
+        if let Some(address) = &self.address {
+            handout::remember(address.clone(), self.launcher.pid);
+        }
+    }
+}
+
+impl std::fmt::Display for Ticket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Identity { pid, start_time, namespace } = self.launcher;
+        let (device, inode) = self.swap_identity;
+        let trace = self.trace_fd.map_or(0, |fd| fd + 1);
+        let Self { group_fd, swap_fd, encrypt, .. } = self;
+        write!(f, "{pid},{start_time},{namespace},{group_fd},{swap_fd},{device},{inode},{trace},{encrypt},")?;
+        self.address.as_ref().map_or(Ok(()), |address| write!(f, "{address}"))
+    }
+}
+
+impl FromStr for Ticket {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut words = text.splitn(10, ',');
+        let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).ok_or(());
+        let pid = number()?.try_into().map_err(drop)?;
+        let launcher = Identity { pid, start_time: number()?, namespace: number()? };
+        Ok(Self {
+            launcher,
+            group_fd: number()?,
+            swap_fd: number()?,
+            swap_identity: (number()?, number()?),
+            trace_fd: number()?.checked_sub(1),
+            encrypt: number()?,
+            address: words.next().filter(|text| !text.is_empty()).map(Address::parse),
+        })
+    }
+}
+
+impl Group {
+    /// Opens the group page of the run of which the process has a ticket.
+    ///
+    /// # Errors
+    /// As for [`Group::open`]; it is of another run than the ticket, or of another version.
+    pub fn join(path: &Path, ticket: &Ticket) -> Result<Self, OpenError> {
+        if !ticket.is_for(path) {
+            return Err(OpenError::Foreign);
+        }
+        ticket.remember();
+        let group = match Self::open(path) {
+            // It has given up its privileges, or has another root. (Without a `/proc` it could not say who it is.)
+            Err(error @ OpenError::System(_)) => match handout::ask(Thing::GroupPage) {
+                Ok(page) if Identity::own().start_time != 0 => Self::adopt(&page)?,
+                _ => return Err(error),
+            },
+            other => other?,
+        };
+        Ok(group.corrected(|setup| ticket.correct(setup)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ticket_is_read_as_it_was_written() {
+        let ticket = Ticket {
+            launcher: Identity { pid: 7, start_time: 8, namespace: 9 },
+            group_fd: 3,
+            swap_fd: 4,
+            swap_identity: (5, 6),
+            trace_fd: Some(0),
+            encrypt: 1,
+            address: Some(Address::parse("/tmp/a,b/socket")),
+        };
+        for ticket in [ticket.clone(), Ticket { trace_fd: None, address: None, ..ticket.clone() }] {
+            assert_eq!(ticket.to_string().parse(), Ok(ticket));
+        }
+        assert!(ticket.is_for(Path::new("/proc/7/fd/3")) && !ticket.is_for(Path::new("/proc/7/fd/4")));
+        for bad in ["", "1,2,3", "1,2,3,4,5,6,7,8", "-1,2,3,4,5,6,7,8,9,", "4294967296,2,3,4,5,6,7,8,9,"] {
+            assert_eq!(bad.parse::<Ticket>(), Err(()), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! What a program loads while it runs: by `dlopen`, its libraries may look elsewhere than here first.
+//!
+//! A library that is opened with RTLD_DEEPBIND, and whoever asks a handle of the C library (`ctypes.CDLL("libc.so.6")`),
+//! gets the C library's own functions: its `free` would be given our objects, and its `munmap` our mappings, unseen. So
+//! before the first library is opened the C library's table of symbols is made to lead here, for every name that we have.
+//! Nothing changes for the order in which a library's names are looked up.
+
+use crate::call::Next;
+use crate::objects::{self, Object};
+use std::arch::naked_asm;
+use std::ffi::{CStr, c_char, c_int, c_long, c_void};
+use std::ptr::null_mut;
+use std::sync::atomic::{
+    AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+/// Names that this library defines, at most.
+const NAMES_MAX: usize = 128;
+const PAGE: usize = pagetide_sys::PAGE;
+
+/// The C library's own functions of names that lead here: the name, and the function.
+static ORIGINALS: [(AtomicPtr<c_char>, AtomicUsize); NAMES_MAX] =
+    [const { (AtomicPtr::new(null_mut()), AtomicUsize::new(0)) }; NAMES_MAX];
+static ORIGINALS_COUNT: AtomicUsize = AtomicUsize::new(0);
+
+/// The C library's own function of a name that leads here by now.
+pub(crate) fn original(name: &CStr) -> Option<*mut c_void> {
+    ORIGINALS[..ORIGINALS_COUNT.load(Acquire)].iter().find_map(|(known, function)| {
+        // SAFETY: the names are those of this library's own table.
+        (unsafe { CStr::from_ptr(known.load(Relaxed)) } == name)
+            .then(|| function.load(Relaxed) as *mut c_void)
+    })
+}
+
+/// Whether an object is a part of the C library that has functions which we take the place of.
+fn is_of_c_library(object: &Object) -> bool {
+    let name = object.name().to_bytes();
+    let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
+    [&b"libc.so.6"[..], b"libpthread.so.0", b"libdl.so.2"].contains(&file)
+}
+
+/// Makes the C library's names lead here, once. A name that another library takes the place of too is left alone: it asks
+/// for the next function when it is called, and would be given ours again.
+fn lead_here() {
+    const UNDONE: u8 = 0;
+    const DONE: u8 = 2;
+    static STATE: AtomicU8 = AtomicU8::new(UNDONE);
+    if STATE.load(Acquire) == DONE || STATE.compare_exchange(UNDONE, 1, Acquire, Relaxed).is_err() {
+        return;
+    }
+    let Some(own) = objects::own() else { return };
+    let mut count = 0;
+    own.each_defined(|name, symbol| {
+        let function = own.base().wrapping_add(symbol.st_value as usize);
+        let first =
+            objects::find(|object| (object.base() != own.base() && object.defines(name)).then_some(object));
+        let Some(object) = first.filter(is_of_c_library) else { return };
+        let mut versions = Vec::new();
+        object.each_named(name, |symbol| versions.push(symbol));
+        // Before the first of them leads here: whoever looks for the next function from then on finds it.
+        let Some(entry) = ORIGINALS.get(count) else { return };
+        // SAFETY: the symbols are the object's.
+        let Some(newest) = versions.iter().map(|&symbol| unsafe { (*symbol).st_value }).next() else {
+            return;
+        };
+        entry.0.store(name.as_ptr().cast_mut(), Relaxed);
+        entry.1.store(object.base().wrapping_add(newest as usize), Relaxed);
+        count += 1;
+        ORIGINALS_COUNT.store(count, Release);
+        for symbol in versions {
+            // SAFETY: the symbol is the object's, and the function has its type.
+            unsafe { point(symbol, function.wrapping_sub(object.base()), &object) };
+        }
+    });
+    STATE.store(DONE, Release);
+}
+
+/// Changes a symbol's value.
+///
+/// # Safety
+/// The symbol is of `object`'s table, and what it leads to is of the same type.
+unsafe fn point(symbol: *mut libc::Elf64_Sym, value: usize, object: &Object) {
+    const STT_FUNC: u8 = 2;
+    // SAFETY: the table is readable.
+    if unsafe { (*symbol).st_info } & 15 != STT_FUNC {
+        return;
+    }
+    // SAFETY: within the symbol.
+    let at = unsafe { (&raw mut (*symbol).st_value).cast::<AtomicUsize>() };
+    let page = at.addr() & !(PAGE - 1);
+    let access = object.access(at.addr());
+    let set = |access: c_int| {
+        let arguments = [page, PAGE, access as usize, 0, 0, 0];
+        // SAFETY: the page is the object's; whoever reads or runs it may go on.
+        unsafe { crate::call::kernel(libc::SYS_mprotect, arguments) }.is_ok()
+    };
+    if set(access | libc::PROT_WRITE) {
+        // SAFETY: writable now; an aligned word, which the loader reads whole.
+        unsafe { (*at).store(value, Release) };
+        set(access);
+    }
+}
+
+static DLOPEN: Next = Next::new(c"dlopen");
+static DLMOPEN: Next = Next::new(c"dlmopen");
+
+extern "C" fn before_dlopen() -> *mut c_void {
+    if crate::process::managed().is_some() {
+        lead_here();
+    }
+    DLOPEN.get()
+}
+
+/// `dlopen(3)`: the C library's, which looks at its caller (its RUNPATH, its namespace): so this is a jump, not a call.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
+    naked_asm!(
+        "push rdi",
+        "push rsi",
+        "sub rsp, 8",
+        "call {before}",
+        "add rsp, 8",
+        "pop rsi",
+        "pop rdi",
+        "jmp rax",
+        before = sym before_dlopen,
+    )
+}
+
+/// What the loader is asked for where a new namespace is refused: it says that there is no such file.
+static REFUSED: &CStr =
+    c"/dlmopen into a new namespace is refused under Pagetide, which would not see its forks and mappings";
+
+/// What `dlmopen` goes on with.
+#[repr(C)]
+struct Target {
+    function: *mut c_void,
+    path: *const c_char,
+}
+
+extern "C" fn before_dlmopen(namespace: c_long, path: *const c_char, target: &mut Target) {
+    const LM_ID_NEWLM: c_long = -1;
+    let refused = namespace == LM_ID_NEWLM && crate::process::managed().is_some();
+    *target = Target { function: DLMOPEN.get(), path: if refused { REFUSED.as_ptr() } else { path } };
+}
+
+/// `dlmopen(3)`: not into a namespace of its own, where a second C library would fork and map unseen.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+#[unsafe(naked)]
+pub unsafe extern "C" fn dlmopen(namespace: c_long, path: *const c_char, flags: c_int) -> *mut c_void {
+    naked_asm!(
+        "push rdi",
+        "push rdx",
+        "sub rsp, 24",
+        "mov rdx, rsp",
+        "call {before}",
+        "mov rax, [rsp]",
+        "mov rsi, [rsp + 8]",
+        "add rsp, 24",
+        "pop rdx",
+        "pop rdi",
+        "jmp rax",
+        before = sym before_dlmopen,
+    )
+}

@@ -1,0 +1,113 @@
+//! How far the device is in use: blocks are taken below its *frontier* only, which moves up an extent at a time.
+//!
+//! So a sparse file takes what was once written, not what it may grow to, and the books are looked at no further either.
+//! The launcher *allows* what the disk has room for. That may be less than is open: then the frontier stays where it is,
+//! and only blocks that were given up are taken again.
+//!
+//! Every process of the run can write to these words: what is read is within the device.
+
+use std::sync::atomic::{
+    AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
+
+/// Blocks of an extent: 2 MiB.
+pub const EXTENT: u64 = 512;
+
+/// The frontier of a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Frontier {
+    total: u64,
+    words: &'static [AtomicU64; Self::WORDS],
+}
+
+/// What each word says.
+const OPEN: usize = 0;
+const ALLOWED: usize = 1;
+const FREED: usize = 2;
+
+impl Frontier {
+    /// Words that it takes.
+    pub const WORDS: usize = 3;
+
+    /// That of a device of `total` blocks, in words that are zero at first.
+    pub fn new(total: u64, words: &'static [AtomicU64; Self::WORDS]) -> Self {
+        Self { total, words }
+    }
+
+    /// One that nobody shares, of a device that may be used as a whole.
+    pub fn private(total: u64) -> Self {
+        let this = Self::new(total, Box::leak(Box::default()));
+        this.allow(total);
+        this
+    }
+
+    /// Blocks that there may ever be.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Blocks below the frontier.
+    pub fn open(&self) -> u64 {
+        self.words[OPEN].load(Acquire).min(self.total)
+    }
+
+    /// How many of them there may be just now.
+    pub fn allowed(&self) -> u64 {
+        self.words[ALLOWED].load(Acquire).min(self.total)
+    }
+
+    /// Says how many there may be.
+    pub fn allow(&self, blocks: u64) {
+        self.words[ALLOWED].store(blocks.min(self.total), Release);
+    }
+
+    /// Moves up by an extent, whose number it returns: its blocks are the caller's to take first.
+    pub fn advance(&self) -> Option<usize> {
+        let allowed = self.allowed();
+        let next = |open: u64| {
+            let open = open.min(self.total);
+            let next = ((open / EXTENT + 1) * EXTENT).min(self.total);
+            (open < next && next <= allowed).then_some(next)
+        };
+        let open = self.words[OPEN].fetch_update(AcqRel, Acquire, next).ok()?;
+        Some((open / EXTENT) as usize)
+    }
+
+    /// Notes that a block has no holder any more.
+    pub fn note_freed(&self) {
+        self.words[FREED].fetch_add(1, Relaxed);
+    }
+
+    /// A number that changes when blocks come to be free, or open.
+    pub fn stamp(&self) -> u64 {
+        // Both go up only.
+        self.words[FREED].load(Relaxed).wrapping_add(self.open())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_moves_by_extents_as_far_as_is_allowed() {
+        let frontier = Frontier::private(2 * EXTENT + 100);
+        frontier.allow(EXTENT + 5);
+        assert_eq!((frontier.advance(), frontier.open()), (Some(0), EXTENT));
+        assert_eq!((frontier.advance(), frontier.open()), (None, EXTENT));
+        frontier.allow(0);
+        assert_eq!((frontier.advance(), frontier.open()), (None, EXTENT));
+        frontier.allow(u64::MAX);
+        assert_eq!((frontier.advance(), frontier.advance()), (Some(1), Some(2)));
+        assert_eq!((frontier.advance(), frontier.open()), (None, 2 * EXTENT + 100));
+    }
+
+    #[test]
+    fn what_others_write_there_leads_nowhere_else() {
+        let frontier = Frontier::private(1000);
+        frontier.words.iter().for_each(|word| word.store(u64::MAX, Relaxed));
+        assert_eq!((frontier.open(), frontier.allowed(), frontier.advance()), (1000, 1000, None));
+        frontier.words[OPEN].store(7, Relaxed);
+        assert_eq!((frontier.advance(), frontier.open()), (Some(0), EXTENT));
+    }
+}

@@ -1,0 +1,68 @@
+//! Copies in the pool of pages that have come in.
+
+use super::Swap;
+use crate::entry::{CLUSTER_PAGES, ClusterNumber};
+use crate::place::{Handle, Place};
+use crate::stats::Counter;
+use crate::zswap::pool::SpanSource;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Kept copies that are dropped under one lock of their cluster.
+const DROP_BATCH: usize = 64;
+/// Clusters that are asked for copies at a time.
+const DROP_CLUSTERS: usize = 1024;
+
+impl<S: SpanSource> Swap<S> {
+    /// Pages in the program of which the pool keeps a copy.
+    pub fn copies(&self) -> i64 {
+        self.copies.load(Relaxed)
+    }
+
+    /// Kept copies that turned out to be of older contents when their page left again. Those that did not
+    /// are counted as `swap_reuse`.
+    pub fn copies_stale(&self) -> u64 {
+        self.copies_stale.load(Relaxed)
+    }
+
+    /// Drops kept copies, about `wanted`, of the pages first that came in last: those leave last, and are the
+    /// likeliest to be written until then. Returns how many it dropped.
+    pub fn drop_copies(&self, wanted: usize) -> usize {
+        let mut dropped = 0;
+        let mut nth = 0;
+        while dropped < wanted
+            && nth < DROP_CLUSTERS
+            && self.copies() > 0
+            && let Some(id) = self.queue.youngest(nth)
+        {
+            let found = self.drop_copies_of(id);
+            dropped += found;
+            nth += usize::from(found < DROP_BATCH);
+        }
+        self.counters.add(Counter::swap_copy_dropped, dropped as u64);
+        dropped
+    }
+
+    /// Drops at most `DROP_BATCH` copies of a cluster. Returns how many it dropped.
+    pub fn drop_copies_of(&self, number: ClusterNumber) -> usize {
+        let mut handles = [Handle::page(0); DROP_BATCH];
+        let mut count = 0;
+        if let Some(mut cluster) = self.table.lock(number)
+            && cluster.copies() > 0
+        {
+            for offset in 0..CLUSTER_PAGES {
+                let word = cluster.get(offset);
+                if let Some(Place::Pool(handle)) = word.place()
+                    && word.has_pool_copy()
+                    && !word.is_locked()
+                    && count < DROP_BATCH
+                {
+                    self.set(&mut cluster, offset, word.without_place());
+                    handles[count] = handle;
+                    count += 1;
+                }
+            }
+        }
+        handles[..count].iter().for_each(|&handle| self.zswap.free(handle));
+        count
+    }
+}

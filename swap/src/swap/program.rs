@@ -1,0 +1,152 @@
+//! What the program changes in its memory.
+
+use super::Swap;
+use crate::entry::{ClusterNumber, PageIndex};
+use crate::sync::lock;
+use crate::table::ClusterGuard;
+use crate::word::{State, Word};
+use crate::zswap::pool::SpanSource;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// What a discard released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Discarded {
+    /// Pages that were in the program.
+    pub present: usize,
+    /// Pages that were in frames; each frame is free now. Reported to the caller one by one.
+    pub cached: usize,
+}
+
+impl<S: SpanSource> Swap<S> {
+    /// Forgets a cluster's pages in `range`: they read as zeroes, or are gone. Places are freed;
+    /// `frame_freed(slot, offset)` is told of every frame. Waits until no transfer is under way there.
+    ///
+    /// `also` runs under the cluster's lock, after the words have changed: the place for the system call
+    /// that drops the program's pages, so that no fault comes between the two.
+    pub fn discard(
+        &self,
+        number: ClusterNumber,
+        range: std::ops::Range<usize>,
+        mut frame_freed: impl FnMut(u16, usize),
+        also: impl FnOnce(),
+    ) -> Discarded {
+        let mut discarded = Discarded::default();
+        let Some(mut cluster) = self.lock_settled(number, range.clone()) else {
+            also();
+            return discarded;
+        };
+        for offset in range {
+            let word = cluster.get(offset);
+            match word.state() {
+                State::Hole => continue,
+                State::Present => discarded.present += 1,
+                State::Cached => {
+                    discarded.cached += 1;
+                    frame_freed(word.slot(), offset);
+                }
+                State::Swapped | State::Poisoned => {}
+            }
+            self.free_place(word.place());
+            self.set(&mut cluster, offset, Word::HOLE);
+        }
+        also();
+        if cluster.is_empty() {
+            let history = cluster.history();
+            cluster.set_history(history.emptied());
+        }
+        discarded
+    }
+
+    /// Locks a cluster when no transfer is under way in `range`.
+    pub fn lock_settled(
+        &self,
+        number: ClusterNumber,
+        range: std::ops::Range<usize>,
+    ) -> Option<ClusterGuard<'_>> {
+        loop {
+            let cluster = self.table.lock(number)?;
+            let busy = |cluster: &ClusterGuard<'_>| {
+                cluster.locked() > 0 && range.clone().any(|offset| cluster.get(offset).is_locked())
+            };
+            if !busy(&cluster) {
+                return Some(cluster);
+            }
+            drop(cluster);
+            self.waiters.fetch_add(1, Relaxed);
+            let guard = lock(&self.transfers);
+            // Look again with the lock held: an end that came before this is seen, one after notifies.
+            let still = self.table.lock(number).is_some_and(|cluster| busy(&cluster));
+            if still {
+                drop(self.transfer_ended.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner));
+            }
+            self.waiters.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Tells the table that pages of an unmanaged past are in the program: a region is registered late.
+    pub fn adopt_present(&self, number: ClusterNumber, offsets: impl Iterator<Item = usize>) -> usize {
+        let mut cluster = self.table.lock_or_create(number);
+        let mut count = 0;
+        for offset in offsets {
+            if cluster.get(offset).state() == State::Hole {
+                self.set(&mut cluster, offset, Word::present(None));
+                count += 1;
+            }
+        }
+        if count > 0 {
+            self.enqueue(&mut cluster);
+        }
+        count
+    }
+
+    /// A fault says that a page is absent which the table has as present. If `is_absent` confirms that
+    /// under the cluster's lock, the page is a hole: a system call that we did not see dropped it.
+    pub fn lost(&self, page: PageIndex, is_absent: impl FnOnce() -> bool) -> bool {
+        let Some(mut cluster) = self.table.lock(page.cluster()) else { return false };
+        let word = cluster.get(page.offset());
+        if word.state() != State::Present || word.is_locked() || !is_absent() {
+            return false;
+        }
+        self.free_place(word.place());
+        self.set(&mut cluster, page.offset(), Word::HOLE);
+        true
+    }
+
+    /// Runs `poison` if a page is poisoned, under its cluster's lock: it is not once the program has dropped it.
+    pub fn if_poisoned<T>(&self, page: PageIndex, poison: impl FnOnce() -> T) -> Option<T> {
+        let cluster = self.table.lock(page.cluster())?;
+        (cluster.get(page.offset()).state() == State::Poisoned).then(poison)
+    }
+
+    /// Moves one page's word to another index: its mapping moved. The target must be a hole, the page not
+    /// cached and not locked.
+    pub fn rename(&self, from: PageIndex, to: PageIndex) {
+        let take = |cluster: &mut ClusterGuard<'_>| {
+            let word = cluster.get(from.offset());
+            debug_assert!(!word.is_locked() && word.state() != State::Cached, "{word:?}");
+            self.set(cluster, from.offset(), Word::HOLE);
+            word.with_writeback(false)
+        };
+        let put = |cluster: &mut ClusterGuard<'_>, word: Word| {
+            debug_assert_eq!(cluster.get(to.offset()), Word::HOLE);
+            self.set(cluster, to.offset(), word);
+            if word.state() == State::Swapped {
+                self.note_pooled(cluster, word.place());
+            }
+            if word.state() == State::Present {
+                self.enqueue(cluster);
+            }
+        };
+        if from.cluster() == to.cluster() {
+            let mut cluster = self.table.lock_or_create(from.cluster());
+            let word = take(&mut cluster);
+            put(&mut cluster, word);
+        } else {
+            let (mut a, mut b) = self.table.lock_pair(from.cluster(), to.cluster());
+            let word = take(&mut a);
+            if word != Word::HOLE {
+                put(&mut b, word);
+            }
+        }
+    }
+}

@@ -1,0 +1,344 @@
+//! Pages are stored: as a pattern, in the pool, or where they still lie.
+
+use super::Swap;
+use crate::entry::{PAGE_SIZE, PageIndex};
+use crate::error::StoreError;
+use crate::hash::PageHash;
+use crate::place::{Handle, Place};
+use crate::stats::Counter;
+use crate::table::ClusterGuard;
+use crate::word::{State, Word};
+use crate::workingset::Shadow;
+use crate::zswap::Scratch;
+use crate::zswap::folios::FOLIO_PAGES;
+use crate::zswap::pool::SpanSource;
+use crate::zswap::shrinker::Shrinker;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// After so many pages from the device that did not compress, one of so many is tried.
+const FAR_RUN: u32 = 64;
+const FAR_SAMPLE: u32 = 16;
+
+/// How a page was stored.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stored {
+    /// Its kept copy is proved current: nothing was written.
+    Clean(Place),
+    /// At a new place.
+    New(Place),
+    /// The pool will not have it: write it to the device under this hash, or keep it.
+    Refused(StoreError, PageHash),
+}
+
+impl Stored {
+    /// The first page's place, if all are at new places that follow from it.
+    pub fn run(pages: &[Self]) -> Option<Place> {
+        let Some(&Self::New(first)) = pages.first() else { return None };
+        let word = Word::swapped(first, Shadow(0));
+        let follows =
+            |(nth, page): (usize, &Self)| *page == Self::New(word.nth(nth).place().expect("it has one"));
+        (word.spreads() && pages.iter().enumerate().all(follows)).then_some(first)
+    }
+}
+
+/// How a page can leave, as its bytes and its kept copy tell.
+#[derive(Clone, Copy)]
+enum Way {
+    /// It is one word, repeated.
+    Same(Place),
+    /// Its kept copy is current.
+    Clean(Place),
+    /// So is this one, on the device: in the pool it would be nearer.
+    Nearer(Place, PageHash),
+    New(PageHash),
+}
+
+/// What became of a store.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreOutcome {
+    /// The page is at its place; its frame is free.
+    Swapped,
+    /// A fault waits: map it from its frame, then call [`Swap::finish_hit`].
+    Wanted,
+}
+
+impl<S: SpanSource> Swap<S> {
+    /// Begins to store the pages of `range` that are still in `slot` and that nobody moves. Tells `begun` of each, with
+    /// its kept copy.
+    pub fn begin_store(
+        &self,
+        cluster: &mut ClusterGuard<'_>,
+        slot: u16,
+        range: std::ops::Range<usize>,
+        mut begun: impl FnMut(usize, Option<Place>),
+    ) {
+        let mut offset = range.start;
+        while offset < range.end {
+            let (word, count) = cluster.stretch(offset, range.end - offset);
+            if word.state() == State::Cached && word.slot() == slot && !word.is_locked() {
+                (0..count).for_each(|nth| begun(offset + nth, word.nth(nth).place()));
+                self.set_run(cluster, offset..offset + count, word, word.locked());
+            }
+            offset += count;
+        }
+    }
+
+    /// Finds a place for a page that is out of the program and locked for storing. `poor`: it is known not to compress.
+    pub fn store(&self, bytes: &[u8], kept: Option<Place>, poor: bool, scratch: &mut Scratch) -> Stored {
+        debug_assert_eq!(bytes.len(), PAGE_SIZE);
+        let way = self.way(bytes, kept, scratch);
+        self.put(way, |hash| match poor {
+            true => Err(StoreError::Incompressible),
+            false => self.count_refusal(self.zswap.store(bytes, hash, scratch)),
+        })
+    }
+
+    /// The same for pages that lie one behind the other, `page(0)` and so on: if all go to the pool, as one entry.
+    pub fn store_folio<'a>(
+        &self,
+        page: impl Fn(usize) -> &'a [u8],
+        kept: &[Option<Place>; FOLIO_PAGES],
+        scratch: &mut Scratch,
+    ) -> [Stored; FOLIO_PAGES] {
+        let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth], scratch));
+        let Some(alone) = go_together(&ways) else {
+            return std::array::from_fn(|nth| {
+                self.put(ways[nth], |hash| self.count_refusal(self.zswap.store(page(nth), hash, scratch)))
+            });
+        };
+        let hashes = std::array::from_fn(|nth| match ways[nth] {
+            Way::New(hash) | Way::Nearer(_, hash) => hash,
+            Way::Same(_) | Way::Clean(_) => self.keys.hash.hash(page(nth)),
+        });
+        let stored = self.zswap.store_folio(page, &hashes, alone, scratch);
+        self.put_folio(&ways, |nth| stored[nth])
+    }
+
+    fn note_stored(&self, pages: usize) {
+        if self.zswap.switches().shrinker == Shrinker::Decay {
+            (0..pages).for_each(|_| self.decay.note_store(self.zswap.stored().0));
+        }
+    }
+
+    /// As [`Swap::store`] and [`Swap::store_folio`], for pages that only a trace knows: all or one of them. `sizes` are
+    /// those of their compressed forms, 0 for a repeated word; `hashes` tell their contents apart.
+    pub fn store_sized<const PAGES: usize>(
+        &self,
+        sizes: &[usize; PAGES],
+        hashes: &[PageHash; PAGES],
+        kept: &[Option<Place>; PAGES],
+    ) -> [Stored; PAGES] {
+        let ways: [Way; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
+            0 => Way::Same(Place::ZERO),
+            _ => self.way_of(hashes[nth], kept[nth], |handle| self.zswap.is_of(handle, hashes[nth])),
+        });
+        if let (Ok(sizes), Ok(hashes)) =
+            (<&[usize; FOLIO_PAGES]>::try_from(&sizes[..]), <&[PageHash; FOLIO_PAGES]>::try_from(&hashes[..]))
+            && let Some(alone) = go_together(&ways)
+        {
+            let stored = self.zswap.store_folio_sized(sizes, hashes, alone);
+            return self.put_folio(&ways, |nth| stored[nth]);
+        }
+        std::array::from_fn(|nth| {
+            self.put(ways[nth], |hash| self.count_refusal(self.zswap.store_sized(sizes[nth], hash)))
+        })
+    }
+
+    /// Counts what became of pages that were to be stored together.
+    fn put_folio<const PAGES: usize>(
+        &self,
+        ways: &[Way; PAGES],
+        stored: impl Fn(usize) -> Result<Handle, StoreError>,
+    ) -> [Stored; PAGES] {
+        if (0..PAGES).all(|nth| stored(nth).is_ok()) {
+            self.counters.add(Counter::zswpout, PAGES as u64);
+            self.note_stored(PAGES);
+            return std::array::from_fn(|nth| Stored::New(Place::Pool(stored(nth).expect("all are"))));
+        }
+        std::array::from_fn(|nth| self.put(ways[nth], |_| self.count_refusal(stored(nth))))
+    }
+
+    /// Counts a page that went to the pool, or why it did not.
+    fn count_refusal(&self, stored: Result<Handle, StoreError>) -> Result<Handle, StoreError> {
+        let counter = match stored {
+            Ok(_) => {
+                self.note_stored(1);
+                Counter::zswpout
+            }
+            Err(StoreError::Incompressible) => Counter::reject_compress_poor,
+            Err(StoreError::Compress) => Counter::reject_compress_fail,
+            Err(StoreError::NoMemory) => Counter::reject_alloc_fail,
+            Err(StoreError::PoolLimit) => Counter::pool_limit_hit,
+            Err(StoreError::Disabled) => return stored,
+        };
+        self.counters.add(counter, 1);
+        stored
+    }
+
+    fn way(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Way {
+        if let Some(place) = Place::same_filled(bytes) {
+            return Way::Same(place);
+        }
+        let hash = self.keys.hash.hash(bytes);
+        self.way_of(hash, kept, |handle| self.zswap.holds(handle, bytes, hash, scratch))
+    }
+
+    /// The way of a page with this hash; `is_at` says whether an entry of the pool holds it.
+    fn way_of(&self, hash: PageHash, kept: Option<Place>, is_at: impl FnOnce(Handle) -> bool) -> Way {
+        let clean = kept.filter(|&place| match place {
+            Place::Pool(handle) => is_at(handle),
+            Place::Device(block) => self.blocks.hash(block) == Some(hash),
+            Place::Same(_) => false,
+        });
+        match clean {
+            // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
+            Some(place @ Place::Device(_)) if self.zswap.has_room() && self.may_be_nearer() => {
+                Way::Nearer(place, hash)
+            }
+            Some(place) => Way::Clean(place),
+            None => {
+                self.copies_stale.fetch_add(u64::from(kept.is_some()), Relaxed);
+                Way::New(hash)
+            }
+        }
+    }
+
+    fn put(&self, way: Way, store: impl FnOnce(PageHash) -> Result<Handle, StoreError>) -> Stored {
+        let c = self.counters;
+        match way {
+            Way::Same(place) => {
+                c.add(Counter::swpout_zero, 1);
+                Stored::New(place)
+            }
+            Way::Clean(place) => {
+                c.add(Counter::swap_reuse, 1);
+                Stored::Clean(place)
+            }
+            Way::Nearer(place, hash) => {
+                let stored = store(hash);
+                let far = if stored.is_ok() { 0 } else { self.far.load(Relaxed).saturating_add(1) };
+                self.far.store(far, Relaxed);
+                stored.map_or_else(
+                    |_| {
+                        c.add(Counter::swap_reuse, 1);
+                        Stored::Clean(place)
+                    },
+                    |handle| Stored::New(Place::Pool(handle)),
+                )
+            }
+            Way::New(hash) => match store(hash) {
+                Ok(handle) => Stored::New(Place::Pool(handle)),
+                Err(error) => Stored::Refused(error, hash),
+            },
+        }
+    }
+
+    /// Whether a page from the device is tried in the pool: where many in a row did not compress, one in some.
+    fn may_be_nearer(&self) -> bool {
+        self.far.load(Relaxed) < FAR_RUN || self.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
+    }
+
+    /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody waits
+    /// for any of them, and no older copy is to be freed. Else nothing has changed, and each ends alone.
+    pub fn finish_store_run(&self, first: PageIndex, count: usize, place: Place, shadow: Shadow) -> bool {
+        {
+            let mut cluster = self.table.lock_or_create(first.cluster());
+            let at = first.offset();
+            let (word, found) = cluster.stretch(at, count);
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            let swapped = Word::swapped(place, shadow).with_referenced(true);
+            if found < count || word.is_wanted() || word.place().is_some() || !swapped.spreads() {
+                return false;
+            }
+            self.set_run(&mut cluster, at..at + count, word, swapped);
+            self.note_pooled(&mut cluster, Some(place));
+        }
+        self.notify();
+        true
+    }
+
+    /// Ends a store. With a fault waiting the page stays locked, for [`Swap::finish_hit`].
+    pub fn finish_store(&self, page: PageIndex, place: Place, shadow: Shadow) -> StoreOutcome {
+        let outcome = {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            if word.place() != Some(place) {
+                self.free_place(word.place());
+            }
+            if word.is_wanted() {
+                self.set(&mut cluster, page.offset(), word.with_place(place));
+                StoreOutcome::Wanted
+            } else {
+                let swapped = Word::swapped(place, shadow).with_referenced(true);
+                self.set(&mut cluster, page.offset(), swapped);
+                self.note_pooled(&mut cluster, Some(place));
+                StoreOutcome::Swapped
+            }
+        };
+        if outcome == StoreOutcome::Swapped {
+            self.notify();
+        }
+        outcome
+    }
+
+    /// Ends a store that found no place: the page stays in its frame, or is wanted.
+    pub fn abandon_store(&self, page: PageIndex) -> StoreOutcome {
+        let outcome = {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            if word.is_wanted() {
+                StoreOutcome::Wanted
+            } else {
+                self.set(&mut cluster, page.offset(), word.unlocked());
+                StoreOutcome::Swapped
+            }
+        };
+        self.notify();
+        outcome
+    }
+
+    /// A wanted page was mapped from its frame: it is in the program, its copy (if any) is kept.
+    pub fn finish_hit(&self, page: PageIndex) {
+        {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            let kept = word.place().filter(|place| !matches!(place, Place::Same(_)));
+            self.set(&mut cluster, page.offset(), Word::present(kept));
+            self.enqueue(&mut cluster);
+        }
+        self.counters.add(Counter::swap_cache_hit, 1);
+        self.counters.add(Counter::pgminfault, 1);
+        self.notify();
+    }
+
+    /// A wanted page could not be mapped: it is on probation again.
+    pub fn release_hit(&self, page: PageIndex) {
+        {
+            let mut cluster = self.table.lock_or_create(page.cluster());
+            let word = cluster.get(page.offset());
+            debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
+            self.set(&mut cluster, page.offset(), word.unlocked());
+        }
+        self.notify();
+    }
+
+    /// Prepares a page for `block`, and notes by which hash it will be known.
+    pub fn seal(&self, block: u64, hash: PageHash, page: &mut [u8]) {
+        self.blocks.set_hash(block, hash);
+        if let Some(cipher) = &self.keys.cipher {
+            cipher.apply(block, hash, page);
+        }
+    }
+}
+
+/// Whether pages are to be one entry of the pool: not if most are repeated words, or one is clean. If so, which of them may
+/// be stored alone where that cannot be.
+fn go_together(ways: &[Way]) -> Option<u16> {
+    let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
+    if same > FOLIO_PAGES / 2 || ways.iter().any(|way| matches!(way, Way::Clean(_))) {
+        return None;
+    }
+    Some(ways.iter().enumerate().map(|(nth, way)| u16::from(!matches!(way, Way::Same(_))) << nth).sum())
+}

@@ -1,0 +1,410 @@
+//! Pages come in: every transfer is made here, and ends here.
+
+use super::Swap;
+use crate::entry::{CLUSTER_PAGES, PageIndex};
+use crate::error::LoadError;
+use crate::place::Place;
+use crate::stats::Counter;
+use crate::streams::{Readahead, Window};
+use crate::table::ClusterGuard;
+use crate::word::{State, Word};
+use crate::zswap::Scratch;
+use crate::zswap::pool::SpanSource;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Pages that one transfer brings in at most: 256 KiB.
+pub const WINDOW_MAX: usize = 64;
+
+/// What a fault finds.
+#[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a transfer lives on the stack: the fault path allocates nothing"
+)]
+pub enum Swapin {
+    /// The page is in the program already: wake whoever waits.
+    Present,
+    /// Somebody else brings it in or stores it; that one's end answers this fault.
+    Pending,
+    /// Its contents are lost.
+    Poisoned,
+    /// This caller moves the bytes, then calls [`Swap::finish_swapin`].
+    Inserted(Transfer),
+}
+
+/// Where the bytes of a transfer come from. All pages of a transfer have the same source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Source {
+    /// Nowhere: pages never touched, or discarded.
+    Hole,
+    /// Frames of this staging slot, at the pages' own offsets: on probation.
+    Frames {
+        /// The slot.
+        slot: u16,
+    },
+    /// Zero pages.
+    Zero,
+    /// Patterns and pool entries: read by [`Swap::load`], without waiting.
+    Memory,
+    /// Blocks of the device from this one on.
+    Device {
+        /// The first block.
+        block: u64,
+    },
+}
+
+/// A run of pages, locked by the caller, all in one cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct Transfer {
+    /// The first page.
+    pub first: PageIndex,
+    /// How many.
+    pub length: usize,
+    /// Which of them is waited for.
+    pub demand: usize,
+    /// Whether none is, for all were asked for ahead.
+    pub ahead: bool,
+    /// Where their bytes come from.
+    pub source: Source,
+    words: [Word; WINDOW_MAX],
+}
+
+impl Transfer {
+    /// The words of its pages, as they were before.
+    pub(super) fn words(&self) -> &[Word] {
+        &self.words[..self.length]
+    }
+
+    /// The page that is waited for.
+    pub fn demanded(&self) -> PageIndex {
+        self.first.plus(self.demand as u64)
+    }
+
+    /// The pages.
+    pub fn pages(&self) -> std::ops::Range<PageIndex> {
+        self.first..self.first.plus(self.length as u64)
+    }
+
+    /// Cuts the transfer off at `length` and returns the rest, if there are both. Both are the caller's to end.
+    pub fn split_off(&mut self, length: usize) -> Option<Self> {
+        if length == 0 || length >= self.length {
+            return None;
+        }
+        let mut rest = *self;
+        rest.first = self.first.plus(length as u64);
+        rest.length = self.length - length;
+        rest.demand = self.demand.saturating_sub(length);
+        rest.words.copy_within(length.., 0);
+        if let Source::Device { block } = self.source {
+            rest.source = Source::Device { block: block + length as u64 };
+        }
+        self.length = length;
+        Some(rest)
+    }
+}
+
+/// What stopped a swapin at a page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Met {
+    /// A page that is there.
+    Page,
+    /// No mapping.
+    Nothing,
+}
+
+impl<S: SpanSource> Swap<S> {
+    /// Begins to bring `page` in, and neighbours `within` a range that share its kind of place, as many as the
+    /// `window` has at most.
+    pub fn swapin(&self, page: PageIndex, within: std::ops::Range<PageIndex>, window: Window) -> Swapin {
+        let mut cluster = self.table.lock_or_create(page.cluster());
+        let at = page.offset();
+        let word = cluster.get(at);
+        match word.state() {
+            State::Present if !word.is_locked() => return Swapin::Present,
+            State::Poisoned => return Swapin::Poisoned,
+            _ if word.is_locked() => {
+                self.set(&mut cluster, at, word.wanted());
+                return Swapin::Pending;
+            }
+            _ => {}
+        }
+        let source = source_of(word).expect("present and poisoned are answered above");
+        let window = self.reach(page, source, window);
+        self.claim(cluster, page, source, within, window)
+    }
+
+    /// The same for pages all of which are wanted, whatever readahead says: as many from the first on as go together.
+    pub fn swapin_run(&self, pages: std::ops::Range<PageIndex>) -> Swapin {
+        let cluster = self.table.lock_or_create(pages.start.cluster());
+        let word = cluster.get(pages.start.offset());
+        if word.is_locked() {
+            return Swapin::Pending;
+        }
+        let window = Window::ahead((pages.end.0 - pages.start.0) as usize);
+        match source_of(word) {
+            Some(source) => self.claim(cluster, pages.start, source, pages, window),
+            None if word.state() == State::Poisoned => Swapin::Poisoned,
+            None => Swapin::Present,
+        }
+    }
+
+    /// Begins to bring back a page that is on probation and that nobody moves. `None` if it is not (any more).
+    pub fn swapin_cached(&self, page: PageIndex) -> Option<Transfer> {
+        let cluster = self.table.lock(page.cluster())?;
+        let word = cluster.get(page.offset());
+        let source = source_of(word).filter(|_| word.state() == State::Cached && !word.is_locked())?;
+        match self.claim(cluster, page, source, page..page.plus(1), Window::NONE) {
+            Swapin::Inserted(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
+    fn claim(
+        &self,
+        mut cluster: ClusterGuard<'_>,
+        page: PageIndex,
+        source: Source,
+        within: std::ops::Range<PageIndex>,
+        window: Window,
+    ) -> Swapin {
+        let at = page.offset();
+        let room = Window {
+            before: window.before.min((page.0 - within.start.0) as usize).min(at),
+            after: window.after.min((within.end.0 - page.0) as usize - 1).min(CLUSTER_PAGES - 1 - at),
+        }
+        .at_most(WINDOW_MAX);
+        let mut end = at + 1;
+        while end <= at + room.after {
+            let (word, count) = cluster.stretch(end, at + room.after + 1 - end);
+            if word.is_locked() || !continues(source, end as isize - at as isize, word) {
+                break;
+            }
+            end += count;
+        }
+        let follows = |&offset: &usize| {
+            let word = cluster.get(offset);
+            !word.is_locked() && continues(source, offset as isize - at as isize, word)
+        };
+        let before = (at - room.before..at).rev().take_while(follows).count();
+        let first = at - before;
+        let mut words = [Word::HOLE; WINDOW_MAX];
+        let mut offset = first;
+        while offset < end {
+            let (word, count) = cluster.stretch(offset, end - offset);
+            for nth in 0..count {
+                words[offset - first + nth] = word.nth(nth);
+            }
+            self.set_run(&mut cluster, offset..offset + count, word, word.locked());
+            offset += count;
+        }
+        let source = match source {
+            Source::Device { block } => Source::Device { block: block - before as u64 },
+            other => other,
+        };
+        let (first, length) = (page.cluster().page(first), end - first);
+        Swapin::Inserted(Transfer { first, length, demand: before, ahead: false, source, words })
+    }
+
+    /// What of a window comes in from this source.
+    pub fn reach(&self, page: PageIndex, source: Source, window: Window) -> Window {
+        let device = 1 << self.config.page_cluster;
+        match (self.config.readahead, source) {
+            (Readahead::None, Source::Device { .. }) => Window::NONE,
+            (Readahead::Object, Source::Device { .. }) => window.at_most(device),
+            (Readahead::Cluster, Source::Device { .. } | Source::Memory | Source::Zero) => {
+                let before = match source {
+                    Source::Device { block } => block as usize % device,
+                    _ => page.0 as usize % device,
+                };
+                Window { before, after: device - 1 - before }
+            }
+            _ => window,
+        }
+    }
+
+    /// How many pages after one that is on its way may be on their way too.
+    pub fn reach_ahead(&self, window: Window) -> usize {
+        match self.config.readahead {
+            Readahead::Object => window.at_most(1 << self.config.page_cluster).after,
+            Readahead::Cluster | Readahead::None => 0,
+        }
+    }
+
+    /// Reads page number `nth` of a transfer whose source is memory.
+    pub fn load(
+        &self,
+        transfer: &Transfer,
+        nth: usize,
+        out: &mut [u8],
+        scratch: &mut Scratch,
+    ) -> Result<(), LoadError> {
+        match transfer.words[nth].place() {
+            Some(Place::Same(pattern)) => Place::fill(pattern, out),
+            Some(Place::Pool(handle)) => {
+                self.zswap.load(handle, out, &self.keys.hash, scratch)?;
+            }
+            _ => unreachable!("only pages in memory are loaded"),
+        }
+        Ok(())
+    }
+
+    /// Makes a page of what was read from the device for page number `nth`, and proves it.
+    pub fn open(&self, transfer: &Transfer, nth: usize, bytes: &mut [u8]) -> Result<(), LoadError> {
+        let Some(Place::Device(block)) = transfer.words[nth].place() else {
+            unreachable!("only pages on the device are read from it")
+        };
+        let hash = self.blocks.hash(block).ok_or(LoadError::Hash)?;
+        if let Some(cipher) = &self.keys.cipher {
+            cipher.apply(block, hash, bytes);
+        }
+        if self.keys.hash.hash(bytes) == hash { Ok(()) } else { Err(LoadError::Hash) }
+    }
+
+    /// Ends a transfer: its first `mapped` pages are in the program, the others are as they were.
+    ///
+    /// `keep` says whether stored copies stay, so that the next eviction can prove the page clean.
+    /// Returns the pages beyond `mapped` for which a fault waits.
+    pub fn finish_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool) -> u64 {
+        self.finish_swapin_at(transfer, mapped, keep, None)
+    }
+
+    /// The same where the page behind those may have turned out to be in the program already, or its mapping to be gone:
+    /// its word says so from now on, and what was stored for it is dropped.
+    pub fn finish_swapin_at(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Option<Met>) -> u64 {
+        let mut wanted = 0;
+        let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+        let first = transfer.first.offset();
+        let mut nth = 0;
+        while nth < mapped {
+            let word = transfer.words[nth];
+            let follows = |&count: &usize| transfer.words[nth + count] == word.nth(count);
+            let count = 1 + (1..mapped - nth).take_while(follows).count();
+            let kept = word.place().filter(|place| keep && !matches!(place, Place::Same(_)));
+            if kept.is_none() {
+                (nth..nth + count).for_each(|nth| self.free_place(transfer.words[nth].place()));
+            }
+            let locked = word.locked();
+            self.set_run(&mut cluster, first + nth..first + nth + count, locked, Word::present(kept));
+            nth += count;
+        }
+        for nth in mapped..transfer.length {
+            wanted |= u64::from(cluster.get(first + nth).is_wanted()) << nth;
+            let word = transfer.words[nth];
+            let after = match met.filter(|_| nth == mapped) {
+                None => word.with_writeback(false),
+                Some(met) => {
+                    self.free_place(word.place());
+                    if met == Met::Page { Word::present(None) } else { Word::HOLE }
+                }
+            };
+            self.set(&mut cluster, first + nth, after);
+        }
+        if met == Some(Met::Page) {
+            self.enqueue(&mut cluster);
+        }
+        if mapped > 0 {
+            if matches!(transfer.source, Source::Frames { .. }) {
+                let mut history = cluster.history();
+                self.policy.hit(&mut history, mapped);
+                cluster.set_history(history);
+            }
+            self.judge(&mut cluster, &transfer.words[..mapped]);
+            self.enqueue(&mut cluster);
+            self.count_in(transfer, mapped);
+        }
+        drop(cluster);
+        self.notify();
+        wanted
+    }
+
+    /// Judges pages that have come back from a place.
+    fn judge(&self, cluster: &mut ClusterGuard<'_>, words: &[Word]) {
+        let (mut activated, mut restored) = (0, 0);
+        let present = self.present().max(0) as u64;
+        for word in words.iter().filter(|word| word.state() == State::Swapped) {
+            let refault = self.workingset.refault(word.shadow(), present);
+            activated += u64::from(refault.activate);
+            restored += u64::from(refault.restore);
+            match word.place() {
+                Some(Place::Device(_))
+                    if self.workingset.distance(word.shadow()) <= 2 * self.age.load(Relaxed) =>
+                {
+                    self.near.fetch_add(1, Relaxed);
+                }
+                Some(Place::Pool(_)) if refault.activate => _ = self.pool_near.fetch_add(1, Relaxed),
+                _ => {}
+            }
+        }
+        if activated > 0 {
+            let mut history = cluster.history();
+            self.policy.refault(&mut history, activated as usize);
+            cluster.set_history(history);
+            self.counters.add(Counter::workingset_activate_anon, activated);
+            self.counters.add(Counter::workingset_restore_anon, restored);
+        }
+    }
+
+    fn count_in(&self, transfer: &Transfer, mapped: usize) {
+        let c = self.counters;
+        let count = mapped as u64;
+        let (counter, major) = match transfer.source {
+            Source::Hole => (Counter::pgalloc, false),
+            Source::Frames { .. } => (Counter::swap_cache_hit, false),
+            Source::Zero => (Counter::swpin_zero, true),
+            Source::Memory => (Counter::zswpin, true),
+            Source::Device { .. } => (Counter::pswpin, true),
+        };
+        c.add(counter, count);
+        let asked = u64::from(!transfer.ahead);
+        c.add(if major { Counter::pgmajfault } else { Counter::pgminfault }, asked);
+        if major {
+            c.add(Counter::workingset_refault_anon, count);
+            c.add(Counter::swap_ra, count - asked);
+            if !transfer.ahead {
+                self.decay.note_swapin();
+            }
+            if matches!(transfer.source, Source::Device { .. }) {
+                self.second_chance.note_disk_swapins(count);
+            }
+        }
+    }
+
+    /// Ends a transfer of one page that cannot be read: it is poisoned.
+    ///
+    /// # Panics
+    /// If there are more: which of them cannot be read is told by reading each alone.
+    pub fn fail_swapin(&self, transfer: &Transfer) {
+        assert_eq!(transfer.length, 1, "one page is poisoned at a time");
+        {
+            let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+            self.free_place(transfer.words[0].place());
+            self.set(&mut cluster, transfer.first.offset(), Word::POISONED);
+        }
+        self.counters.add(Counter::poisoned, 1);
+        self.notify();
+    }
+}
+
+fn source_of(word: Word) -> Option<Source> {
+    Some(match word.state() {
+        State::Hole => Source::Hole,
+        State::Cached => Source::Frames { slot: word.slot() },
+        State::Swapped => match word.place()? {
+            Place::ZERO => Source::Zero,
+            Place::Same(_) | Place::Pool(_) => Source::Memory,
+            Place::Device(block) => Source::Device { block },
+        },
+        State::Present | State::Poisoned => return None,
+    })
+}
+
+/// Whether `word`, `nth` pages after the one that is waited for, can travel with a transfer from `source`.
+fn continues(source: Source, nth: isize, word: Word) -> bool {
+    match (source, source_of(word)) {
+        (Source::Device { block: first }, Some(Source::Device { block })) => {
+            first.checked_add_signed(nth as i64) == Some(block)
+        }
+        (a, Some(b)) => a == b,
+        (_, None) => false,
+    }
+}

@@ -1,0 +1,99 @@
+//! What lies on the device leaves it.
+
+use super::Swap;
+use super::swapin::Transfer;
+use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
+use crate::place::Place;
+use crate::table::CLUSTERS_MAX;
+use crate::word::State;
+use crate::zswap::pool::SpanSource;
+
+/// Pages that lie one block after the other on the device.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct DeviceRun {
+    /// The first block.
+    pub block: u64,
+    /// The page that is there.
+    pub first: PageIndex,
+    /// How many.
+    pub length: usize,
+}
+
+impl DeviceRun {
+    /// The pages.
+    pub fn pages(&self) -> std::ops::Range<PageIndex> {
+        self.first..self.first.plus(self.length as u64)
+    }
+}
+
+impl<S: SpanSource> Swap<S> {
+    /// Runs of pages that lie on the device from `block` on, at most `most`, by their blocks. Copies that are kept there of
+    /// pages which are in memory are dropped on the way.
+    ///
+    /// It goes through the table, a look-up a run ([`crate::table::Table::has_page`]), and remembers no more than it returns.
+    pub fn device_runs(&self, block: u64, most: usize) -> Vec<DeviceRun> {
+        let mut lowest = std::collections::BinaryHeap::with_capacity(most + 1);
+        for number in self.table.touched(0..CLUSTERS_MAX) {
+            let mut kept = false;
+            let mut offset = 0;
+            while offset < CLUSTER_PAGES {
+                let page = number.page(offset);
+                let word = self.table.peek(page);
+                offset += 1;
+                let Some(Place::Device(first)) = word.place() else { continue };
+                if word.state() != State::Swapped {
+                    kept = true;
+                    continue;
+                }
+                let run = self.table.has_page(page, 0, CLUSTER_PAGES - offset).unwrap_or_default();
+                offset += run.after;
+                if first >= block {
+                    lowest.push(DeviceRun { block: first, first: page, length: run.after + 1 });
+                }
+                if lowest.len() > most {
+                    lowest.pop();
+                }
+            }
+            if kept {
+                self.drop_device_copies(number);
+            }
+        }
+        lowest.into_sorted_vec()
+    }
+
+    fn drop_device_copies(&self, number: ClusterNumber) {
+        let Some(mut cluster) = self.table.lock(number) else { return };
+        for offset in 0..CLUSTER_PAGES {
+            let word = cluster.get(offset);
+            if let Some(place @ Place::Device(_)) = word.place()
+                && matches!(word.state(), State::Present | State::Cached)
+                && !word.is_locked()
+            {
+                self.set(&mut cluster, offset, word.without_place());
+                self.free_place(Some(place));
+            }
+        }
+    }
+
+    /// Ends a transfer of pages that were stored anew while they stay out: each that has a new place is there, the others
+    /// are as they were. Returns those for which a fault waits.
+    pub fn finish_move(&self, transfer: &Transfer, places: &[Option<Place>]) -> u64 {
+        let mut wanted = 0;
+        {
+            let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+            for (nth, place) in places.iter().enumerate() {
+                let (offset, word) = (transfer.first.offset() + nth, transfer.words()[nth]);
+                wanted |= u64::from(cluster.get(offset).is_wanted()) << nth;
+                let moved = |place| word.with_place(place).with_referenced(true);
+                let after = place.map_or(word, moved).with_writeback(false);
+                self.set(&mut cluster, offset, after);
+                if place.is_some() {
+                    self.free_place(word.place());
+                    self.note_pooled(&mut cluster, *place);
+                }
+            }
+        }
+        self.notify();
+        wanted
+    }
+}

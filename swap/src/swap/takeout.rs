@@ -1,0 +1,194 @@
+//! Which cluster leaves next, and what taking it out leaves behind.
+
+use super::Swap;
+use crate::balance::{Sizes, Totals};
+use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
+use crate::policy::{SPARED_MAX, Seen};
+use crate::stats::Counter;
+use crate::table::{ClusterGuard, History};
+use crate::word::{State, Word};
+use crate::workingset::Shadow;
+use crate::zswap::pool::SpanSource;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A cluster that is asked for its pages out of turn.
+#[expect(missing_debug_implementations, reason = "a guard has none")]
+pub enum Candidate<'a> {
+    /// None is in the program.
+    Empty,
+    /// Some are on the move.
+    Moving,
+    /// They can be taken out, and nobody else does.
+    Ready(ClusterGuard<'a>),
+}
+
+/// What a take-out took, in pages.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TakenOut {
+    /// Pages that are in frames now.
+    pub taken: usize,
+    /// Those of them that the table had not known to be in the program.
+    pub adopted: usize,
+    /// Pages that the table thought to be in the program, but were not.
+    pub dropped: usize,
+    /// What those that are taken leave behind.
+    pub shadow: Shadow,
+    /// Slots that pages were in which the table had not known to be in the program, each with how many: they are
+    /// there no more.
+    pub left: Vec<(u16, usize)>,
+}
+
+impl<S: SpanSource> Swap<S> {
+    /// Locks the next cluster to take out. `None` when the queue holds none that can give anything now.
+    ///
+    /// A cluster with a transfer under way is passed over: its pages are on the move.
+    pub fn victim(&self) -> Option<ClusterGuard<'_>> {
+        // All may be as hot as can be.
+        for _ in 0..=SPARED_MAX * self.queue.len() {
+            let mut cluster = self.table.lock_or_create(self.queue.pop()?);
+            let history = cluster.history();
+            let history = History { queued: false, ..history };
+            cluster.set_history(history);
+            if cluster.present() == 0 {
+                if cluster.is_empty() {
+                    cluster.set_history(history.emptied());
+                }
+                continue;
+            }
+            let mut judged = history;
+            if cluster.locked() > 0 || self.policy.spares(&mut judged, cluster.present()) {
+                cluster.set_history(judged);
+                self.enqueue(&mut cluster);
+                continue;
+            }
+            return Some(cluster);
+        }
+        None
+    }
+
+    /// Locks a cluster whether or not its turn has come.
+    pub fn candidate(&self, number: ClusterNumber) -> Candidate<'_> {
+        match self.table.lock(number) {
+            Some(cluster) if cluster.locked() > 0 => Candidate::Moving,
+            Some(cluster) if cluster.present() > 0 => Candidate::Ready(cluster),
+            _ => Candidate::Empty,
+        }
+    }
+
+    /// Tells the policy what has come back so far: to be called every few hundredths of a second.
+    pub fn observe(&self) {
+        self.policy.observe(Seen {
+            hits: self.counters.get(Counter::swap_cache_hit),
+            refaults: self.counters.get(Counter::workingset_refault_anon),
+            cached: self.cached().max(0) as u64,
+            swapped: self.swapped().max(0) as u64,
+        });
+    }
+
+    /// What has come and gone so far, for [`crate::balance`]; pages from the device were waited for so long.
+    pub fn totals(&self, device_ns: u64) -> Totals {
+        let get = |counter| self.counters.get(counter);
+        Totals {
+            pool_in: get(Counter::zswpin),
+            device_in: get(Counter::pswpin),
+            device_near: self.near.load(Relaxed),
+            pool_near: self.pool_near.load(Relaxed),
+            device_ns,
+            hits: get(Counter::swap_cache_hit),
+            displaced: get(Counter::pool_limit_hit) + get(Counter::zswpwb),
+            incompressible: get(Counter::reject_compress_poor),
+            reused: get(Counter::swap_reuse),
+            stale: self.copies_stale(),
+        }
+    }
+
+    /// What is where, for [`crate::balance`].
+    pub fn sizes(&self) -> Sizes {
+        Sizes {
+            stored: self.zswap.stored().0,
+            pool: self.zswap.pool_pages() as u64,
+            device: self.blocks.used(),
+            resident: self.present().max(0) as u64,
+            full: !self.zswap.has_room(),
+        }
+    }
+
+    /// Whether more pages are on probation than should be.
+    pub fn is_probation_full(&self) -> bool {
+        let cached = self.cached().max(0) as usize;
+        cached > self.policy.probation(cached + self.present().max(0) as usize)
+    }
+
+    /// Makes the clusters of a range the next victims, hot or not. Returns how many there are.
+    pub fn hasten(&self, range: std::ops::Range<PageIndex>) -> usize {
+        let numbers = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
+        let ids = self.table.touched(numbers).filter_map(|number| {
+            let mut cluster = self.table.lock(number)?;
+            let history = cluster.history();
+            cluster.set_history(History { heat: 0, ..history });
+            Some(number)
+        });
+        self.queue.hasten(&ids.collect())
+    }
+
+    /// Puts a victim back that could not be taken out.
+    pub fn put_back(&self, mut cluster: ClusterGuard<'_>) {
+        self.enqueue(&mut cluster);
+    }
+
+    /// Records a take-out of the cluster's pages in `range`: those in `populated` are in frames of `slot`
+    /// now; others that were thought present, but are `absent`, had been dropped behind our back.
+    pub fn taken_out(
+        &self,
+        cluster: &mut ClusterGuard<'_>,
+        slot: u16,
+        range: std::ops::Range<usize>,
+        populated: impl Fn(usize) -> bool,
+        absent: impl Fn(usize) -> bool,
+    ) -> TakenOut {
+        let mut out = TakenOut::default();
+        let end = range.end;
+        let mut offset = range.start;
+        while offset < end {
+            let (word, count) = cluster.stretch(offset, end - offset);
+            debug_assert!(!word.is_locked(), "victims have no transfer under way: {word:?}");
+            let present = word.state() == State::Present;
+            let fate = |offset| (populated(offset), !populated(offset) && present && absent(offset));
+            let (taken, dropped) = fate(offset);
+            let run = offset
+                ..offset
+                    + 1
+                    + (offset + 1..offset + count).take_while(|&next| fate(next) == (taken, dropped)).count();
+            offset = run.end;
+            let free = |run: std::ops::Range<usize>| {
+                (0..run.len()).for_each(|nth| self.free_place(word.nth(nth).place()));
+            };
+            if taken {
+                // The page tables have the last word: a page that came there by a call we did not see
+                // is the program's, and what the table had for it is stale.
+                let kept = if present { word.place() } else { None };
+                if !present {
+                    free(run.clone());
+                }
+                out.taken += run.len();
+                out.adopted += if present { 0 } else { run.len() };
+                if word.state() == State::Cached {
+                    out.left.push((word.slot(), run.len()));
+                }
+                self.set_run(cluster, run, word, Word::cached(slot, kept));
+            } else if dropped {
+                out.dropped += run.len();
+                free(run.clone());
+                self.set_run(cluster, run, word, Word::HOLE);
+            }
+        }
+        let history = cluster.history();
+        out.shadow = self.workingset.evict(out.taken as u64, history.workingset);
+        cluster.set_history(History { heat: 0, taken: out.taken as u16, workingset: false, ..history });
+        if cluster.present() > 0 {
+            self.enqueue(cluster);
+        }
+        self.counters.add(Counter::pgsteal, out.taken as u64);
+        out
+    }
+}

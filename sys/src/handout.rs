@@ -1,0 +1,323 @@
+//! Descriptors that one process hands out to others, over a socket: how they are asked for, and how they come.
+//!
+//! ```text
+//! ask     │ magic │ version │ thing │
+//! answer  │ magic │ version │ error │   and, with error 0, one descriptor (SCM_RIGHTS)
+//! ```
+//!
+//! A connection (`SOCK_SEQPACKET`: a message is whole or not there) carries one question and one answer. The socket has
+//! two names: a path, which is found from every network namespace, and an abstract name, which is found from every root.
+//! Who hands out must find out whom it talks to by the socket (`SO_PEERPIDFD`), not by what is said.
+
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+const MAGIC: [u8; 8] = *b"pagetide";
+const VERSION: u32 = 1;
+/// Bytes of a message.
+const LENGTH: usize = 16;
+
+/// What can be handed out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u32)]
+pub enum Thing {
+    /// The group page.
+    GroupPage = 1,
+    /// The swap file, with a position and flags of its own.
+    SwapFile = 2,
+    /// The trace, to append.
+    Trace = 3,
+    /// The device that makes userfaultfds. Whoever has it may make one, with all rights.
+    Userfaultfd = 4,
+    /// The page tables of whoever asks.
+    Pagemap = 5,
+    /// The mappings of whoever asks.
+    Maps = 6,
+}
+
+impl Thing {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::GroupPage, Self::SwapFile, Self::Trace, Self::Userfaultfd, Self::Pagemap, Self::Maps];
+}
+
+/// Where somebody hands out.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Address {
+    /// The path, if there is a place for one.
+    pub path: Option<PathBuf>,
+    /// The abstract name.
+    pub name: String,
+}
+
+impl Address {
+    /// From text.
+    pub fn parse(text: &str) -> Self {
+        match text.strip_prefix('@') {
+            Some(name) => Self { path: None, name: name.into() },
+            None => Self { path: Some(text.into()), name: Self::name_of(Path::new(text)) },
+        }
+    }
+
+    /// The abstract name that goes with a path: that of its directory.
+    fn name_of(path: &Path) -> String {
+        let directory = path.parent().and_then(Path::file_name).unwrap_or_default();
+        directory.to_string_lossy().into_owned()
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.path {
+            Some(path) => write!(f, "{}", path.display()),
+            None => write!(f, "@{}", self.name),
+        }
+    }
+}
+
+fn encode(number: u32) -> [u8; LENGTH] {
+    let mut bytes = [0; LENGTH];
+    bytes[..8].copy_from_slice(&MAGIC);
+    bytes[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    bytes[12..].copy_from_slice(&number.to_le_bytes());
+    bytes
+}
+
+/// The number in a message, if it is one of ours.
+fn decode(bytes: &[u8]) -> Option<u32> {
+    let number = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    (bytes.len() == LENGTH && bytes[..8] == MAGIC && number(8) == VERSION).then(|| number(12))
+}
+
+fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC | flags, None)
+}
+
+/// Sockets that wait for whoever asks at an address: for its path, if it has one, and its abstract name.
+pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
+    // A queue that is full makes whoever comes wait; it takes nothing.
+    const QUEUE: i32 = 1024;
+    let bind = |name: SocketAddrUnix| {
+        let socket = socket(SocketFlags::NONBLOCK)?;
+        rustix::net::bind(&socket, &name)?;
+        rustix::net::listen(&socket, QUEUE)?;
+        Ok(socket)
+    };
+    let names = address.path.as_deref().map(SocketAddrUnix::new).into_iter();
+    names
+        .chain([SocketAddrUnix::new_abstract_name(address.name.as_bytes())])
+        .map(|name| bind(name?))
+        .collect()
+}
+
+/// Takes the next connection at such a socket, without waiting.
+pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
+    rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
+}
+
+/// What a connection asks for, without waiting.
+///
+/// # Errors
+/// AGAIN if it has not asked yet; BADMSG if it asks for nothing that there is; CONNRESET if nobody is there any more.
+pub fn asked(connection: impl AsFd) -> Result<Thing, Errno> {
+    let mut bytes = [0; LENGTH + 1];
+    let (_, length) = rustix::net::recv(connection, &mut bytes[..], RecvFlags::DONTWAIT)?;
+    if length == 0 {
+        return Err(Errno::CONNRESET);
+    }
+    let number = decode(&bytes[..length.min(bytes.len())]).ok_or(Errno::BADMSG)?;
+    Thing::ALL.into_iter().find(|&thing| thing as u32 == number).ok_or(Errno::BADMSG)
+}
+
+/// Answers a connection, without waiting.
+///
+/// # Errors
+/// It does not take the answer.
+pub fn answer(connection: impl AsFd, given: Result<BorrowedFd<'_>, Errno>) -> Result<(), Errno> {
+    let bytes = encode(given.err().map_or(0, |error| error.raw_os_error() as u32));
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors = given.map(|fd| [fd]);
+    if let Ok(descriptors) = &descriptors {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
+}
+
+/// Where this process asks, and the pid of whoever hands out there.
+static GIVER: OnceLock<(Address, u32)> = OnceLock::new();
+
+/// Remembers where this process can ask, and who hands out there.
+pub fn remember(address: Address, pid: u32) {
+    let _ = GIVER.set((address, pid));
+}
+
+/// Asks for a thing, and waits for it: as long as whoever hands out lives.
+///
+/// # Errors
+/// NOENT if nobody was named; what connecting says; what the answer says.
+pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
+    let (address, pid) = GIVER.get().ok_or(Errno::NOENT)?;
+    let connection = connect(address, *pid)?;
+    let request = encode(thing as u32);
+    rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, SendFlags::NOSIGNAL))?;
+    let mut bytes = [0; LENGTH + 1];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = rustix::io::retry_on_intr(|| {
+        let mut buffers = [IoSliceMut::new(&mut bytes)];
+        rustix::net::recvmsg(&connection, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    match decode(&bytes[..received.bytes.min(LENGTH + 1)]) {
+        // It has ended, or says what is none of ours.
+        None => Err(Errno::CONNRESET),
+        Some(0) => {
+            let mut descriptors = control.drain().filter_map(|message| match message {
+                RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
+                _ => None,
+            });
+            descriptors.next().ok_or(Errno::BADMSG)
+        }
+        Some(error) => Err(Errno::from_raw_os_error(error as i32)),
+    }
+}
+
+/// Whether somebody hands out where this process asks. False also where no name of the socket leads there: from another
+/// root and another network namespace at once.
+pub fn is_there() -> bool {
+    GIVER.get().is_some_and(|(address, pid)| connect(address, *pid).is_ok())
+}
+
+/// A connection to whoever hands out.
+fn connect(address: &Address, pid: u32) -> Result<OwnedFd, Errno> {
+    let connect = |name: SocketAddrUnix| {
+        let socket = socket(SocketFlags::empty())?;
+        rustix::io::retry_on_intr(|| rustix::net::connect(&socket, &name))?;
+        Ok(socket)
+    };
+    if let Some(path) = &address.path
+        && let Ok(socket) = SocketAddrUnix::new(path.as_path()).and_then(connect)
+    {
+        return Ok(socket);
+    }
+    let socket = connect(SocketAddrUnix::new_abstract_name(address.name.as_bytes())?)?;
+    // In another network namespace that name is anybody's. (From another pid namespace whoever listens cannot be told.)
+    let listens = peer_pid(&socket);
+    if listens.is_some_and(|listens| listens != pid) { Err(Errno::CONNREFUSED) } else { Ok(socket) }
+}
+
+/// The pid of whoever is at the other end of a socket, if it is seen here.
+pub fn peer_pid(socket: impl AsFd) -> Option<u32> {
+    use std::os::fd::AsRawFd;
+    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+    let mut length = size_of::<libc::ucred>() as libc::socklen_t;
+    let arguments = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+    // SAFETY: the kernel fills a structure of that length. (`rustix` has a type for it in which no pid can be 0.)
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket.as_fd().as_raw_fd(),
+            arguments.0,
+            arguments.1,
+            &raw mut credentials,
+            &raw mut length,
+        )
+    };
+    (result == 0 && credentials.pid > 0).then_some(credentials.pid as u32)
+}
+
+/// A descriptor of the process at the other end of a socket, as it was when it connected.
+///
+/// # Errors
+/// NOPROTOOPT before Linux 6.5.
+pub fn peer_pidfd(socket: impl AsFd) -> Result<OwnedFd, Errno> {
+    use std::os::fd::{AsRawFd, FromRawFd};
+    const SO_PEERPIDFD: libc::c_int = 77;
+    let mut pidfd: libc::c_int = -1;
+    let mut length = size_of::<libc::c_int>() as libc::socklen_t;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel fills an integer of that length.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_getsockopt,
+            socket,
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            &raw mut pidfd,
+            &raw mut length,
+        )
+    };
+    if result != 0 || pidfd < 0 {
+        return Err(if result != 0 { crate::mapping::last_errno() } else { Errno::NOPROTOOPT });
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(pidfd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_what_it_says() {
+        for (text, path, name) in [
+            ("/tmp/pagetide-7/socket", Some("/tmp/pagetide-7/socket"), "pagetide-7"),
+            ("@pagetide-8", None, "pagetide-8"),
+        ] {
+            let address = Address::parse(text);
+            assert_eq!((address.path.clone(), &*address.name), (path.map(PathBuf::from), name));
+            assert_eq!(address.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_is_asked_for_is_handed_out_or_refused_and_nonsense_is_neither() {
+        let name = format!("pagetide-test-{:016x}", crate::random::words()[0]);
+        let address = Address { path: None, name };
+        let listeners = listen(&address).unwrap();
+        assert_eq!(accept(&listeners[0]).err(), Some(Errno::AGAIN));
+        remember(address.clone(), std::process::id());
+        let asker = std::thread::spawn(|| [Thing::SwapFile, Thing::Trace].map(ask));
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        for (thing, given) in [(Thing::SwapFile, Ok(file.as_fd())), (Thing::Trace, Err(Errno::NOSPC))] {
+            let connection = loop {
+                if let Ok(connection) = accept(&listeners[0]) {
+                    break connection;
+                }
+                std::thread::yield_now();
+            };
+            assert_eq!(peer_pid(&connection), Some(std::process::id()));
+            let asked = loop {
+                match asked(&connection) {
+                    Err(Errno::AGAIN) => std::thread::yield_now(),
+                    other => break other,
+                }
+            };
+            assert_eq!(asked, Ok(thing));
+            answer(&connection, given).unwrap();
+        }
+        let [zero, refused] = asker.join().unwrap();
+        let mut byte = [1];
+        rustix::io::read(zero.unwrap(), &mut byte).unwrap();
+        assert_eq!((byte, refused.err()), ([0], Some(Errno::NOSPC)));
+        let other = connect(&address, std::process::id()).unwrap();
+        rustix::net::send(&other, b"nonsense", SendFlags::empty()).unwrap();
+        assert_eq!(asked(accept(&listeners[0]).unwrap()), Err(Errno::BADMSG));
+        assert!(connect(&address, 1).is_err(), "somebody else listens there");
+        assert!(is_there());
+        drop(listeners);
+        // What other tests start holds it, too, until its exec.
+        while is_there() {
+            std::thread::yield_now();
+        }
+    }
+}
