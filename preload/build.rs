@@ -71,9 +71,9 @@ fn main() {
     println!("cargo:rerun-if-changed=build.rs");
 }
 
-/// Puts gcc's static unwinder in the place of libgcc_s, which takes a process a sixth of its start to load: in a virtual
-/// machine its constructor alone costs 90 µs, for the CPUID instruction. rustc names the shared one; the linker finds a
-/// script of that name first.
+/// Puts gcc's static unwinder in the place of libgcc_s, which takes a process a sixth of its start to load: in a
+/// virtual machine its constructor alone costs 90 µs, for the CPUID instruction. rustc names the shared one; the linker
+/// finds a script of that name first.
 fn unwind_by_ourselves() {
     let compiler = env::var("CC").unwrap_or_else(|_| "cc".to_owned());
     let asked = Command::new(compiler).arg("-print-file-name=libgcc_eh.a").output();
@@ -93,8 +93,8 @@ fn unwind_by_ourselves() {
     println!("cargo:rerun-if-env-changed=CC");
 }
 
-/// Leaves mimalloc's constructor out: most processes never need it (see `sys/src/first_heap.rs`), and `allocator.rs` calls it when one
-/// does. libmimalloc-sys compiles one file, `static.c`, which cc names `…-static.o`.
+/// Leaves mimalloc's constructor out: most processes never need it (see `sys/src/first_heap.rs`), and `allocator.rs`
+/// calls it when one does. libmimalloc-sys compiles one file, `static.c`, which cc names `…-static.o`.
 fn start_mimalloc_late() {
     let directory = env::var("OUT_DIR").expect("cargo sets it");
     let script = Path::new(&directory).join("late.ld");

@@ -4,7 +4,7 @@
 //! each process's share of its pages, for which it walks page tables: so it is asked where the upper bound is above the
 //! cap, and no more than the launcher may spend.
 
-use crate::ration::Ration;
+use crate::cpu_budget::CpuBudget;
 use pagetide_sys::PAGE;
 use std::fs;
 use std::time::Instant;
@@ -48,22 +48,22 @@ pub struct Counted {
 /// Exact looks at a run.
 #[derive(Debug)]
 pub struct Exact {
-    ration: Ration,
+    cpu_budget: CpuBudget,
     counted: Option<Counted>,
 }
 
 impl Exact {
     /// None so far.
     pub fn new(now: Instant) -> Self {
-        Self { ration: Ration::new(SHARE, now), counted: None }
+        Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
     /// Looks at these processes, unless that would take too much.
     pub fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
-        if !self.ration.lasts(now) {
+        if !self.cpu_budget.lasts(now) {
             return;
         }
-        let bytes = self.ration.spend(|| total(&shares(processes()), launcher_pages));
+        let bytes = self.cpu_budget.spend(|| total(&shares(processes()), launcher_pages));
         let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
         self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
     }
@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(exact.counted(), None);
         exact.look(start, 256, || pids.clone());
         let counted = exact.counted().unwrap();
-        // Its ration is spent sooner or later, and earned again.
+        // Its cpu_budget is spent sooner or later, and earned again.
         (0..1000).for_each(|_| exact.look(start, 0, || pids.clone()));
         let spent = exact.counted().unwrap().looks;
         exact.look(start + Duration::from_secs(100), 0, || pids.clone());

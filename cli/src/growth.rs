@@ -1,6 +1,7 @@
 //! How far the swap file may grow, which the launcher looks at while it does.
 //!
-//! The file is as large as its frontier ([`pagetide_swap::frontier`]) has come. Where no size was given it moves on only
+//! The file is as large as its frontier ([`pagetide_swap::frontier`]) has come. Where no size was given it moves on
+//! only
 //! - while a twentieth of the disk stays free, whoever fills it: else the file keeps what it has, and grows again when
 //!   there is room;
 //! - beyond 4 × the cap only while half of the file is in use: before, blocks that were given up are taken again, one by

@@ -1,8 +1,8 @@
 //! `pagetide run`: sets a run up, starts CMD, and stays beside it.
 
 use crate::command;
+use crate::descriptor_server::{DescriptorServer, Place, Things};
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
-use crate::giver::{Giver, Place, Things};
 use crate::growth::{News, Use};
 use crate::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::library;
@@ -17,11 +17,11 @@ use crate::strict::{Passed, Strict};
 use crate::summary::Line;
 use crate::swapfile::SwapFile;
 use crate::tree;
-use crate::voice::Voice;
+use crate::verbosity::Verbosity;
 use pagetide::group::{ENVIRONMENT, Group, Knobs, Setup};
 use pagetide::injection::{self, Injection};
+use pagetide::mask::Mask;
 use pagetide::ticket::{self, Ticket};
-use pagetide::ways::Ways;
 use pagetide_swap::config::PAGE_CLUSTER_MAX;
 use pagetide_swap::frontier::Frontier;
 use pagetide_swap::trace;
@@ -196,11 +196,11 @@ impl RunArgs {
         Knobs { switches, max_pool_percent: self.max_pool_percent }
     }
 
-    fn voice(&self) -> Voice {
+    fn verbosity(&self) -> Verbosity {
         match (self.quiet, self.verbose) {
-            (true, _) => Voice::Quiet,
-            (_, true) => Voice::Verbose,
-            _ => Voice::Normal,
+            (true, _) => Verbosity::Quiet,
+            (_, true) => Verbosity::Verbose,
+            _ => Verbosity::Normal,
         }
     }
 }
@@ -211,13 +211,13 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let file = command::find(&args.command[0], path.as_deref())?;
     command::check(&file, path.as_deref())?;
     let library = library::find()?;
-    let ways = masked_ways()?;
+    let mask = mask_from_environment()?;
     let injection = injection()?;
     Uffd::open().map_err(explain_userfaultfd)?;
 
-    let voice = args.voice();
-    let memory = memory(args, voice)?;
-    let mut swap = swap_file(args, memory, voice)?;
+    let verbosity = args.verbosity();
+    let memory = memory(args, verbosity)?;
+    let mut swap = swap_file(args, memory, verbosity)?;
     let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
     let setup = Setup {
         cap_pages: memory / PAGE,
@@ -234,7 +234,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
         swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
         trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
-        ways: ways.bits(),
+        mask: mask.bits(),
         encrypt: (!args.no_encrypt).into(),
         injection: injection.bits(),
     };
@@ -245,15 +245,15 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         swap.look_now(group.frontier(), Use { held: 0, refused: 0 });
         if group.frontier().allowed() == 0 {
             let directory = swap.directory.display();
-            voice.warn(&format!(
+            verbosity.warn(&format!(
                 "{directory} is 95 % full: no page goes to the swap file until there is room (--swap-dir, --swap-size)"
             ));
         }
     }
 
     let pool = show_bytes(memory / 100 * args.max_pool_percent);
-    voice.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
-    voice.detail(&swap.as_ref().map_or_else(
+    verbosity.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
+    verbosity.detail(&swap.as_ref().map_or_else(
         || "no swap file".to_owned(),
         |swap| {
             format!(
@@ -264,13 +264,14 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
             )
         },
     ));
-    voice.detail(&format!("preloading {}", library.display()));
+    verbosity.detail(&format!("preloading {}", library.display()));
 
-    let giver = Giver::new();
-    if giver.is_none() {
-        voice.detail("no socket can be made: processes that give up their privileges run without Pagetide");
+    let descriptor_server = DescriptorServer::new();
+    if descriptor_server.is_none() {
+        verbosity
+            .detail("no socket can be made: processes that give up their privileges run without Pagetide");
     }
-    let address = giver.as_ref().map(|giver| giver.address().clone());
+    let address = descriptor_server.as_ref().map(|descriptor_server| descriptor_server.address().clone());
     let ticket = Ticket::new(&setup, group_fd.as_raw_fd() as u64, address);
     let mut command = Command::new(&file);
     command
@@ -286,7 +287,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         .transpose()
         .map_err(|error| error.to_string())?
         .map(OwnedFd::from);
-    let handed = giver.map(|giver| (giver, trace));
+    let handed = descriptor_server.map(|descriptor_server| (descriptor_server, trace));
     Launcher::start(args, command, group, group_fd, swap, handed)?.stay()
 }
 
@@ -310,11 +311,11 @@ fn hinted(error: &std::io::Error) -> String {
     }
 }
 
-fn masked_ways() -> Result<Ways, String> {
+fn mask_from_environment() -> Result<Mask, String> {
     let list = std::env::var_os("PAGETIDE_MASK").unwrap_or_default();
     let list = list.to_string_lossy();
-    Ways::parse(&list).map_err(|name| {
-        let known: Vec<_> = Ways::NAMES.iter().map(|(name, _)| *name).collect();
+    Mask::parse(&list).map_err(|name| {
+        let known: Vec<_> = Mask::NAMES.iter().map(|(name, _)| *name).collect();
         format!("PAGETIDE_MASK: there is no way {name:?}; there are {}", known.join(", "))
     })
 }
@@ -341,11 +342,11 @@ fn explain_userfaultfd(error: Errno) -> String {
     )
 }
 
-fn memory(args: &RunArgs, voice: Voice) -> Result<u64, String> {
+fn memory(args: &RunArgs, verbosity: Verbosity) -> Result<u64, String> {
     let limits = Limits::read()?;
     let memory = args.memory.unwrap_or(Size::Percent(MEMORY_DEFAULT)).bytes(limits.whole());
     if args.memory.is_none() {
-        voice.tell(&format!(
+        verbosity.tell(&format!(
             "--memory is {}: {MEMORY_DEFAULT} % of what this process may have",
             show_bytes(memory)
         ));
@@ -356,7 +357,7 @@ fn memory(args: &RunArgs, voice: Voice) -> Result<u64, String> {
     }
     if memory > limits.whole() {
         let what = if limits.cgroup.is_some() { "this cgroup may have" } else { "this machine has" };
-        voice.warn(&format!(
+        verbosity.warn(&format!(
             "--memory is {}, and {what} {}: the kernel may kill the run before it is swapped",
             show_bytes(memory),
             show_bytes(limits.whole())
@@ -365,7 +366,7 @@ fn memory(args: &RunArgs, voice: Voice) -> Result<u64, String> {
     Ok(memory)
 }
 
-fn swap_file(args: &RunArgs, memory: u64, voice: Voice) -> Result<Option<SwapFile>, String> {
+fn swap_file(args: &RunArgs, memory: u64, verbosity: Verbosity) -> Result<Option<SwapFile>, String> {
     if args.no_disk {
         return Ok(None);
     }
@@ -373,7 +374,7 @@ fn swap_file(args: &RunArgs, memory: u64, voice: Voice) -> Result<Option<SwapFil
         None => None,
         Some(size) => Some(size.bytes(Limits::read()?.whole())),
     };
-    SwapFile::create(args.swap_dir.as_deref(), size, memory, voice)
+    SwapFile::create(args.swap_dir.as_deref(), size, memory, verbosity)
 }
 
 /// The process beside CMD.
@@ -417,7 +418,7 @@ impl<'a> Launcher<'a> {
         group: Group,
         group_fd: OwnedFd,
         swap: Option<SwapFile>,
-        giver: Option<(Giver, Option<OwnedFd>)>,
+        descriptor_server: Option<(DescriptorServer, Option<OwnedFd>)>,
     ) -> Result<Self, Failure> {
         // Best effort: where it is forbidden, orphans go to init as ever.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
@@ -441,8 +442,8 @@ impl<'a> Launcher<'a> {
             _place: None,
         };
         // With all signals blocked, which are the other thread's.
-        if let Some((giver, trace)) = giver {
-            this._place = giver.start(this.things(trace)?);
+        if let Some((descriptor_server, trace)) = descriptor_server {
+            this._place = descriptor_server.start(this.things(trace)?);
         }
         this.sampler.charge_own(&this.group_fd);
         let report = this.report(None);
@@ -571,8 +572,8 @@ impl<'a> Launcher<'a> {
         let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
         for news in look(swap, self.group.frontier(), now) {
             match news {
-                News::Passed(line) => self.args.voice().tell(&line),
-                News::Full(line) => self.args.voice().warn(&line),
+                News::Passed(line) => self.args.verbosity().tell(&line),
+                News::Full(line) => self.args.verbosity().warn(&line),
             }
         }
     }
@@ -580,7 +581,7 @@ impl<'a> Launcher<'a> {
     /// Says which programs were found to run without Pagetide: once, and at once.
     fn tell_news(&mut self) {
         for line in self.sampler.outside().news() {
-            self.args.voice().warn(&line);
+            self.args.verbosity().warn(&line);
         }
     }
 
@@ -641,9 +642,9 @@ impl<'a> Launcher<'a> {
         self.write_stats(Some(status));
         for Line { warning, text } in report.summary() {
             if warning {
-                self.args.voice().warn(&text);
+                self.args.verbosity().warn(&text);
             } else {
-                self.args.voice().tell(&text);
+                self.args.verbosity().tell(&text);
             }
         }
         status
@@ -682,7 +683,7 @@ impl<'a> Launcher<'a> {
         if let Err(error) = stats.write(&report.json(), stage) {
             // Once is enough, but for the last report, which is lost.
             if !self.stats_failed || stage == Stage::Ended {
-                self.args.voice().warn(&error);
+                self.args.verbosity().warn(&error);
             }
             self.stats_failed = true;
         }

@@ -2,21 +2,21 @@
 //!
 //! Where several processes together want more memory than there is, each takes from the others what they will want back
 //! next: all of them run, and all of them wait for pages. Fewer at a time get more done, as long as the processors have
-//! work. So while memory is short, pages come back fast and more processes are at work than there are processors, one of
-//! them *rests*: its faults wait, and the others take its memory. The smallest goes first, which has the least to lose and,
-//! among equals that started one after the other, the most still to do; but none so small that its memory is of no use to
-//! others. It goes on when there is room for it, at once when too few are at work, and after a second in place of the one
-//! that has run for longest, if that is a second at least.
+//! work. So while memory is short, pages come back fast and more processes are at work than there are processors, one
+//! of them *rests*: its faults wait, and the others take its memory. The smallest goes first, which has the least to
+//! lose and, among equals that started one after the other, the most still to do; but none so small that its memory is
+//! of no use to others. It goes on when there is room for it, at once when too few are at work, and after a second in
+//! place of the one that has run for longest, if that is a second at least.
 //!
-//! That is the load control of early multiprogramming systems, which swapped whole processes out (Denning, *Thrashing: its
-//! causes and prevention*, 1968); Linux 2.6.9 to 3.4 had its mirror image, a token that protected one process from
+//! That is the load control of early multiprogramming systems, which swapped whole processes out (Denning, *Thrashing:
+//! its causes and prevention*, 1968); Linux 2.6.9 to 3.4 had its mirror image, a token that protected one process from
 //! losing pages (Jiang and Zhang, *Token-ordered LRU*, 2005).
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a process rests before it takes turns with another, and is spared afterwards. Orders to rest are given anew as
-/// often, so that a process whose launcher is stopped does not rest for ever.
+/// How long a process rests before it takes turns with another, and is spared afterwards. Orders to rest are given anew
+/// as often, so that a process whose launcher is stopped does not rest for ever.
 const REST: Duration = Duration::from_secs(1);
 /// Between two orders: what the first has changed is seen by then.
 const SETTLES: Duration = Duration::from_millis(40);

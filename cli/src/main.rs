@@ -4,24 +4,24 @@
 
 mod command;
 mod container;
+mod cpu_budget;
+mod descriptor_server;
 mod doctor;
 mod exact;
 mod failure;
-mod giver;
 mod growth;
 mod killed;
 mod launch;
 mod library;
 mod limits;
 mod load;
-mod mute;
 #[allow(unsafe_code, reason = "the only file that may")]
 mod os;
 mod out;
 mod outside;
-mod ration;
 mod replay;
 mod report;
+mod responsiveness;
 mod runs;
 mod sampler;
 mod set;
@@ -36,7 +36,7 @@ mod swapfile;
 mod swapoff;
 mod tree;
 mod unmanaged;
-mod voice;
+mod verbosity;
 
 use clap::Parser;
 use clap::error::ErrorKind;

@@ -181,8 +181,8 @@ pub fn children_cpu() -> (f64, f64) {
 
 /// Stops this process, until it is continued or `goes_on` says that it should be.
 ///
-/// What asks is a process forked from it, as a stopped one cannot. It does nothing for which another thread of this process
-/// might hold a lock, but for `malloc`'s, which the C library hands to a forked child in order.
+/// What asks is a process forked from it, as a stopped one cannot. It does nothing for which another thread of this
+/// process might hold a lock, but for `malloc`'s, which the C library hands to a forked child in order.
 pub fn stop_until(goes_on: impl Fn() -> bool) {
     const PAUSE: Duration = Duration::from_millis(100);
     let me = std::process::id();

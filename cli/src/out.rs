@@ -12,7 +12,8 @@ pub enum Audience {
     Gone,
 }
 
-/// Prints `text`, at once. A pipe that nobody reads any more is no error, and changes no exit status; a full disk is one.
+/// Prints `text`, at once. A pipe that nobody reads any more is no error, and changes no exit status; a full disk is
+/// one.
 pub fn print(text: &str) -> Result<Audience, Failure> {
     print_to(&mut std::io::stdout().lock(), text)
 }

@@ -48,8 +48,8 @@ impl Reason {
         }
     }
 
-    /// Of a process that runs a program of its own, as far as its file, its loader and its environment tell. `None` if it
-    /// may be about to join the run.
+    /// Of a process that runs a program of its own, as far as its file, its loader and its environment tell. `None` if
+    /// it may be about to join the run.
     fn for_sure(pid: u32) -> Option<Self> {
         let file = File::open(format!("/proc/{pid}/exe")).ok();
         match file.and_then(|mut file| Format::of(&mut file).ok()) {

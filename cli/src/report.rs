@@ -4,7 +4,7 @@ use crate::killed::Killer;
 use crate::outside::Outside;
 use crate::summary::Most;
 use pagetide::census::Reason;
-use pagetide::group::{Ended, Field, Group, Slot};
+use pagetide::group::{Ended, Field, Group, ProcessSlot};
 use pagetide::latency;
 use pagetide_swap::{Counter, Counters};
 use serde_json::{Value, json};
@@ -61,7 +61,7 @@ pages! {
 
 impl Pages {
     /// What one process holds.
-    pub fn of(slot: Slot) -> Self {
+    pub fn of(slot: ProcessSlot) -> Self {
         let get = |field| slot.get(field);
         let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
         let mut pages = Self {
@@ -172,7 +172,7 @@ impl Gathered {
         this
     }
 
-    fn count(&mut self, slot: Slot) {
+    fn count(&mut self, slot: ProcessSlot) {
         for &counter in Counter::ALL {
             let count = &mut self.counters[counter as usize];
             *count = count.saturating_add(slot.counters().get(counter));
@@ -342,7 +342,7 @@ pub mod tests {
             swap_fd: 0,
             swap_identity: (0, 0),
             trace_fd: None,
-            ways: 0,
+            mask: 0,
             encrypt: 1,
             injection: 0,
         };

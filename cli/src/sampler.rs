@@ -6,16 +6,16 @@
 
 use crate::exact::Exact;
 use crate::load::{LoadControl, Seen};
-use crate::mute;
 use crate::outside::Outside;
 use crate::report::{Gathered, Pages};
+use crate::responsiveness;
 use crate::shmem::SharedMemory;
 use crate::stall::{Stall, Waited};
 use crate::strict::is_passed;
 use crate::summary::{Holder, Most, NAMED};
 use crate::tree;
 use crate::unmanaged::{Members, Unmanaged};
-use pagetide::group::{Field, Group, Mute, Slot};
+use pagetide::group::{Field, Group, ProcessSlot, Responsiveness};
 use pagetide_swap::Counter;
 use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_sys::procfs::{self, Identity};
@@ -35,7 +35,8 @@ const FREE_FDS: u64 = 8;
 /// Samples in a row in which a process has given nothing of what it was asked for, after which nobody counts on it: it
 /// is stopped, or another program by now, without an engine.
 const DEAF_SAMPLES: u32 = 100;
-/// Samples in a row in which a small process without an engine takes nothing, after which only what it holds is charged.
+/// Samples in a row in which a small process without an engine takes nothing, after which only what it holds is
+/// charged.
 const IDLE_SAMPLES: u32 = 5;
 /// Steps of the group that such a process may have been granted.
 const IDLE_STEPS: i64 = 8;
@@ -97,7 +98,7 @@ struct Watch {
 }
 
 impl Watch {
-    fn new(slot: Slot) -> Self {
+    fn new(slot: ProcessSlot) -> Self {
         let process = slot.process();
         let mut this = Self {
             process,
@@ -174,7 +175,7 @@ impl Watch {
     }
 
     /// Notes that a process does not answer. An engine that does says so anew.
-    fn listen(&mut self, slot: Slot) {
+    fn listen(&mut self, slot: ProcessSlot) {
         let asked = slot.get(Field::Asked);
         let samples = if asked > 0 && asked == self.asked.0 { self.asked.1 + 1 } else { 0 };
         self.asked = (asked, samples);
@@ -192,8 +193,8 @@ fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
 }
 
 impl Sampler {
-    /// A sampler for the run of `group`, in the file `group_fd`, of which this process is the launcher, with load control
-    /// or without.
+    /// A sampler for the run of `group`, in the file `group_fd`, of which this process is the launcher, with load
+    /// control or without.
     pub fn new(group: Group, group_fd: &OwnedFd, max_stall: Option<Duration>, load_control: bool) -> Self {
         let load = || LoadControl::new(task::processors().len(), group.setup().cap_pages, Instant::now());
         Self {
@@ -225,7 +226,8 @@ impl Sampler {
             self.unmanaged.look_anew();
             self.shared.count_anew();
         }
-        let mut slots: Vec<Slot> = self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
+        let mut slots: Vec<ProcessSlot> =
+            self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
         self.watch(&slots);
         self.evict_replaced(&mut slots);
         for &slot in &slots {
@@ -235,7 +237,11 @@ impl Sampler {
             if let Some(watch) = self.watches.get_mut(&slot.index()) {
                 watch.listen(slot);
                 let is_asked = slot.is_asked(&self.group) && watch.pid != 0 && !watch.gone;
-                slot.set_mute(if is_asked { mute::look(watch.pid) } else { Mute::No });
+                slot.set_responsiveness(if is_asked {
+                    responsiveness::look(watch.pid)
+                } else {
+                    Responsiveness::Answers
+                });
             }
         }
         self.unmanaged.look(&self.group, self.launcher, &self.members());
@@ -305,7 +311,7 @@ impl Sampler {
         self.sample();
     }
 
-    fn watch(&mut self, slots: &[Slot]) {
+    fn watch(&mut self, slots: &[ProcessSlot]) {
         let mut old = std::mem::take(&mut self.watches);
         for &slot in slots {
             let watch = match old.remove(&slot.index()) {
@@ -343,9 +349,9 @@ impl Sampler {
     }
 
     /// Gives back the slots of processes that run another program by now, in which our library has not answered.
-    fn evict_replaced(&mut self, slots: &mut Vec<Slot>) {
+    fn evict_replaced(&mut self, slots: &mut Vec<ProcessSlot>) {
         let Self { watches, unmanaged, shared, group, .. } = self;
-        let alive = |slot: &Slot| Some((*slot, watches.get(&slot.index())?));
+        let alive = |slot: &ProcessSlot| Some((*slot, watches.get(&slot.index())?));
         let watched = slots.iter().filter_map(alive).filter(|(_, watch)| watch.pid != 0 && !watch.gone);
         let replaced =
             unmanaged.replaced(watched.map(|(slot, watch)| (slot, watch.pid)), shared.group_page());
@@ -357,7 +363,7 @@ impl Sampler {
         }
     }
 
-    fn observe(&mut self, slot: Slot) {
+    fn observe(&mut self, slot: ProcessSlot) {
         let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
         slot.set(Field::KnownAs, watch.pid.into());
         let pid = watch.pid.to_string();
@@ -428,7 +434,7 @@ impl Sampler {
     }
 
     /// Asks for what is overdrawn, but not for what was asked for already.
-    fn ask(&self, slots: &[Slot]) {
+    fn ask(&self, slots: &[ProcessSlot]) {
         let listeners = || slots.iter().copied().filter(|slot| slot.get(Field::Listens) != 0);
         let asked = || listeners().map(|slot| slot.get(Field::Asked) as i64).sum::<i64>();
         let before = asked();
@@ -436,12 +442,12 @@ impl Sampler {
         if wanted <= 0 {
             return;
         }
-        if let Some(poorest) = slots.iter().copied().min_by_key(Slot::granted) {
+        if let Some(poorest) = slots.iter().copied().min_by_key(ProcessSlot::granted) {
             self.group.ask(poorest, wanted);
         }
         // Nobody holds more than an equal share, or there is one process only: the richest gives anyway.
         if asked() == before
-            && let Some(richest) = listeners().max_by_key(Slot::granted)
+            && let Some(richest) = listeners().max_by_key(ProcessSlot::granted)
         {
             let most = slot_spare(richest);
             richest.word(Field::Asked).fetch_add(wanted.min(most).max(0) as u64, AcqRel);
@@ -450,12 +456,12 @@ impl Sampler {
     }
 
     /// Has processes rest, or go on.
-    fn control_load(&mut self, slots: &[Slot]) {
+    fn control_load(&mut self, slots: &[ProcessSlot]) {
         let Some(load) = &mut self.load else { return };
         // Not those whose fork is still under way.
-        let runs = |field| move |slot: &&Slot| slot.get(field) != 0;
+        let runs = |field| move |slot: &&ProcessSlot| slot.get(field) != 0;
         let slots = slots.iter().filter(runs(Field::Armed)).filter(runs(Field::StartTime));
-        let slots: Vec<Slot> = slots.filter(|slot| slot.get(Field::Taken) == 1).copied().collect();
+        let slots: Vec<ProcessSlot> = slots.filter(|slot| slot.get(Field::Taken) == 1).copied().collect();
         let seen: Vec<_> = slots.iter().map(|&slot| seen(slot)).collect();
         for order in load.sample(Instant::now(), self.group.free(), &seen) {
             if let Some(slot) = slots.iter().find(|slot| slot.tenant() == order.tenant) {
@@ -498,7 +504,7 @@ impl Sampler {
 }
 
 /// What load control sees of a process.
-fn seen(slot: Slot) -> Seen {
+fn seen(slot: ProcessSlot) -> Seen {
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
     let refaults = count(&[Counter::zswpin, Counter::swpin_zero]) as f64 * POOL_FAULT_NS;
@@ -514,7 +520,7 @@ fn seen(slot: Slot) -> Seen {
 }
 
 /// Pages that a process could give back beyond what it was asked for.
-fn slot_spare(slot: Slot) -> i64 {
+fn slot_spare(slot: ProcessSlot) -> i64 {
     slot.granted() - slot.get(Field::Asked) as i64
 }
 
@@ -542,7 +548,7 @@ pub mod tests {
             swap_fd: 0,
             swap_identity: (0, 0),
             trace_fd: None,
-            ways: 0,
+            mask: 0,
             encrypt: 1,
             injection: 0,
         };
@@ -645,7 +651,7 @@ pub mod tests {
             slot
         });
         // A shell that has just become the sleeper may still grow.
-        let ready = |slot: Slot| slot.granted() < 1500;
+        let ready = |slot: ProcessSlot| slot.granted() < 1500;
         while !ready(slot) {
             sampler.sample();
             std::thread::sleep(INTERVAL);

@@ -26,7 +26,8 @@ NAME=VALUE is one of
   fixed_share=on|off                 the pool may take its most whatever misses cost
 Without any, all are shown.")]
 pub struct SetArgs {
-    /// The launcher of the run, if there are several; to change something, if it is not the only one of this user and session
+    /// The launcher of the run, if there are several; to change something, if it is not the only one of this user and
+    /// session
     #[arg(long)]
     pid: Option<u32>,
     /// What to change

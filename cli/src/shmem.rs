@@ -16,7 +16,7 @@
 //!
 //! What a process has and is not found in its mappings counts as the kernel says, with each process.
 
-use crate::ration::Ration;
+use crate::cpu_budget::CpuBudget;
 use pagetide_sys::PAGE;
 use pagetide_sys::mapped_files::{self, FileId, FileMapping};
 use pagetide_sys::procfs;
@@ -50,7 +50,7 @@ pub struct SharedMemory {
     objects: HashMap<Key, Object>,
     /// Whether `/proc/PID/map_files` may not be followed.
     forbidden: bool,
-    ration: Ration,
+    cpu_budget: CpuBudget,
     again: Instant,
     changed: bool,
     anew: bool,
@@ -135,7 +135,7 @@ impl SharedMemory {
             processes: HashMap::new(),
             objects: HashMap::new(),
             forbidden: false,
-            ration: Ration::new(SHARE, now),
+            cpu_budget: CpuBudget::new(SHARE, now),
             again: now + AGAIN,
             changed: false,
             anew: false,
@@ -147,8 +147,8 @@ impl SharedMemory {
         self.own
     }
 
-    /// Notes how much shared memory a process of the run has in its page tables. Those of which nothing is noted between
-    /// two counts are gone.
+    /// Notes how much shared memory a process of the run has in its page tables. Those of which nothing is noted
+    /// between two counts are gone.
     pub fn note(&mut self, pid: u32, shared: u64) {
         let mapper = self.processes.entry(pid).or_default();
         self.changed |= mapper.shared != shared;
@@ -167,32 +167,32 @@ impl SharedMemory {
         self.changed |= self.processes.len() != before;
         let now = Instant::now();
         let anew = std::mem::take(&mut self.anew);
-        let lasts = self.ration.lasts(now) || anew;
+        let lasts = self.cpu_budget.lasts(now) || anew;
         let again = lasts && (now >= self.again || anew);
         if again {
             (self.again, self.changed) = (now + AGAIN, true);
         }
         let looked = self.look(own_pages, lasts, again);
         if self.changed && (lasts || looked) {
-            let mut ration = std::mem::replace(&mut self.ration, Ration::new(SHARE, now));
-            ration.spend(|| self.measure());
-            (self.ration, self.changed) = (ration, false);
+            let mut cpu_budget = std::mem::replace(&mut self.cpu_budget, CpuBudget::new(SHARE, now));
+            cpu_budget.spend(|| self.measure());
+            (self.cpu_budget, self.changed) = (cpu_budget, false);
         }
         let unplaced: u64 = self.processes.values().map(|mapper| mapper.unplaced(own_pages)).sum();
         unplaced + self.objects.values().map(Object::pages).sum::<u64>()
     }
 
-    /// Reads the mappings of processes that want it. The first look at a process does not wait for processor time: until
-    /// then what it shares would count twice.
+    /// Reads the mappings of processes that want it. The first look at a process does not wait for processor time:
+    /// until then what it shares would count twice.
     fn look(&mut self, own_pages: u64, lasts: bool, again: bool) -> bool {
-        let Self { own, processes, devices, ration, objects, .. } = self;
+        let Self { own, processes, devices, cpu_budget, objects, .. } = self;
         let mut looked = false;
         for (&pid, mapper) in processes {
             let first = mapper.looked_at.is_none();
             if !(mapper.wants_a_look(own_pages) && (first || lasts) || again && !first) {
                 continue;
             }
-            mapper.mappings = ration.spend(|| shared_mappings(pid, devices));
+            mapper.mappings = cpu_budget.spend(|| shared_mappings(pid, devices));
             mapper.mappings.retain(|mapping| key(mapping) != (*own, false));
             if mapper.unplaced(own_pages) > 0 {
                 // Since the kernel said so, the process may have ended, or become another program.

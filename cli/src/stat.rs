@@ -8,7 +8,7 @@ use crate::runs::{Purpose, Run, command};
 use crate::size::{parse_time, show_bytes};
 use crate::summary::Most;
 use crate::unmanaged;
-use pagetide::group::{Field, Group, Slot};
+use pagetide::group::{Field, Group, ProcessSlot};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;
 use serde_json::{Value, json};
@@ -80,7 +80,7 @@ fn name(pid: u64) -> String {
 }
 
 fn json(report: &Report, group: &Group) -> Value {
-    let process = |slot: Slot| {
+    let process = |slot: ProcessSlot| {
         let pages = Pages::of(slot);
         let pid = slot.known_as();
         json!({

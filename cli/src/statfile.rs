@@ -1,4 +1,5 @@
-//! What `--stats` names: a file that is whole at whatever instant it is read, or a place that gets the last report only.
+//! What `--stats` names: a file that is whole at whatever instant it is read, or a place that gets the last report
+//! only.
 
 use crate::out;
 use rustix::fs::{Access, AtFlags, CWD, accessat};

@@ -7,7 +7,7 @@
 use crate::exact;
 use crate::report::Pages;
 use crate::tree;
-use pagetide::group::{Field, Group, Slot};
+use pagetide::group::{Field, Group, ProcessSlot};
 use std::sync::atomic::Ordering::AcqRel;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
@@ -74,7 +74,7 @@ pub fn is_passed(bytes: u64, cap_pages: u64) -> bool {
     bytes as f64 > (cap_pages * PAGE) as f64 * PASSED
 }
 
-fn listeners(group: &Group) -> impl Iterator<Item = Slot> {
+fn listeners(group: &Group) -> impl Iterator<Item = ProcessSlot> {
     group.live().filter(|slot| slot.get(Field::Listens) != 0)
 }
 
@@ -111,7 +111,7 @@ mod tests {
             swap_fd: 0,
             swap_identity: (0, 0),
             trace_fd: None,
-            ways: 0,
+            mask: 0,
             encrypt: 1,
             injection: 0,
         };

@@ -35,8 +35,8 @@ pub struct Most {
     pub pages: Pages,
     /// Those that held the most, in order, if that was above the cap.
     pub holders: Vec<Holder>,
-    /// What was found where each page was counted once, if that was done: `pages` counts what a fork left shared in each
-    /// process.
+    /// What was found where each page was counted once, if that was done: `pages` counts what a fork left shared in
+    /// each process.
     pub counted: Option<Counted>,
     /// The most pages that were held at a look that found no more than the cap, where nothing was counted exactly.
     pub within: u64,

@@ -3,7 +3,7 @@
 use crate::container;
 use crate::growth::Growth;
 use crate::size::show_bytes;
-use crate::voice::Voice;
+use crate::verbosity::Verbosity;
 use pagetide::group;
 use pagetide_device::file;
 use rustix::process::{Resource, getrlimit};
@@ -90,7 +90,7 @@ impl SwapFile {
         directory: Option<&Path>,
         size: Option<u64>,
         memory: u64,
-        voice: Voice,
+        verbosity: Verbosity,
     ) -> Result<Option<Self>, String> {
         if let Some(size) = size.filter(|&size| size < BLOCK) {
             return Err(format!(
@@ -107,7 +107,7 @@ impl SwapFile {
             None => match Self::by_default() {
                 Ok(found) => found,
                 Err(reasons) => {
-                    voice.warn(&format!(
+                    verbosity.warn(&format!(
                         "no swap file ({reasons}), going on without. --swap-dir names another place"
                     ));
                     return Ok(None);
@@ -122,12 +122,12 @@ impl SwapFile {
             None => largest(pledge, free, &directory, container::is_here(), Allowance::own()),
         };
         if size.is_none() && bytes < SMALLEST {
-            voice.warn(&format!("{} is full, going on without a swap file", directory.display()));
+            verbosity.warn(&format!("{} is full, going on without a swap file", directory.display()));
             return Ok(None);
         }
         if bytes > free {
             let (bytes, free) = (show_bytes(bytes), show_bytes(free));
-            voice.warn(&format!("--swap-size is {bytes}, and {} has {free} free", directory.display()));
+            verbosity.warn(&format!("--swap-size is {bytes}, and {} has {free} free", directory.display()));
         }
         let growth = Growth::new(bytes, size.is_none().then_some(pledge));
         Ok(Some(Self { fd, directory, bytes, bound, growth }))
@@ -158,7 +158,7 @@ mod tests {
     #[test]
     fn the_size_follows_from_the_cap_and_can_be_given() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let create = |size| SwapFile::create(Some(here), size, 1 << 20, Voice::Quiet);
+        let create = |size| SwapFile::create(Some(here), size, 1 << 20, Verbosity::Quiet);
         assert_eq!(create(Some(40_960)).unwrap().unwrap().blocks(), 10);
         assert!(create(Some(4095)).unwrap_err().contains("--swap-size"));
     }
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn a_directory_that_was_asked_for_must_do() {
-        let error = SwapFile::create(Some(Path::new("/no/such")), None, 1 << 30, Voice::Quiet).unwrap_err();
+        let error =
+            SwapFile::create(Some(Path::new("/no/such")), None, 1 << 30, Verbosity::Quiet).unwrap_err();
         assert!(error.starts_with("--swap-dir: no swap file in /no/such"), "{error}");
     }
 }

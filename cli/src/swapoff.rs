@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::out;
 use crate::runs::{Purpose, Run};
 use crate::size::show_bytes;
-use pagetide::group::{Field, Group, OffState, Slot};
+use pagetide::group::{Field, Group, OffState, ProcessSlot};
 use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
@@ -80,6 +80,6 @@ fn with_file(pid: Option<u32>) -> Result<Run, Failure> {
 }
 
 /// A process without an engine has nothing there, and its engine will look before it writes much.
-fn is_off(group: &Group, slot: Slot) -> bool {
+fn is_off(group: &Group, slot: ProcessSlot) -> bool {
     slot.get(Field::Armed) == 0 || (group.off_state(slot) == OffState::Off && slot.get(Field::Disk) == 0)
 }

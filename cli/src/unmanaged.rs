@@ -1,6 +1,6 @@
-//! Processes of a run that have no slot: programs that Pagetide's library does not reach. They are charged for what they
-//! hold, and said ([`Outside`]): a program once, as soon as it holds 1 MiB or has been there for a second. What is smaller and
-//! gone by then is charged while it is there, and not worth a line.
+//! Processes of a run that have no slot: programs that Pagetide's library does not reach. They are charged for what
+//! they hold, and said ([`Outside`]): a program once, as soon as it holds 1 MiB or has been there for a second. What is
+//! smaller and gone by then is charged while it is there, and not worth a line.
 //!
 //! A look costs by the processes of the run: whose child is whose is read when a process has started anywhere, or after
 //! a quarter of a second; between that only the memory of those that have no slot is. All looks together take no more
@@ -8,13 +8,13 @@
 //!
 //! **Whose memory is it?** A process that runs a program of its own is charged at once. One that was forked and has not
 //! called `exec` shows the memory of its parent, which is charged for it already, if they share it (`vfork`). Where the
-//! kernel does not tell, and while some slot has no process yet, which may be this one, it is charged for what it held at
-//! two looks, a quarter of a second from each other.
+//! kernel does not tell, and while some slot has no process yet, which may be this one, it is charged for what it held
+//! at two looks, a quarter of a second from each other.
 
+use crate::cpu_budget::CpuBudget;
 use crate::outside::{Outside, Reason};
-use crate::ration::Ration;
 use crate::tree;
-use pagetide::group::{Group, Slot};
+use pagetide::group::{Group, ProcessSlot};
 use pagetide_sys::mapped_files::{self, FileId};
 use pagetide_sys::procfs::{self, Memory, Stat, Watched};
 use pagetide_sys::{PAGE, task};
@@ -136,7 +136,7 @@ pub struct Unmanaged {
     outside: Outside,
     /// Pages that they are charged for.
     charged: u64,
-    ration: Ration,
+    cpu_budget: CpuBudget,
     /// The pid that was given away last when it was read whose child is whose, and when.
     last_pid: Option<u64>,
     walked: Option<Instant>,
@@ -156,7 +156,7 @@ impl Unmanaged {
             seen: HashMap::new(),
             outside: Outside::default(),
             charged: 0,
-            ration: Ration::new(SHARE, now),
+            cpu_budget: CpuBudget::new(SHARE, now),
             last_pid: None,
             walked: None,
             compared: now,
@@ -175,16 +175,16 @@ impl Unmanaged {
     pub fn look(&mut self, group: &Group, launcher: u32, members: &Members) {
         let now = Instant::now();
         self.latest = self.latest.max(now.saturating_duration_since(self.looked));
-        if std::mem::take(&mut self.due) || self.ration.lasts(now) {
+        if std::mem::take(&mut self.due) || self.cpu_budget.lasts(now) {
             self.spend(now, |this| this.look_now(now, group, launcher, members));
             self.looked = now;
         }
     }
 
     fn spend<T>(&mut self, now: Instant, work: impl FnOnce(&mut Self) -> T) -> T {
-        let mut ration = std::mem::replace(&mut self.ration, Ration::new(SHARE, now));
-        let result = ration.spend(|| work(self));
-        self.ration = ration;
+        let mut cpu_budget = std::mem::replace(&mut self.cpu_budget, CpuBudget::new(SHARE, now));
+        let result = cpu_budget.spend(|| work(self));
+        self.cpu_budget = cpu_budget;
         result
     }
 
@@ -230,13 +230,17 @@ impl Unmanaged {
 
     /// Of slots and the pids that have them, those whose process runs another program by now, in which our library has
     /// not answered: one that no longer maps the group page, the file `page`.
-    pub fn replaced(&mut self, slots: impl Iterator<Item = (Slot, u32)>, page: FileId) -> Vec<Slot> {
+    pub fn replaced(
+        &mut self,
+        slots: impl Iterator<Item = (ProcessSlot, u32)>,
+        page: FileId,
+    ) -> Vec<ProcessSlot> {
         let now = Instant::now();
-        if now.saturating_duration_since(self.compared) < INTERVAL || !self.ration.lasts(now) {
+        if now.saturating_duration_since(self.compared) < INTERVAL || !self.cpu_budget.lasts(now) {
             return Vec::new();
         }
         self.compared = now;
-        let found: Vec<Slot> = self.spend(now, |_| {
+        let found: Vec<ProcessSlot> = self.spend(now, |_| {
             slots.filter(|&(slot, pid)| is_replaced(slot, pid, page)).map(|(slot, _)| slot).collect()
         });
         if !found.is_empty() {
@@ -297,8 +301,9 @@ pub fn survey(group: &Group, launcher: u32) -> Outside {
     unmanaged.outside
 }
 
-/// Whether the process of a slot runs another program than the one that took it. Where that is not to be seen it does not.
-fn is_replaced(slot: Slot, pid: u32, page: FileId) -> bool {
+/// Whether the process of a slot runs another program than the one that took it. Where that is not to be seen it does
+/// not.
+fn is_replaced(slot: ProcessSlot, pid: u32, page: FileId) -> bool {
     let began = slot.stack();
     let other = |stat: Stat| stat.stack != 0 && stat.stack != began;
     // A process can also say itself that its stack begins elsewhere (PR_SET_MM).

@@ -83,8 +83,8 @@ fn a_program_forks_while_its_threads_fault_and_use_streams() {
     start(pagetide("30M", "", &[], &command)).end().succeeds();
 }
 
-/// The launcher holds a descriptor for each process. One that it cannot look at is not dead for that: its memory and its
-/// blocks would become others'.
+/// The launcher holds a descriptor for each process. One that it cannot look at is not dead for that: its memory and
+/// its blocks would become others'.
 #[test]
 fn a_launcher_short_of_descriptors_takes_nobody_for_dead() {
     let _turn = turn();

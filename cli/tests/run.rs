@@ -1,6 +1,6 @@
 //! `pagetide run` from outside: statuses, streams, signals, and what it leaves behind.
 
-use pagetide::group::{Field, Group, Slot};
+use pagetide::group::{Field, Group, ProcessSlot};
 use pagetide_sys::procfs::Identity;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -340,7 +340,7 @@ fn statistics_outlive_a_killed_command() {
 }
 
 /// Takes a slot for CMD of a run, as an engine would.
-fn claim(launcher: u32, command: u32) -> Slot {
+fn claim(launcher: u32, command: u32) -> ProcessSlot {
     let fds = fs::read_dir(format!("/proc/{launcher}/fd")).unwrap().flatten().map(|entry| entry.path());
     let page =
         fds.into_iter().find(|fd| fs::read_link(fd).unwrap().to_str().unwrap().contains("pagetide-group"));

@@ -39,7 +39,7 @@ const ALLOWED: &[(&[&str], &str)] = &[
     (&["pthread_attr_getstack", "pthread_mutexattr_getrobust"], "reads what the program passes"),
     (
         &["pthread_mutex_destroy", "pthread_mutex_lock", "pthread_mutex_unlock"],
-        "mimalloc's locks, never contended by a guest",
+        "mimalloc's locks, never contended by an engine thread",
     ),
     (&["pthread_once"], "the unwinder's tables, when a defect is reported"),
     (

@@ -91,17 +91,17 @@ pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
 ///
 /// # Errors
 /// The path is not the file's any more, or the file system knows no `fallocate`: nothing was waited for.
-pub fn settle(path: &Path, identity: Identity) -> Result<(), OpenError> {
+pub fn await_writes(path: &Path, identity: Identity) -> Result<(), OpenError> {
     let file =
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(OpenError::System)?;
-    settle_by(&file, identity)
+    await_writes_by(&file, identity)
 }
 
 /// The same, by a descriptor of the file.
 ///
 /// # Errors
-/// As for [`settle`].
-pub fn settle_by(file: &OwnedFd, identity: Identity) -> Result<(), OpenError> {
+/// As for [`await_writes`].
+pub fn await_writes_by(file: &OwnedFd, identity: Identity) -> Result<(), OpenError> {
     check(file, identity)?;
     let kept = FallocateFlags::KEEP_SIZE;
     rustix::io::retry_on_intr(|| rustix::fs::fallocate(file, kept, 0, BLOCK as u64))
@@ -314,8 +314,11 @@ impl Workers {
         for number in 0..WORKERS {
             let worker = Arc::clone(&this);
             // Without a thread there is no I/O at all: the caller would wait for ever.
-            pagetide_sys::guest::spawn(&format!("pagetide-io{number}"), Box::new(move || worker.run()))
-                .expect("a thread for the swap file");
+            pagetide_sys::engine_thread::spawn(
+                &format!("pagetide-io{number}"),
+                Box::new(move || worker.run()),
+            )
+            .expect("a thread for the swap file");
         }
         this
     }
@@ -507,7 +510,7 @@ mod tests {
             // A handle's `join`, unlike the end of the scope, returns when the kernel is through with the thread.
             scope.spawn(begin).join().unwrap();
         });
-        settle(Path::new(&path), own).unwrap();
+        await_writes(Path::new(&path), own).unwrap();
         let mut bytes = vec![0; 2048 * BLOCK];
         assert_eq!(rustix::io::pread(&fd, &mut bytes, 0).unwrap(), bytes.len());
         assert!(bytes.iter().all(|&byte| byte == 7));

@@ -1,8 +1,8 @@
 //! What of a process's memory cannot leave, and why: the figures on which the end of a run for want of memory rests.
 //!
 //! No time decides that. A *round* ([`crate::engine::Engine::census_step`]) tries once to get each page out that is in
-//! memory. A round in which one left proves nothing, nor does one that met something on its way: that may make room yet.
-//! What a complete round leaves is a [`Tally`].
+//! memory. A round in which one left proves nothing, nor does one that met something on its way: that may make room
+//! yet. What a complete round leaves is a [`Tally`].
 
 /// Why a page that is in memory does not leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +109,8 @@ pub enum Step {
     Stuck(Tally),
 }
 
-/// Complete rounds after which what may be over in a moment is taken for lasting; they are a hundredth of a second apart.
+/// Complete rounds after which what may be over in a moment is taken for lasting; they are a hundredth of a second
+/// apart.
 const PASSING_ROUNDS: usize = 50;
 
 /// Rounds in a row in which nothing left.

@@ -30,10 +30,10 @@ pub use writeback::{COMPACT_CLUSTERS, TRIM_ENTRIES, TRIM_SCAN};
 
 use crate::budget::Budget;
 use crate::latency::Latency;
+use crate::mask::Mask;
 use crate::memory::Memory;
 use crate::recorder::Recorder;
 use crate::regions::Regions;
-use crate::ways::Ways;
 use pagetide_device::{Buffer, Device};
 use pagetide_swap::streams::Streams;
 use pagetide_swap::trace::Event;
@@ -126,7 +126,7 @@ pub struct Engine<M: Memory> {
     latency: Latency,
     waits: waits::Waits,
     clock: Clock,
-    ways: Ways,
+    mask: Mask,
     recorder: Option<Recorder>,
     /// Set when a write failed: no more are tried, what is stored stays readable.
     device_failed: AtomicBool,
@@ -194,8 +194,8 @@ pub struct Parts<M: Memory> {
     pub latency: Latency,
     /// The clock.
     pub clock: Clock,
-    /// Masked ways.
-    pub ways: Ways,
+    /// What is masked.
+    pub mask: Mask,
     /// Where what happens is written down, if it is.
     pub recorder: Option<Recorder>,
 }
@@ -203,7 +203,7 @@ pub struct Parts<M: Memory> {
 impl<M: Memory> Engine<M> {
     /// An engine with nothing to spend: give it a budget.
     pub fn new(parts: Parts<M>) -> Self {
-        let Parts { swap, memory, slots, device, regions, limits, latency, clock, ways, recorder } = parts;
+        let Parts { swap, memory, slots, device, regions, limits, latency, clock, mask, recorder } = parts;
         let pool_charged =
             AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
         Self {
@@ -223,7 +223,7 @@ impl<M: Memory> Engine<M> {
             latency,
             waits: waits::Waits::new(),
             clock,
-            ways,
+            mask,
             recorder,
             device_failed: AtomicBool::new(false),
             full: full::Full::default(),
@@ -264,7 +264,7 @@ impl<M: Memory> Engine<M> {
     }
     /// Whether buffers for I/O keep their memory: while much goes to and from the device. To be called a few times a
     /// second.
-    pub fn settle_buffers(&self) {
+    pub fn size_buffers(&self) {
         let counters = self.swap.counters();
         let moved = counters.get(Counter::pswpin) + counters.get(Counter::pswpout);
         let busy = moved.saturating_sub(self.moved.swap(moved, Relaxed)) >= BUSY_PAGES;
@@ -360,12 +360,12 @@ impl<M: Memory> Engine<M> {
         self.note(|| Event::Stored { page, bytes: bytes as u32 });
     }
 
-    fn c(&self, counter: Counter, count: usize) {
+    fn count(&self, counter: Counter, count: usize) {
         self.swap.counters().add(counter, count as u64);
     }
 
     /// Charges or releases what the pool has grown or shrunk by.
-    pub fn settle_pool(&self) {
+    pub fn charge_pool(&self) {
         let shared = self.swap.zswap().frozen_pages() as i64;
         let now = self.swap.zswap().pool_pages() as i64 - shared;
         let before = self.pool_charged.swap(now, Relaxed);

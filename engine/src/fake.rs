@@ -10,9 +10,9 @@
 
 use crate::engine::{Engine, Limits, Parts};
 use crate::latency::{self, Latency};
-use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, Slot, TakeOutWay};
+use crate::mask::Mask;
+use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, StagingSlot, TakeOutWay};
 use crate::regions::Regions;
-use crate::ways::Ways;
 use pagetide_device::Device;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
@@ -44,14 +44,14 @@ enum Page {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss {
     /// It is missing: the thread is parked until [`FakeMemory::is_woken`], and touches it again then.
-    Fault(Ticket),
+    Fault(FaultToken),
     /// It was poisoned: SIGBUS.
     Poisoned,
 }
 
 /// A parked thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub struct Ticket(u64);
+pub struct FaultToken(u64);
 
 #[derive(Debug, Default)]
 struct State {
@@ -63,7 +63,7 @@ struct State {
     pinned: BTreeSet<u64>,
     /// Shared since a fork.
     shared: BTreeSet<u64>,
-    parked: BTreeMap<Ticket, u64>,
+    parked: BTreeMap<FaultToken, u64>,
     next_ticket: u64,
 }
 
@@ -96,10 +96,10 @@ impl State {
             return Err(Miss::Poisoned);
         }
         if !self.pages.contains_key(&page.0) {
-            let ticket = Ticket(self.next_ticket);
+            let token = FaultToken(self.next_ticket);
             self.next_ticket += 1;
-            self.parked.insert(ticket, page.0);
-            return Err(Miss::Fault(ticket));
+            self.parked.insert(token, page.0);
+            return Err(Miss::Fault(token));
         }
         Ok(self.pages.get_mut(&page.0).expect("looked at above"))
     }
@@ -163,14 +163,14 @@ impl FakeMemory {
     }
 
     /// Whether the parked thread was woken: it may touch its page again.
-    pub fn is_woken(&self, ticket: Ticket) -> bool {
-        !lock(&self.state).parked.contains_key(&ticket)
+    pub fn is_woken(&self, token: FaultToken) -> bool {
+        !lock(&self.state).parked.contains_key(&token)
     }
 
     /// Waits until the parked thread is woken. False if that took longer than `guard`.
-    pub fn wait_woken(&self, ticket: Ticket, guard: Duration) -> bool {
+    pub fn wait_woken(&self, token: FaultToken, guard: Duration) -> bool {
         let state = lock(&self.state);
-        let parked = |state: &mut State| state.parked.contains_key(&ticket);
+        let parked = |state: &mut State| state.parked.contains_key(&token);
         let (_state, outcome) =
             self.woken.wait_timeout_while(state, guard, parked).unwrap_or_else(PoisonError::into_inner);
         !outcome.timed_out()
@@ -501,7 +501,7 @@ impl FakeSlot {
     }
 }
 
-impl Slot for FakeSlot {
+impl StagingSlot for FakeSlot {
     fn populated(&self) -> PageSet {
         self.populated
     }
@@ -599,8 +599,8 @@ pub struct Setup {
     pub config: Config,
     /// The device.
     pub device: Option<Box<dyn Device>>,
-    /// Masked ways.
-    pub ways: Ways,
+    /// What is masked.
+    pub mask: Mask,
 }
 
 impl Default for Setup {
@@ -612,7 +612,7 @@ impl Default for Setup {
             span_pages: 1 << 16,
             config: Config::for_cap(4096),
             device: None,
-            ways: Ways::default(),
+            mask: Mask::default(),
         }
     }
 }
@@ -620,7 +620,7 @@ impl Default for Setup {
 /// An engine on a fake memory, with nothing to spend and no region. What it shares with no other process
 /// is never freed: for tests.
 pub fn engine(setup: Setup) -> Engine<FakeMemory> {
-    let Setup { slots, limits, pool_pages_max, span_pages, config, device, ways } = setup;
+    let Setup { slots, limits, pool_pages_max, span_pages, config, device, mask } = setup;
     let memory = FakeMemory::default();
     let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
     let swap = Swap::new(
@@ -640,7 +640,7 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
         limits,
         latency: Latency::new(words(latency::WORDS)),
         clock,
-        ways,
+        mask,
         recorder: None,
     })
 }

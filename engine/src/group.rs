@@ -29,10 +29,10 @@ mod swapoff;
 #[cfg(test)]
 mod tests;
 
-pub use inquiry::{Ended, Mute};
+pub use inquiry::{Ended, Responsiveness};
 pub use layout::{Field, bytes_needed};
 pub use setup::{Knobs, OpenError, Setup, VERSION};
-pub use slot::Slot;
+pub use slot::ProcessSlot;
 pub use swapoff::OffState;
 
 use layout::{HEADER_WORDS, Header, SLOT_WORDS, counts_bytes, held_words};
@@ -87,7 +87,7 @@ impl Group {
     }
 
     /// Which blocks a process holds.
-    pub fn held(&self, slot: Slot) -> Held {
+    pub fn held(&self, slot: ProcessSlot) -> Held {
         let words = held_words(self.setup.blocks);
         let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8 + counts_bytes(self.setup.blocks);
         Held::new(self.shared.words(offset + slot.index() * words * 8, words), self.setup.blocks as usize)

@@ -31,7 +31,7 @@ pub enum MapError {
 }
 
 /// A slot of staging memory that the engine owns.
-pub trait Slot: Send {
+pub trait StagingSlot: Send {
     /// Pages of the slot that are there: its frames.
     fn populated(&self) -> PageSet;
     /// Frames that take memory.
@@ -49,13 +49,14 @@ pub trait Slot: Send {
 /// A program's memory.
 pub trait Memory: Send + Sync + 'static {
     /// Staging.
-    type Slot: Slot;
+    type Slot: StagingSlot;
     /// Memory for the pool.
     type Spans: SpanSource + Send;
 
     /// Whether frames can be moved into the program.
     fn can_move(&self) -> bool;
-    /// Whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may take any.
+    /// Whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may take
+    /// any.
     fn may_pin(&self) -> bool;
     /// Makes whoever waits for these pages look again.
     fn wake(&self, page: PageIndex, count: usize);

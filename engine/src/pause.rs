@@ -115,12 +115,12 @@ impl Pause {
         self.lock().serving = true;
         call();
         self.lock().serving = false;
-        self.settle();
+        self.quiesce();
     }
 
     /// Waits, frozen, until all work and all handling of completions has ended. What serves a fault goes on
     /// for a moment after the thread that waited for it.
-    pub fn settle(&self) {
+    pub fn quiesce(&self) {
         let mut state = self.lock();
         while state.working > 0 || state.completing > 0 {
             state = self.wait(state);
@@ -167,7 +167,7 @@ mod tests {
         pause.begin_completion();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                pause.settle();
+                pause.quiesce();
                 settled.store(true, SeqCst);
             });
             pause.end_work();

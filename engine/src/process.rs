@@ -17,7 +17,7 @@ mod served;
 
 pub use calls::{Entered, Remapping};
 
-use crate::group::{Field, Group, Slot};
+use crate::group::{Field, Group, ProcessSlot};
 use crate::pause::Pause;
 use crate::regions::Regions;
 use crate::runtime::{OpenKernel, Runtime, Started};
@@ -51,7 +51,7 @@ pub struct Process {
 struct Generation {
     /// The process: a child of `vfork`, which works in its memory, is another.
     pid: u32,
-    slot: Slot,
+    slot: ProcessSlot,
     /// Set once the engine runs.
     runtime: OnceLock<&'static Runtime>,
     /// The managed ranges, until the engine runs and has them.
@@ -85,7 +85,7 @@ struct Generation {
 }
 
 impl Generation {
-    fn new(slot: Slot, regions: Regions, unspent: i64) -> Self {
+    fn new(slot: ProcessSlot, regions: Regions, unspent: i64) -> Self {
         Self {
             pid: std::process::id(),
             slot,
@@ -190,8 +190,8 @@ impl Process {
         self.generation().runtime.get().copied()
     }
 
-    /// The program is about to open something through which its pages may be pinned. From the return on none leaves in a
-    /// way that takes pinned ones along.
+    /// The program is about to open something through which its pages may be pinned. From the return on none leaves in
+    /// a way that takes pinned ones along.
     pub fn note_pins(&self) {
         self.pins.store(true, SeqCst);
         // Either the engine that starts meanwhile sees this before it takes anything out, or it is seen here.

@@ -97,7 +97,7 @@ impl Readers {
     }
 
     /// Ties the calling thread to `wanted`, if `place` says that it is not there.
-    pub fn settle(&self, place: &mut Place, wanted: Place) {
+    pub fn move_to(&self, place: &mut Place, wanted: Place) {
         if *place == wanted {
             return;
         }
@@ -176,7 +176,7 @@ impl<'a> Reader<'a> {
             home if home > 0 && !crowd => Place::At(home - 1),
             _ => Place::Anywhere,
         };
-        self.readers.settle(&mut self.place, wanted);
+        self.readers.move_to(&mut self.place, wanted);
         if self.gentle != each {
             task::wake_gently(each);
             self.gentle = each;

@@ -7,7 +7,7 @@
 //! | reclaim | the budget running low | takes pages out, stores them, answers faults that waited for room |
 //! | io | the device | ends requests |
 //!
-//! They are guests in the program: all signals blocked, a descriptor table of their own, and no memory
+//! They are engine threads in the program: all signals blocked, a descriptor table of their own, and no memory
 //! from the program's `malloc`.
 
 mod control;
@@ -19,16 +19,16 @@ mod sharing;
 mod start;
 mod starving;
 
-pub use start::{Beginning, Heritage, OpenKernel, StartError, Started};
+pub use start::{OpenKernel, StartArgs, StartError, StartMode, Started};
 
 use crate::engine::Engine;
-use crate::group::{Group, Slot};
+use crate::group::{Group, ProcessSlot};
 use crate::injection::Injection;
-use crate::kernel::ProgramMemory;
 use crate::pause::Pause;
+use crate::program_memory::ProgramMemory;
 use crate::readers::Readers;
 use crate::recorder::Writer;
-use control::{Errand, Kick};
+use control::{ControlTask, Wakeup};
 use pagetide_swap::balance::{Balance, Copies};
 use pagetide_sys::procfs;
 use sample::Discount;
@@ -47,12 +47,12 @@ pub struct Runtime {
     /// Stops the threads for a fork.
     pub pause: Pause,
     group: Group,
-    slot: Slot,
-    kick: Kick,
+    slot: ProcessSlot,
+    wakeup: Wakeup,
     readers: Readers,
     /// Faults read so far.
     faults: AtomicU64,
-    errands: Mutex<Vec<Arc<Errand>>>,
+    control_tasks: Mutex<Vec<Arc<ControlTask>>>,
     unmanaged: AtomicI64,
     watched: Mutex<procfs::Watched>,
     /// What was charged for tables and hashes at last look.
@@ -78,8 +78,8 @@ pub struct Runtime {
     lifted: AtomicBool,
     /// Whether all that is in memory is asked to leave: then the pool may take what it can, whatever is worth it.
     in_need: AtomicBool,
-    /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when it
-    /// started, and in one of its own pid namespace.
+    /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when
+    /// it started, and in one of its own pid namespace.
     swap_paths: Vec<PathBuf>,
     /// Where what happens is written down, if it is.
     trace: Mutex<Option<Writer>>,
@@ -102,7 +102,7 @@ impl Runtime {
     }
 
     /// This process's slot.
-    pub fn slot(&self) -> Slot {
+    pub fn slot(&self) -> ProcessSlot {
         self.slot
     }
 

@@ -6,8 +6,8 @@ use common::{Random, Shared, balances, compose, manage, noise, page, pages, pros
 use pagetide::census::{Reason, Step, Tally};
 use pagetide::engine::{Engine, Progress, Round, Workspace};
 use pagetide::fake::{self, FakeMemory, Setup};
+use pagetide::mask::Mask;
 use pagetide::regions::{Access, Attributes, Charging};
-use pagetide::ways::Ways;
 use pagetide_device::Device;
 use pagetide_device::deferred::Deferred;
 use pagetide_device::faulty::{Failure, Faulty};
@@ -25,9 +25,9 @@ struct World {
 }
 
 impl World {
-    fn new(device: Option<Box<dyn Device>>, pool_pages_max: usize, ways: &str) -> Self {
-        let ways = Ways::parse(ways).unwrap();
-        let engine = fake::engine(Setup { device, pool_pages_max, ways, ..Setup::default() });
+    fn new(device: Option<Box<dyn Device>>, pool_pages_max: usize, mask: &str) -> Self {
+        let mask = Mask::parse(mask).unwrap();
+        let engine = fake::engine(Setup { device, pool_pages_max, mask, ..Setup::default() });
         engine.budget().give(GRANTED);
         Self { engine, work: Workspace::default() }
     }

@@ -10,10 +10,10 @@ mod common;
 
 use common::{Random, Shared, compose, manage, noise, page, pages, prose};
 use pagetide::engine::{Engine, Limits, Progress, Swapoff, Workspace};
-use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup, Ticket};
+use pagetide::fake::{self, Bytes, FakeMemory, FaultToken, Miss, Setup};
+use pagetide::mask::Mask;
 use pagetide::memory::Memory;
 use pagetide::regions::{Access, Attributes};
-use pagetide::ways::Ways;
 use pagetide_device::deferred::Deferred;
 use pagetide_device::faulty::{Failure, Faulty};
 use pagetide_device::ram::Ram;
@@ -46,7 +46,7 @@ enum Action {
 struct Access1 {
     page: PageIndex,
     action: Action,
-    ticket: Option<Ticket>,
+    token: Option<FaultToken>,
     delivered: bool,
 }
 
@@ -114,7 +114,7 @@ impl World {
     }
 
     /// Ends everything.
-    fn settle(&mut self) {
+    fn drain_requests(&mut self) {
         for _ in 0..1000 {
             if let Some(deferred) = &self.deferred {
                 while deferred.release(0) {}
@@ -131,7 +131,7 @@ impl World {
 
     /// One step of an access. True if it is over.
     fn step(&mut self, access: &mut Access1) -> bool {
-        if let Some(ticket) = access.ticket {
+        if let Some(token) = access.token {
             if !access.delivered {
                 access.delivered = true;
                 let write = matches!(access.action, Action::Write(_));
@@ -141,10 +141,10 @@ impl World {
                 }
                 return false;
             }
-            if !self.memory().is_woken(ticket) {
+            if !self.memory().is_woken(token) {
                 return false;
             }
-            access.ticket = None;
+            access.token = None;
         }
         let page = access.page;
         let region = self.engine.regions.read().unwrap().find(page);
@@ -182,15 +182,15 @@ impl World {
                 assert_eq!(self.word(page).state(), State::Poisoned);
                 true
             }
-            Err(Miss::Fault(ticket)) => {
-                (access.ticket, access.delivered) = (Some(ticket), false);
+            Err(Miss::Fault(token)) => {
+                (access.token, access.delivered) = (Some(token), false);
                 false
             }
         }
     }
 
     fn access(&self, page: PageIndex, action: Action) -> Access1 {
-        Access1 { page, action, ticket: None, delivered: false }
+        Access1 { page, action, token: None, delivered: false }
     }
 
     /// Does an access from start to end. False if it cannot be done with the room there is.
@@ -200,9 +200,9 @@ impl World {
             if self.step(&mut access) {
                 return true;
             }
-            if access.delivered && !self.memory().is_woken(access.ticket.unwrap()) {
+            if access.delivered && !self.memory().is_woken(access.token.unwrap()) {
                 self.engine.reclaim(&mut self.work);
-                self.settle();
+                self.drain_requests();
                 self.engine.retry_waiting(&mut self.work);
             }
         }
@@ -232,7 +232,7 @@ impl World {
     fn push_out(&mut self) {
         for _ in 0..100 {
             let progress = self.engine.reclaim(&mut self.work);
-            self.settle();
+            self.drain_requests();
             let usage = self.engine.usage();
             if progress == Progress::Nothing || usage.resident + usage.frames == 0 {
                 return;
@@ -241,7 +241,7 @@ impl World {
     }
 
     /// Reclaims until nothing moves any more; requests stay under way.
-    fn push_out_unsettled(&mut self) {
+    fn push_out_undrained(&mut self) {
         for _ in 0..100 {
             if self.engine.reclaim(&mut self.work) == Progress::Nothing {
                 return;
@@ -252,7 +252,7 @@ impl World {
     // ---- invariants -----------------------------------------------------------------------------
 
     fn check_books(&self) {
-        self.engine.settle_pool();
+        self.engine.charge_pool();
         let (mut reading, mut locked, mut present) = (0, 0, 0);
         for number in AREA {
             let word = self.word(page(number));
@@ -302,7 +302,7 @@ impl World {
             if self.threads.iter().all(Option::is_none) {
                 break;
             }
-            self.settle();
+            self.drain_requests();
             self.engine.retry_waiting(&mut self.work);
             for nth in 0..THREADS {
                 let Some(mut access) = self.threads[nth].take() else { continue };
@@ -312,7 +312,7 @@ impl World {
             }
         }
         assert!(self.threads.iter().all(Option::is_none), "not answered: {:?}", self.threads);
-        self.settle();
+        self.drain_requests();
         self.engine.retry_waiting(&mut self.work);
         assert_eq!((self.engine.waiting(), self.engine.stalled(), self.memory().parked()), (0, 0, 0));
         self.check_books();
@@ -328,7 +328,7 @@ impl World {
             if self.engine.drain(&mut self.work) {
                 break;
             }
-            self.settle();
+            self.drain_requests();
         }
         self.check_books();
         let usage = self.engine.usage();
@@ -340,7 +340,7 @@ impl World {
     // ---- the program's calls --------------------------------------------------------------------
 
     fn discard(&mut self, range: Range<u64>) {
-        self.settle();
+        self.drain_requests();
         let memory = self.engine.memory();
         let mut at = page(range.start);
         self.engine.discard(pages(range.clone()), |part| {
@@ -354,7 +354,7 @@ impl World {
 
     fn unmap(&mut self, range: Range<u64>) {
         self.engine.regions.write().unwrap().remove(pages(range.clone()));
-        self.settle();
+        self.drain_requests();
         self.engine.discard(pages(range.clone()), |_| {});
         self.memory().unmap(pages(range.clone()));
         range.for_each(|number| _ = self.model.remove(&number));
@@ -380,10 +380,10 @@ impl World {
         let old = pages(from..from + length);
         let new = pages(to..to + length);
         let removed = self.engine.regions.write().unwrap().remove(old.clone());
-        self.settle();
+        self.drain_requests();
         self.engine.recall(old.clone());
         self.engine.regions.write().unwrap().remove(new.clone());
-        self.settle();
+        self.drain_requests();
         for number in from..from + length {
             let word = self.word(page(number));
             assert!(word.state() != State::Cached && !word.is_locked(), "recalled, and not back: {word:?}");
@@ -502,7 +502,7 @@ impl World {
             }
             _ => {
                 let range = Self::some_range(random, 200);
-                self.settle();
+                self.drain_requests();
                 self.engine.recall(pages(range));
             }
         }
@@ -581,7 +581,7 @@ impl World {
                 assert_eq!(self.engine.requests(), 0);
                 return;
             }
-            self.settle();
+            self.drain_requests();
         }
         panic!("drain() never ends: {:?}", self.engine);
     }
@@ -650,7 +650,7 @@ fn world(random: &mut Random) -> (World, String) {
             ..Config::for_cap(4096)
         },
         device,
-        ways: Ways::parse(ways).unwrap(),
+        mask: Mask::parse(ways).unwrap(),
     };
     let text = format!(
         "device {kind} of {blocks}, refuse {refuse_every}, ways {ways:?}, budget {granted}, {setup:?}"
@@ -904,7 +904,7 @@ fn eight_faults_at_one_entry_are_answered_by_one_read() {
 fn swapoff(world: &mut World) -> Swapoff {
     for _ in 0..10_000 {
         match world.engine.swapoff() {
-            Swapoff::Goes => world.settle(),
+            Swapoff::Goes => world.drain_requests(),
             end => return end,
         }
     }
@@ -1106,7 +1106,7 @@ fn deferred(pool_pages_max: usize, granted: i64) -> (World, Arc<Deferred>) {
 fn a_fault_on_a_page_whose_store_is_in_flight_is_answered_by_its_end() {
     let (mut world, device) = deferred(0, 300);
     (BASE..BASE + 16).for_each(|number| world.put(number, noise(number)));
-    world.push_out_unsettled();
+    world.push_out_undrained();
     assert_eq!(device.held(), 1, "one write of 16 pages");
     let mut access = world.access(page(BASE + 3), Action::Write(99));
     assert!(!world.step(&mut access) && !world.step(&mut access));
@@ -1128,7 +1128,7 @@ fn a_fault_on_a_page_whose_store_fails_is_answered_with_the_page() {
     let mut world = plain(Some(Shared::new(&device)), 0, 300);
     (BASE..BASE + 16).for_each(|number| world.put(number, noise(number)));
     // The write fails at once, but its end is not seen yet.
-    world.push_out_unsettled();
+    world.push_out_undrained();
     assert_eq!(world.engine.requests(), 1);
     let mut access = world.access(page(BASE + 3), Action::Read);
     assert!(!world.step(&mut access) && !world.step(&mut access) && !world.step(&mut access));
@@ -1166,7 +1166,7 @@ fn a_fault_during_writeback_reads_the_copy_in_the_pool() {
     world.engine.discard(pages(gone..gone + 1), |part| memory.drop_pages(part));
     world.model.remove(&gone);
     world.check_books();
-    world.settle();
+    world.drain_requests();
     assert!(world.counter(Counter::zswpwb) > 0);
     assert_eq!(world.word(page(gone)), Word::HOLE);
     (BASE..BASE + 64).for_each(|number| world.read(number));
@@ -1182,7 +1182,7 @@ fn where_nothing_else_is_left_the_pool_gives() {
     assert!(pool > 0 && device.held() == 0, "all in the pool");
     // Until a step finds nothing; one that is writing already does not count.
     while matches!(world.engine.reclaim(&mut world.work), Progress::Freed(_)) {
-        world.settle();
+        world.drain_requests();
     }
     world.check_books();
     assert_eq!(world.engine.swap().zswap().pool_pages(), 0);
@@ -1197,7 +1197,7 @@ fn a_cluster_that_was_referenced_is_a_victim_when_there_is_no_other() {
     assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
     scattered().for_each(|number| world.read(number));
     assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "hot, but there is nothing else");
-    world.settle();
+    world.drain_requests();
     world.check_end();
 }
 
@@ -1205,7 +1205,7 @@ fn a_cluster_that_was_referenced_is_a_victim_when_there_is_no_other() {
 fn what_a_busy_device_cannot_take_yet_waits_on_probation() {
     let (mut world, device) = deferred(0, 600);
     (BASE..BASE + 400).for_each(|number| world.put(number, noise(number)));
-    world.push_out_unsettled();
+    world.push_out_undrained();
     let cached = |world: &World| {
         (BASE..BASE + 400).filter(|&number| world.word(page(number)).state() == State::Cached).count()
     };
@@ -1220,7 +1220,7 @@ fn what_a_busy_device_cannot_take_yet_waits_on_probation() {
     assert_eq!((device.held(), cached(&world)), (4, 400 - 1 - 32));
     while device.release(0) {
         world.complete();
-        world.push_out_unsettled();
+        world.push_out_undrained();
     }
     assert_eq!(cached(&world), 0);
     assert_eq!(world.counter(Counter::swap_cache_hit), 1);
@@ -1237,7 +1237,7 @@ fn what_a_busy_device_cannot_take_yet_waits_on_probation() {
 fn a_discard_waits_for_the_store_and_then_forgets_it() {
     let (mut world, device) = deferred(0, 300);
     (BASE..BASE + 16).for_each(|number| world.put(number, noise(number)));
-    world.push_out_unsettled();
+    world.push_out_undrained();
     assert_eq!(device.held(), 1);
     let engine = Arc::clone(&world.engine);
     let (report, told) = std::sync::mpsc::channel();
@@ -1461,7 +1461,7 @@ fn contents_travel_with_a_mapping_that_moves() {
 fn a_page_that_a_fault_waits_for_outlives_a_moment_without_memory() {
     let (mut world, device) = deferred(0, 300);
     (BASE..BASE + 16).for_each(|number| world.put(number, noise(number)));
-    world.push_out_unsettled();
+    world.push_out_undrained();
     let mut access = world.access(page(BASE + 3), Action::Read);
     assert!(!world.step(&mut access) && !world.step(&mut access));
     assert!(world.word(page(BASE + 3)).is_wanted());

@@ -10,9 +10,9 @@ mod common;
 use common::{Random, balances, compose, manage, page, pages};
 use pagetide::engine::{Engine, Limits, Swapoff, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup};
+use pagetide::mask::Mask;
 use pagetide::pause::Pause;
 use pagetide::regions::Access;
-use pagetide::ways::Ways;
 use pagetide_device::ram::Ram;
 use pagetide_swap::{Counter, State};
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -165,7 +165,7 @@ impl Thread<'_> {
 struct Blows {
     pool_pages_max: usize,
     granted: i64,
-    ways: &'static str,
+    mask: &'static str,
     /// Every so many mappings the machine is out of memory (0: none).
     no_memory_every: u64,
     /// Whether the process forks.
@@ -175,9 +175,9 @@ struct Blows {
 }
 
 const WITH_A_POOL: Blows =
-    Blows { pool_pages_max: 120, granted: 500, ways: "", no_memory_every: 0, forks: false, swapoff: false };
+    Blows { pool_pages_max: 120, granted: 500, mask: "", no_memory_every: 0, forks: false, swapoff: false };
 const WITHOUT: Blows = Blows { pool_pages_max: 0, ..WITH_A_POOL };
-const BY_MOVE: Blows = Blows { pool_pages_max: 60, granted: 400, ways: "remap,copy", ..WITH_A_POOL };
+const BY_MOVE: Blows = Blows { pool_pages_max: 60, granted: 400, mask: "remap,copy", ..WITH_A_POOL };
 
 /// Forks, again and again: what the forking thread and the control thread do in the parent.
 fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicBool) {
@@ -188,7 +188,7 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
         engine.hold_waiting(true);
         engine.answer_waiting(&mut work);
         // Who answers a fault may still be about to read for it.
-        pause.settle();
+        pause.quiesce();
         let start = Instant::now();
         while !engine.drain(&mut work) {
             assert!(start.elapsed() < GUARD, "a fork waits for ever: {engine:?}");
@@ -197,7 +197,7 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
             }
             std::thread::yield_now();
         }
-        pause.settle();
+        pause.quiesce();
         if !stop.load(SeqCst) {
             assert_eq!((engine.swap().cached(), engine.usage().frames, engine.requests()), (0, 0, 0));
             balances(engine, granted);
@@ -214,13 +214,13 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
 }
 
 fn hammer(blows: Blows) {
-    let Blows { pool_pages_max, granted, ways, no_memory_every, forks, swapoff } = blows;
+    let Blows { pool_pages_max, granted, mask, no_memory_every, forks, swapoff } = blows;
     let setup = Setup {
         slots: 8,
         limits: Limits { low: 40, high: 80, probation: 2 },
         pool_pages_max,
         device: Some(Box::new(Ram::new(16_384))),
-        ways: Ways::parse(ways).unwrap(),
+        mask: Mask::parse(mask).unwrap(),
         ..Setup::default()
     };
     let pause = &Pause::default();

@@ -130,7 +130,7 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
         Meaning::Cold | Meaning::PageOut => {
             runtime.engine().hasten(range, matches!(meaning, Meaning::PageOut));
             drop(entered);
-            runtime.kick();
+            runtime.wake();
             0
         }
     }

@@ -9,7 +9,7 @@ use libmimalloc_sys as mi;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::first_heap::FirstHeap;
-use pagetide_sys::{guest, heap};
+use pagetide_sys::{engine_thread, heap};
 use std::alloc::{GlobalAlloc, Layout};
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -265,7 +265,7 @@ enum From {
 
 #[inline(always)]
 fn from(size: usize, align: usize) -> From {
-    if is_ready() && !guest::is_guest() { From::Program } else { slow_from(size, align) }
+    if is_ready() && !engine_thread::is_engine_thread() { From::Program } else { slow_from(size, align) }
 }
 
 /// Whether mimalloc has started.
@@ -279,7 +279,7 @@ pub(crate) fn is_ready() -> bool {
 ///   told, and mimalloc takes that thread for the main one, which must not end before others;
 /// - it is about to give up what the start needs: see `confined.rs`.
 pub(crate) fn start() {
-    if !is_ready() && !guest::is_guest() {
+    if !is_ready() && !engine_thread::is_engine_thread() {
         start_once();
         // Its first object takes another mapping of its books.
         // SAFETY: the object is freed once.
@@ -289,10 +289,11 @@ pub(crate) fn start() {
 
 #[cold]
 fn slow_from(size: usize, align: usize) -> From {
-    if guest::is_guest() {
+    if engine_thread::is_engine_thread() {
         return From::Engine;
     }
-    // It starts before there is a second thread: the C library allocates for that, when it has said that there will be two.
+    // It starts before there is a second thread: the C library allocates for that, when it has said that there will be
+    // two.
     if STATE.load(Acquire) == UNREADY && crate::process::has_one_thread() {
         let object = FIRST.allocate(size, align);
         if !object.is_null() {
@@ -455,7 +456,8 @@ unsafe fn mapped_header(object: *mut c_void) -> Option<Header> {
     Some(unsafe { Header::read(object as usize) })
 }
 
-/// The addresses of live objects that are mappings: few, so a table that is looked through as far as it was ever filled.
+/// The addresses of live objects that are mappings: few, so a table that is looked through as far as it was ever
+/// filled.
 struct Large {
     cells: [AtomicUsize; 4096],
     end: AtomicUsize,
@@ -820,7 +822,7 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
         if object.is_null() {
             return malloc(size);
         }
-        let program = !guest::is_guest();
+        let program = !engine_thread::is_engine_thread();
         if size == 0 {
             free(object);
             return null_mut();

@@ -150,8 +150,8 @@ pub unsafe extern "C" fn __clone(
 /// # Safety
 /// `stack` is the end of a stack that nobody else uses.
 unsafe fn run_on(stack: *mut c_void, function: Entry, argument: *mut c_void) -> ! {
-    // SAFETY: nothing of the old stack is used any more, and the function returns to the next instruction. The C library
-    // ends the thread alone, which is the process's only one; here it has those of the engine too.
+    // SAFETY: nothing of the old stack is used any more, and the function returns to the next instruction. The C
+    // library ends the thread alone, which is the process's only one; here it has those of the engine too.
     unsafe {
         asm!(
             "mov rsp, {stack}",
@@ -197,7 +197,8 @@ pub(crate) unsafe fn by_number(number: c_long, arguments: [usize; 6]) -> Option<
 /// `clone3(2)`.
 ///
 /// # Safety
-/// `address` is that of a structure of `size` bytes. (One that cannot be read faults, where the kernel would say EFAULT.)
+/// `address` is that of a structure of `size` bytes. (One that cannot be read faults, where the kernel would say
+/// EFAULT.)
 unsafe fn by_structure(address: usize, size: usize) -> Option<Result<usize, c_int>> {
     // The kernel refuses the others.
     if !(ARGUMENTS_MIN..=4096).contains(&size) {

@@ -5,7 +5,8 @@ use crate::process::managed;
 use pagetide_sys::{credentials, task};
 use std::ffi::{c_char, c_int, c_void};
 
-/// Runs `call`, after which the engine's threads take what the program has; not for a child of `vfork`, whose they are not.
+/// Runs `call`, after which the engine's threads take what the program has; not for a child of `vfork`, whose they are
+/// not.
 fn change(groups: bool, call: impl FnOnce() -> c_int) -> c_int {
     if !managed().is_some_and(|process| process.is_current()) {
         return call();

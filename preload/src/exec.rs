@@ -58,8 +58,8 @@ struct Passage {
 
 static PASSAGE: OnceLock<Passage> = OnceLock::new();
 
-/// Remembers, from the environment of this process, what the programs that it starts need: the variables of these names,
-/// of which the first says which run it is, and our library. Not if that is not to be kept.
+/// Remembers, from the environment of this process, what the programs that it starts need: the variables of these
+/// names, of which the first says which run it is, and our library. Not if that is not to be kept.
 ///
 /// # Safety
 /// `environment` must be a null-terminated array of C strings.

@@ -1,7 +1,7 @@
 //! The calls that move the end of the heap (the *program break*): what it grows by is managed.
 //!
-//! The C library's `malloc` takes memory so, and ours does not; a program's own may. The C library's functions move it, which
-//! remember where it is.
+//! The C library's `malloc` takes memory so, and ours does not; a program's own may. The C library's functions move it,
+//! which remember where it is.
 
 use crate::call::Next;
 use crate::process::managed;

@@ -1,9 +1,9 @@
 //! What a program loads while it runs: by `dlopen`, its libraries may look elsewhere than here first.
 //!
-//! A library that is opened with RTLD_DEEPBIND, and whoever asks a handle of the C library (`ctypes.CDLL("libc.so.6")`),
-//! gets the C library's own functions: its `free` would be given our objects, and its `munmap` our mappings, unseen. So
-//! before the first library is opened the C library's table of symbols is made to lead here, for every name that we have.
-//! Nothing changes for the order in which a library's names are looked up.
+//! A library that is opened with RTLD_DEEPBIND, and whoever asks a handle of the C library
+//! (`ctypes.CDLL("libc.so.6")`), gets the C library's own functions: its `free` would be given our objects, and its
+//! `munmap` our mappings, unseen. So before the first library is opened the C library's table of symbols is made to
+//! lead here, for every name that we have. Nothing changes for the order in which a library's names are looked up.
 
 use crate::call::Next;
 use crate::objects::{self, Object};
@@ -39,8 +39,8 @@ fn is_of_c_library(object: &Object) -> bool {
     [&b"libc.so.6"[..], b"libpthread.so.0", b"libdl.so.2"].contains(&file)
 }
 
-/// Makes the C library's names lead here, once. A name that another library takes the place of too is left alone: it asks
-/// for the next function when it is called, and would be given ours again.
+/// Makes the C library's names lead here, once. A name that another library takes the place of too is left alone: it
+/// asks for the next function when it is called, and would be given ours again.
 fn lead_here() {
     const UNDONE: u8 = 0;
     const DONE: u8 = 2;

@@ -1,5 +1,5 @@
-//! The locks of mimalloc, in place of the C library's: a sanitizer has functions of those names, which are not ready when
-//! the loader first allocates.
+//! The locks of mimalloc, in place of the C library's: a sanitizer has functions of those names, which are not ready
+//! when the loader first allocates.
 //!
 //! A lock is the first word of the mutex, which is zero when it is new: 0 free, 1 held, 2 held and waited for (Drepper,
 //! "Futexes Are Tricky", 2011, section 5). Linked by `--wrap`, as in `wraps`.

@@ -20,7 +20,8 @@ pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
     Some(PageIndex::of_address(address)..PageIndex::of_address(end))
 }
 
-/// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any more.
+/// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any
+/// more.
 fn over(
     entered: &Entered<'_>,
     range: Range<PageIndex>,
@@ -128,7 +129,7 @@ pub(crate) unsafe fn map(
         mapped = Some(range);
     }
     if locked > 0 && result.is_err() {
-        entered.settle_locked();
+        entered.recount_locked();
     }
     drop(entered);
     let kept = match (result, mapped.as_ref()) {
@@ -325,7 +326,7 @@ pub unsafe extern "C" fn mremap(
         true => entered.replacing(to, remap),
         false => (remap(), 0),
     };
-    entered.settle_locked();
+    entered.recount_locked();
     drop(entered);
     // What it grows by was charged as if the program might use it.
     let more = result.map_or(0, |(_, more)| more) - grows.max(0);

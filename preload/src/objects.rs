@@ -173,8 +173,8 @@ impl Object {
 /// Calls `look` with the index of each symbol that has this hash.
 ///
 /// # Safety
-/// `table` is what `DT_GNU_HASH` names: four words, a Bloom filter of 64-bit words, the buckets, and the chains, a word for
-/// each symbol from `first` on. A chain ends where the lowest bit is set.
+/// `table` is what `DT_GNU_HASH` names: four words, a Bloom filter of 64-bit words, the buckets, and the chains, a word
+/// for each symbol from `first` on. A chain ends where the lowest bit is set.
 unsafe fn each_hashed(table: *const u32, hash: u32, look: &mut impl FnMut(u32)) {
     // SAFETY: the caller's contract.
     unsafe {
@@ -238,8 +238,8 @@ pub(crate) fn prepare() {
     }
 }
 
-/// Calls `visit` with each object with which the program started, in the order in which the loader looks for names, until
-/// it returns something. (Not by `dl_iterate_phdr`: sanitizers have a function of that name.)
+/// Calls `visit` with each object with which the program started, in the order in which the loader looks for names,
+/// until it returns something. (Not by `dl_iterate_phdr`: sanitizers have a function of that name.)
 pub(crate) fn find<T>(mut visit: impl FnMut(Object) -> Option<T>) -> Option<T> {
     let last = LAST.load(Acquire).cast_const();
     // SAFETY: what is in the list up to `last` stays there.

@@ -7,7 +7,7 @@ use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
 use pagetide::ticket;
 use pagetide_sys::kernel::Kernel;
-use pagetide_sys::{guest, task};
+use pagetide_sys::{engine_thread, task};
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::path::Path;
@@ -26,7 +26,7 @@ pub(crate) fn process() -> Option<&'static Process> {
 
 /// The process, unless an engine thread asks: its own mappings are nobody's business.
 pub(crate) fn managed() -> Option<&'static Process> {
-    process().filter(|_| !guest::is_guest())
+    process().filter(|_| !engine_thread::is_engine_thread())
 }
 
 /// Runs before `main`, and before the constructors of other libraries (`-z initfirst`).
@@ -106,7 +106,7 @@ unsafe fn join(environment: *const *const c_char) -> bool {
         crate::allocator::start();
     }
     let _ = PROCESS.set(process);
-    guest::prepare();
+    engine_thread::prepare();
     crate::references::prepare();
     crate::allocator::join();
     // SAFETY: as above.
@@ -152,8 +152,8 @@ unsafe extern "C" {
     fn _IO_iter_file(iter: *mut c_void) -> *mut c_void;
 }
 
-/// Where the C library notes that it has started no thread so far (glibc 2.32 and later): it leaves the list's lock alone in
-/// a fork then, in the parent and in the child.
+/// Where the C library notes that it has started no thread so far (glibc 2.32 and later): it leaves the list's lock
+/// alone in a fork then, in the parent and in the child.
 static SINGLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Whether the C library has started no thread so far, and starts none just now. False where it does not say.
@@ -182,7 +182,7 @@ extern "C" fn before_fork() {
     if LISTED.load(Relaxed) {
         touch_streams();
     }
-    process.settle_before_fork();
+    process.quiesce_before_fork();
 }
 
 /// Brings in what the C library resets in the child: the locks of all streams.

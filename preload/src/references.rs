@@ -152,8 +152,8 @@ pub(crate) unsafe fn by_number(number: c_long, [_, b, c, ..]: [usize; 6]) {
         libc::SYS_open => opening(b as c_int),
         libc::SYS_openat | libc::SYS_open_by_handle_at => opening(c as c_int),
         libc::SYS_openat2 if c != 0 => {
-            // SAFETY: the caller passes a `struct open_how`, of which the flags are the first word. (One that cannot be read
-            // faults, where the kernel would say EFAULT.)
+            // SAFETY: the caller passes a `struct open_how`, of which the flags are the first word. (One that cannot be
+            // read faults, where the kernel would say EFAULT.)
             opening(unsafe { (c as *const u64).read_unaligned() } as c_int);
         }
         libc::SYS_fcntl if b as c_int == libc::F_SETFL => opening(c as c_int),

@@ -1,7 +1,7 @@
 //! `ioctl`, for programs that have a userfaultfd of their own.
 //!
-//! A mapping has one userfaultfd. What a program registers with its own is handed over to it: the kernel would say EBUSY,
-//! since it is registered with ours. And what it moves away (UFFDIO_MOVE) has to be in memory.
+//! A mapping has one userfaultfd. What a program registers with its own is handed over to it: the kernel would say
+//! EBUSY, since it is registered with ours. And what it moves away (UFFDIO_MOVE) has to be in memory.
 
 use crate::call::{count, kernel};
 use crate::mappings::pages;

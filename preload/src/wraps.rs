@@ -78,8 +78,8 @@ unsafe extern "C" fn __wrap_syscall(
     count(unsafe { kernel(number, [a, b, c, d, e, f]) }) as c_long
 }
 
-/// mimalloc gives each of its mappings a name (`PR_SET_VMA`). Kernels that cannot would leave an error behind for a `malloc`
-/// that succeeds, and a program's sandbox may end it for the call.
+/// mimalloc gives each of its mappings a name (`PR_SET_VMA`). Kernels that cannot would leave an error behind for a
+/// `malloc` that succeeds, and a program's sandbox may end it for the call.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     if option == libc::PR_SET_VMA {

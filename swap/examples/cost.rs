@@ -1,7 +1,7 @@
 //! What hashing, encrypting and compressing a page costs on this machine: nanoseconds a page, medians of some runs.
 //!
-//! `cargo run --release -p pagetide-swap --example cost [-- --json] [FILE…]`: of the pages of each FILE; without any, of
-//! pages that are made up.
+//! `cargo run --release -p pagetide-swap --example cost [-- --json] [FILE…]`: of the pages of each FILE; without any,
+//! of pages that are made up.
 
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::hash::HashKey;

@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p pagetide-swap --example fuzz -- lz4|zstd|trace MINUTES [SEED]`
 //!
-//! A decoder must give bytes or an error: it may not panic, nor write a byte beyond the page, nor read what is damaged as
-//! the page that it was (the page's hash tells). The seed is printed; the same seed gives the same inputs.
+//! A decoder must give bytes or an error: it may not panic, nor write a byte beyond the page, nor read what is damaged
+//! as the page that it was (the page's hash tells). The seed is printed; the same seed gives the same inputs.
 
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::trace::{Chunk, Event, Found, HEADER, Reader};

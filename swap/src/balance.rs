@@ -5,12 +5,12 @@
 //!
 //! > ratio × (faults that a larger pool would save) × (device − pool) > (faults that more memory would save) × pool
 //!
-//! where *device* and *pool* are what a fault costs there, and both sides are rates a page. Shadows tell what would have
-//! been saved: a page that comes from the device before twice as many have left as a page is old that is written back
-//! would have been in a pool twice as large; one that comes from the pool before as many have left as are in the program
-//! would have been there if that were twice as much. What is used all the time comes back from probation in each turn of the
-//! clock. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and Smaragdakis 1999), with
-//! shadows in place of their ghost entries.
+//! where *device* and *pool* are what a fault costs there, and both sides are rates a page. Shadows tell what would
+//! have been saved: a page that comes from the device before twice as many have left as a page is old that is written
+//! back would have been in a pool twice as large; one that comes from the pool before as many have left as are in the
+//! program would have been there if that were twice as much. What is used all the time comes back from probation in
+//! each turn of the clock. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
+//! Smaragdakis 1999), with shadows in place of their ghost entries.
 
 /// What a fault on a page in the pool costs: trap, wake-up, decompression, and the eviction that makes room.
 pub const POOL_FAULT_NS: f64 = 12_000.0;
@@ -185,8 +185,8 @@ impl Balance {
             let seen = sizes.device as f64 / (sizes.device as f64 + prior);
             let device_rate = seen * rate(near, sizes.stored) + (1.0 - seen) * EXPECTED_RATE * pool_rate;
             let gain = ratio * device_rate * saved;
-            // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn of
-            // the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
+            // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn
+            // of the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
             let pool_near = totals.pool_near.saturating_sub(before.pool_near);
             let loss = (pool_rate.max(rate(pool_near, sizes.resident)) * POOL_FAULT_NS)
                 .max(rate(hits, sizes.resident) * PROBATION_FAULT_NS);
@@ -200,15 +200,17 @@ impl Balance {
         self.share
     }
 
-    /// A share that is given, whatever misses cost: the pool is pressed whenever pages leave the program, as by the kernel.
+    /// A share that is given, whatever misses cost: the pool is pressed whenever pages leave the program, as by the
+    /// kernel.
     pub fn fixed(&mut self, share: f64) -> f64 {
         self.pressure = 1.0;
         share
     }
 
-    /// How hard the pool should be pressed to give memory that the program needs: by what a page there is worth against what
-    /// the pool holds in its place, 1 at most. The limit tells how large the pool may become; this, whether it should stay so
-    /// large. The shrinker finds what is cold, so a little pressure is right also where the pool is worth more.
+    /// How hard the pool should be pressed to give memory that the program needs: by what a page there is worth against
+    /// what the pool holds in its place, 1 at most. The limit tells how large the pool may become; this, whether it
+    /// should stay so large. The shrinker finds what is cold, so a little pressure is right also where the pool is
+    /// worth more.
     pub fn pressure(&self) -> f64 {
         self.pressure
     }
@@ -220,11 +222,11 @@ mod tests {
 
     const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, resident: 2000, full: true };
 
-    fn settle(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
-        settle_in(Sizes { full, ..SIZES }, device_in, pool_in, hits)
+    fn converge(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
+        converge_in(Sizes { full, ..SIZES }, device_in, pool_in, hits)
     }
 
-    fn settle_in(sizes: Sizes, device_in: u64, pool_in: u64, hits: u64) -> f64 {
+    fn converge_in(sizes: Sizes, device_in: u64, pool_in: u64, hits: u64) -> f64 {
         let each = Totals { device_in, device_near: device_in, pool_in, hits, ..Totals::default() };
         balanced(sizes, each).0
     }
@@ -249,7 +251,7 @@ mod tests {
 
     #[test]
     fn evenly_used_pages_belong_into_the_pool() {
-        assert_eq!(settle(100, 300, 10, true), 0.8);
+        assert_eq!(converge(100, 300, 10, true), 0.8);
     }
 
     #[test]
@@ -270,19 +272,19 @@ mod tests {
 
     #[test]
     fn a_cold_device_gives_the_program_its_memory_back() {
-        assert_eq!(settle(0, 300, 10, true), 0.1);
+        assert_eq!(converge(0, 300, 10, true), 0.1);
     }
 
     #[test]
     fn a_pool_that_holds_all_keeps_its_room() {
         let all = Sizes { device: 0, ..SIZES };
-        assert_eq!(settle_in(all, 0, 300, 10), 0.8);
-        assert_eq!(settle_in(all, 0, 3, 500), 0.1, "what is in it is cold");
+        assert_eq!(converge_in(all, 0, 300, 10), 0.8);
+        assert_eq!(converge_in(all, 0, 3, 500), 0.1, "what is in it is cold");
     }
 
     #[test]
     fn pages_that_come_back_from_probation_at_once_are_worth_more_than_cold_ones_on_the_device() {
-        assert_eq!(settle(1, 10, 500, true), 0.1);
+        assert_eq!(converge(1, 10, 500, true), 0.1);
     }
 
     #[test]
@@ -322,8 +324,8 @@ mod tests {
 
     #[test]
     fn nothing_changes_without_need() {
-        assert_eq!(settle(100, 300, 10, false), SHARE_FIRST);
-        assert_eq!(settle(1, 0, 0, true), SHARE_FIRST, "few faults tell little");
-        assert_eq!(settle(0, 0, 0, true), SHARE_FIRST);
+        assert_eq!(converge(100, 300, 10, false), SHARE_FIRST);
+        assert_eq!(converge(1, 0, 0, true), SHARE_FIRST, "few faults tell little");
+        assert_eq!(converge(0, 0, 0, true), SHARE_FIRST);
     }
 }

@@ -50,9 +50,9 @@ pub struct Blocks {
 struct Extent {
     /// That it found them free and took them: its next runs come from there.
     own: AtomicBool,
-    /// The blocks that hold pages of this process, a bit each. The books that processes share may be written over by one that
-    /// should not: a block that seems free there is taken again only if nothing of ours is in it, for its hash would then
-    /// be the newer page's.
+    /// The blocks that hold pages of this process, a bit each. The books that processes share may be written over by
+    /// one that should not: a block that seems free there is taken again only if nothing of ours is in it, for its hash
+    /// would then be the newer page's.
     ours: [AtomicU64; EXTENT_BLOCKS / WORD_BITS],
 }
 
@@ -272,8 +272,8 @@ impl Blocks {
         self.full.load(Relaxed) == stamp
     }
 
-    /// Keeps blocks that were taken and could not be written to from being taken again, until [`Blocks::unpark`]: the disk
-    /// may have room for others, which it has written once.
+    /// Keeps blocks that were taken and could not be written to from being taken again, until [`Blocks::unpark`]: the
+    /// disk may have room for others, which it has written once.
     pub fn park(&self, run: BlockRun) {
         let length = run.length as u64;
         self.used.fetch_sub(length, Relaxed);

@@ -116,7 +116,8 @@ pub struct Switches {
     pub accept_threshold_percent: u8,
     /// What of the pool is written back under pressure.
     pub shrinker: Shrinker,
-    /// Whether the pool may take its most whatever misses cost, and the shrinker is asked whenever pages leave the program.
+    /// Whether the pool may take its most whatever misses cost, and the shrinker is asked whenever pages leave the
+    /// program.
     pub fixed_share: bool,
 }
 

@@ -1,8 +1,8 @@
 //! How far the device is in use: blocks are taken below its *frontier* only, which moves up an extent at a time.
 //!
-//! So a sparse file takes what was once written, not what it may grow to, and the books are looked at no further either.
-//! The launcher *allows* what the disk has room for. That may be less than is open: then the frontier stays where it is,
-//! and only blocks that were given up are taken again.
+//! So a sparse file takes what was once written, not what it may grow to, and the books are looked at no further
+//! either. The launcher *allows* what the disk has room for. That may be less than is open: then the frontier stays
+//! where it is, and only blocks that were given up are taken again.
 //!
 //! Every process of the run can write to these words: what is read is within the device.
 

@@ -11,14 +11,15 @@ use aegis::aegis128x2::Aegis128X2Mac;
 #[derive(Clone)]
 pub struct HashKey(Aegis128X2Mac<16>);
 
-/// A page's fingerprint: three quarters of the tag. One is held for every page on the device, so each word of it counts.
+/// A page's fingerprint: three quarters of the tag. One is held for every page on the device, so each word of it
+/// counts.
 pub type PageHash = [u32; 3];
 
 /// Bytes of a fingerprint.
 pub const HASH_BYTES: usize = size_of::<PageHash>();
 
-/// What an entry of the pool keeps of its page's fingerprint. Enough to tell damage; that a page equals an entry it only
-/// suggests: then the bytes are compared.
+/// What an entry of the pool keeps of its page's fingerprint. Enough to tell damage; that a page equals an entry it
+/// only suggests: then the bytes are compared.
 pub type Check = [u8; 6];
 
 /// What an entry keeps of a fingerprint.

@@ -11,8 +11,8 @@
 //! to. Without it the launcher, who looks after each process that ends, had the whole bitmap of each slot in memory,
 //! 256 KiB for 8 GiB of device.
 //!
-//! A process may be killed at any instant: a page's bit in the summary is set before any of the page's, and never cleared
-//! while the process lives.
+//! A process may be killed at any instant: a page's bit in the summary is set before any of the page's, and never
+//! cleared while the process lives.
 
 use crate::blocks::Bits;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};

@@ -8,10 +8,9 @@
 //! └────────────────────────────────────────┴─┴─┘
 //! ```
 //!
-//! What it guards must be atomics: a reader may look while they change, and throws away what it saw.
-//! Whoever finds it held spins for a moment, then parks: a holder may be within a system call. A release that sees nobody
-//! parked is a plain store: it may overlook who parks at that very instant, so whoever is parked looks again after a
-//! millisecond.
+//! What it guards must be atomics: a reader may look while they change, and throws away what it saw. Whoever finds it
+//! held spins for a moment, then parks: a holder may be within a system call. A release that sees nobody parked is a
+//! plain store: it may overlook who parks at that very instant, so whoever is parked looks again after a millisecond.
 
 #[cfg(not(loom))]
 use crate::sync::{Condvar, Mutex, atomic, spin_loop};

@@ -34,7 +34,7 @@ pub mod held;
 mod latch;
 pub mod place;
 pub mod policy;
-pub mod reclaim;
+pub mod queue;
 mod slab;
 mod sparse;
 pub mod stats;
@@ -55,7 +55,8 @@ pub use policy::Reclaim;
 pub use stats::{Counter, Counters};
 pub use streams::{Readahead, Window};
 pub use swap::{
-    DeviceRun, Discarded, Of, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer, WINDOW_MAX,
+    DeviceRun, Discarded, PoolScope, Source, StoreOutcome, Stored, Swap, Swapin, TakenOut, Transfer,
+    WINDOW_MAX,
 };
 pub use word::{State, Word};
 pub use zswap::Scratch;

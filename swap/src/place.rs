@@ -30,8 +30,8 @@ pub enum Place {
 /// └──┴────────────────────────┘
 /// ```
 ///
-/// So the piece behind another is the handle behind its handle. Bit 38 of a place is not of the handle: it says that the
-/// copy was used since the shrinker's hand came by ([`crate::Word::is_referenced`]).
+/// So the piece behind another is the handle behind its handle. Bit 38 of a place is not of the handle: it says that
+/// the copy was used since the shrinker's hand came by ([`crate::Word::is_referenced`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(u64);
 

@@ -14,8 +14,8 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     /// `pages` of the cluster came back from their places that are used as often as those in memory.
     fn refault(&self, history: &mut History, pages: usize);
 
-    /// The turn to leave of a cluster with so many pages `present` has come: whether it stays this once. Asked again and
-    /// again it must let go after [`SPARED_MAX`] times.
+    /// The turn to leave of a cluster with so many pages `present` has come: whether it stays this once. Asked again
+    /// and again it must let go after [`SPARED_MAX`] times.
     fn spares(&self, history: &mut History, present: usize) -> bool;
 
     /// Is told every few hundredths of a second what has come back so far.
@@ -78,10 +78,10 @@ const SEEN_MIN: u64 = 256;
 
 /// A cluster that is hot goes round once more; probation is as long as it finds hot pages.
 ///
-/// A cluster is hot if as many pages came back as a quarter of what is there: from probation, or from their places if they
-/// are used as often as what is in memory (`workingset_activate_anon`). Each time that it is spared half of that is
-/// forgotten, so one of which all came back goes round three times (the *generalised clock*, Smith 1978). What never left
-/// counts as cold: pages that were touched for the first time leave before those that proved to be wanted again.
+/// A cluster is hot if as many pages came back as a quarter of what is there: from probation, or from their places if
+/// they are used as often as what is in memory (`workingset_activate_anon`). Each time that it is spared half of that
+/// is forgotten, so one of which all came back goes round three times (the *generalised clock*, Smith 1978). What never
+/// left counts as cold: pages that were touched for the first time leave before those that proved to be wanted again.
 ///
 /// What waits on probation cannot be reached without a fault, of a few µs; what is found hot there is spared being
 /// stored and read again, of a few tens. So probation grows, to a quarter of the memory, while a page there is wanted

@@ -152,8 +152,8 @@ impl Streams {
         };
     }
 
-    /// A fault at a page that is on its way already: whoever scans has caught up with what was read for it. Returns what
-    /// to read next, so that the device need not wait for the end of the window.
+    /// A fault at a page that is on its way already: whoever scans has caught up with what was read for it. Returns
+    /// what to read next, so that the device need not wait for the end of the window.
     pub fn caught_up(&self, page: PageIndex) -> Option<Range<PageIndex>> {
         let streams = &lock(&self.inner).0;
         let holds = |s: &&Stream| s.ahead > 0 && (s.first + 1..s.next).contains(&page.0);

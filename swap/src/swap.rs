@@ -22,10 +22,10 @@ mod writeback;
 
 pub use program::Discarded;
 pub use store::{StoreOutcome, Stored};
-pub use swapin::{Met, Source, Swapin, Transfer, WINDOW_MAX};
+pub use swapin::{MapConflict, Source, Swapin, Transfer, WINDOW_MAX};
 pub use swapoff::DeviceRun;
 pub use takeout::{Candidate, TakenOut};
-pub use writeback::Of;
+pub use writeback::PoolScope;
 
 use crate::blocks::Blocks;
 use crate::cipher::Cipher;
@@ -34,7 +34,7 @@ use crate::hash::HashKey;
 use crate::held::Held;
 use crate::place::Place;
 use crate::policy::Policy;
-use crate::reclaim::Queue;
+use crate::queue::Queue;
 use crate::stats::Counters;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::table::{ClusterGuard, History, Table};
@@ -80,8 +80,8 @@ pub struct Swap<S: SpanSource> {
     /// Kept copies that turned out to be of older contents.
     copies: AtomicI64,
     copies_stale: AtomicU64,
-    /// How many others had left since those did that are written back, of late; and pages from the device that came back
-    /// before twice as many had.
+    /// How many others had left since those did that are written back, of late; and pages from the device that came
+    /// back before twice as many had.
     age: AtomicU64,
     near: AtomicU64,
     /// Pages from the pool that came back before as many others had left as are in memory.
@@ -315,8 +315,8 @@ mod tests {
         Swap::new(Heap, blocks, keys, Config::for_cap(1000), Counters::private())
     }
 
-    /// The way to a page's word is gone once for a fault, wherever the page is: the entry is the object's own, and a page
-    /// that was never swapped is known by the same word. And once more to end what the fault began.
+    /// The way to a page's word is gone once for a fault, wherever the page is: the entry is the object's own, and a
+    /// page that was never swapped is known by the same word. And once more to end what the fault began.
     #[test]
     fn a_fault_looks_its_page_up_once() {
         let swap = empty();

@@ -52,8 +52,8 @@ pub const CLUSTERS_MAX: u64 = (BRANCHES * BRANCH_CLUSTERS) as u64;
 /// Looks at a cluster that is held, before a reader waits for it.
 const PEEKS: usize = 64;
 
-/// Where a cluster stands in its leaf: neighbours far apart, for threads that work on neighbours would write to the same
-/// cache line.
+/// Where a cluster stands in its leaf: neighbours far apart, for threads that work on neighbours would write to the
+/// same cache line.
 const fn place_in_leaf(number: usize) -> usize {
     const ROWS: usize = 8;
     let nth = number % LEAF_CLUSTERS;
@@ -217,8 +217,8 @@ struct Store<T, const FIRST: usize> {
     used: AtomicU32,
 }
 
-/// Lists of what was given back: by cluster, so that threads which work on neighbours do not hand each other memory that
-/// is in the other's cache.
+/// Lists of what was given back: by cluster, so that threads which work on neighbours do not hand each other memory
+/// that is in the other's cache.
 const LISTS: usize = 4;
 
 /// The last that was given back, plus one, below a count of changes. Each holds the next in its first word.
@@ -395,8 +395,8 @@ impl Table {
         self.bytes.load(Relaxed)
     }
 
-    /// Makes memory for words that become finer: to free memory must not need any. `clusters` may then be cut, `units` of
-    /// them, and some become flat.
+    /// Makes memory for words that become finer: to free memory must not need any. `clusters` may then be cut, `units`
+    /// of them, and some become flat.
     pub fn reserve(&self, clusters: u32, units: u32) {
         self.flats.reserve(self.flats.used.load(Relaxed) + units / FLAT_UNITS as u32, &self.bytes);
         self.units.reserve(self.units.used.load(Relaxed) + clusters, &self.bytes);
@@ -473,9 +473,9 @@ impl Table {
         self.read(page.cluster(), |view| view.word(page.offset())).unwrap_or(Word::HOLE)
     }
 
-    /// What lies at a page's place, and how many pages before and after it lie next to it on the device, in one piece: at
-    /// most `max_before` and `max_after`, for 0 nobody looks. `None` if there is nothing: the page is a hole, or in the
-    /// program and nothing is kept of it, or lost. A page whose contents are not on the device has no neighbours.
+    /// What lies at a page's place, and how many pages before and after it lie next to it on the device, in one piece:
+    /// at most `max_before` and `max_after`, for 0 nobody looks. `None` if there is nothing: the page is a hole, or in
+    /// the program and nothing is kept of it, or lost. A page whose contents are not on the device has no neighbours.
     ///
     /// One look-up a cluster, and one step a word inside it (after FreeBSD's review D20281 of `swap_pager_haspage`).
     #[inline]
@@ -523,8 +523,8 @@ impl Table {
         Some(run)
     }
 
-    /// Reads a cluster without a lock: what `look` found is of one state of it. `look` says `None` if what it sees cannot
-    /// be. `None` if nothing was ever touched there.
+    /// Reads a cluster without a lock: what `look` found is of one state of it. `look` says `None` if what it sees
+    /// cannot be. `None` if nothing was ever touched there.
     #[inline]
     fn read<T>(&self, number: ClusterNumber, look: impl Fn(&View<'_>) -> Option<T>) -> Option<T> {
         let cluster = self.cluster(number)?;

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! Numbers of a chunk's head are little-endian. The tag is the kind (three bits) and a small argument. Pages are
-//! differences to the page before, the first of a chunk to 0, folded so that small ones are small (zigzag); they and the
-//! other arguments are written seven bits a byte (LEB128).
+//! differences to the page before, the first of a chunk to 0, folded so that small ones are small (zigzag); they and
+//! the other arguments are written seven bits a byte (LEB128).
 
 use crate::entry::PageIndex;
 use std::fmt;
@@ -58,8 +58,8 @@ pub enum Event {
         /// Where it was.
         from: Found,
     },
-    /// A page left, and this is what it takes: its bytes when compressed, 4096 if it does not compress, 0 for a repeated
-    /// word.
+    /// A page left, and this is what it takes: its bytes when compressed, 4096 if it does not compress, 0 for a
+    /// repeated word.
     Stored {
         /// The page.
         page: PageIndex,

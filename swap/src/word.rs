@@ -69,8 +69,8 @@ impl Word {
         )
     }
 
-    /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks further,
-    /// in the pool as many pieces.
+    /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks
+    /// further, in the pool as many pieces.
     pub const fn nth(self, count: usize) -> Self {
         let steps = self.place_kind() == Place::KIND_DEVICE || self.is_piece();
         Self(self.0 + if steps { (count as u64) << BLOCK_SHIFT } else { 0 })

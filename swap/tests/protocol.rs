@@ -13,8 +13,8 @@ use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::Scratch;
 use pagetide_swap::zswap::pool::Heap;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place, Source,
-    StoreOutcome, Stored, Swap, Swapin, Transfer, Window, Word,
+    CLUSTER_PAGES, ClusterNumber, Config, Counters, FOLIO_PAGES, PAGE_SIZE, PageIndex, Place, PoolScope,
+    Source, StoreOutcome, Stored, Swap, Swapin, Transfer, Window, Word,
 };
 use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::{Runner, thread};
@@ -253,7 +253,7 @@ impl World {
     fn write_back(&self) {
         let (mut entries, mut scratch) = (Vec::new(), Scratch::default());
         // All are spared once.
-        self.swap.scan(2 * PAGES, PAGES, Of::All, &mut entries);
+        self.swap.scan(2 * PAGES, PAGES, PoolScope::All, &mut entries);
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE];
             let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes, &mut scratch) else {

@@ -1,5 +1,6 @@
-//! Eight threads read, write, evict, write back, shrink, move together and forget the same pages, while the pool changes
-//! how it works: every page that comes back is what was written last, and in the end nothing is held for nobody.
+//! Eight threads read, write, evict, write back, shrink, move together and forget the same pages, while the pool
+//! changes how it works: every page that comes back is what was written last, and in the end nothing is held for
+//! nobody.
 //!
 //! `PAGETIDE_SEED=n` chooses what the threads draw; `PAGETIDE_STRESS_OPS=n` says how much each of them does. In which
 //! order they run is not replayed: tests/protocol.rs tries those one by one.
@@ -13,8 +14,8 @@ use pagetide_swap::workingset::Shadow;
 use pagetide_swap::zswap::pool::Heap;
 use pagetide_swap::zswap::shrinker::Shrinker;
 use pagetide_swap::{
-    Allocator, CLUSTER_PAGES, ClusterNumber, Config, Counter, Counters, FOLIO_PAGES, Of, PAGE_SIZE,
-    PageIndex, Place, Scratch, Source, State, StoreOutcome, Stored, Swap, Swapin, Switches, Transfer, Window,
+    Allocator, CLUSTER_PAGES, ClusterNumber, Config, Counter, Counters, FOLIO_PAGES, PAGE_SIZE, PageIndex,
+    Place, PoolScope, Scratch, Source, State, StoreOutcome, Stored, Swap, Swapin, Switches, Transfer, Window,
 };
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
@@ -267,7 +268,7 @@ impl Worker<'_> {
     fn write_back(&mut self) {
         let swap = &self.world.swap;
         let mut entries = Vec::new();
-        swap.scan(1 + self.random.below(600) as usize, 64, Of::All, &mut entries);
+        swap.scan(1 + self.random.below(600) as usize, 64, PoolScope::All, &mut entries);
         let mut begun = Vec::new();
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE].into_boxed_slice();

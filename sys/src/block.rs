@@ -1,18 +1,19 @@
-//! What lies at a guest's thread pointer: a thread block that we make, without the C library.
+//! What lies at an engine thread's thread pointer: a thread block that we make, without the C library.
 //!
 //! ```text
 //! … stack │ thread-local data of the C library and of us │ thread pointer: struct pthread … │ end
 //! ```
 //!
-//! Where a library's thread-local data lie below the thread pointer is the same in all threads, if it was there when the
-//! process started. A guest has those of two: of the C library, for `errno`, and of the one that this code is part of.
+//! Where a library's thread-local data lie below the thread pointer is the same in all threads, if it was there when
+//! the process started. An engine thread has those of two: of the C library, for `errno`, and of the one that this code
+//! is part of.
 
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// More than glibc's `struct pthread` (2.3 KiB). All that is read of a guest's are the words below.
+/// More than glibc's `struct pthread` (2.3 KiB). All that is read of an engine thread's are the words below.
 const HEAD: usize = 2560;
 /// Words of its head, at these offsets: its own address, twice, and two secrets that a process has once.
 const ITSELF: [usize; 2] = [0x00, 0x10];
@@ -59,8 +60,8 @@ pub fn own_below() -> Option<usize> {
     Some(OWN_BELOW.load(Relaxed)).filter(|&below| below != 0)
 }
 
-/// Finds out how thread blocks are laid out. When the process starts: later the loader's lock may be held by whoever waits
-/// for a guest, and in a forked child its data may be out of memory.
+/// Finds out how thread blocks are laid out. When the process starts: later the loader's lock may be held by whoever
+/// waits for an engine thread, and in a forked child its data may be out of memory.
 pub fn prepare() {
     layout();
 }
@@ -139,8 +140,8 @@ impl Layout {
     /// [`Layout::length`] bytes before `end` must be writable memory that nobody uses.
     pub(crate) unsafe fn build(&self, end: usize) -> usize {
         let pointer = (end - HEAD) / self.align() * self.align();
-        // SAFETY: all of it lies within the caller's range; images are constants of loaded libraries that stay; the offsets
-        // read are within the head of the calling thread's block.
+        // SAFETY: all of it lies within the caller's range; images are constants of loaded libraries that stay; the
+        // offsets read are within the head of the calling thread's block.
         unsafe {
             std::ptr::write_bytes(pointer as *mut u8, 0, end - pointer);
             for Image { below, initial: (from, filled), length } in self.images {

@@ -62,8 +62,8 @@ fn give(start: usize, length: usize) {
     TAKEN.fetch_and(!bit, AcqRel);
 }
 
-/// From now on the pages of some places stay when their buffers are dropped: as many as `bytes` hold, at most 16 (4 MiB).
-/// What others have goes back now; that of buffers in use when they are dropped, or at the next call.
+/// From now on the pages of some places stay when their buffers are dropped: as many as `bytes` hold, at most 16 (4
+/// MiB). What others have goes back now; that of buffers in use when they are dropped, or at the next call.
 pub fn keep(bytes: usize) {
     let kept = (bytes / PLACE).min(KEPT_MAX);
     KEPT.store(kept, Relaxed);

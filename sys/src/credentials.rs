@@ -1,10 +1,10 @@
-//! Guests follow when the program changes its user or its groups.
+//! Engine threads follow when the program changes its user or its groups.
 //!
-//! To the kernel these are each thread's own. The C library has the threads that it knows make the same call, by a signal
-//! that it keeps for itself and blocks nowhere. Guests, which it does not know, get the same signal from us, and take what
-//! the calling thread has by then: none keeps a right that the program has given up.
+//! To the kernel these are each thread's own. The C library has the threads that it knows make the same call, by a
+//! signal that it keeps for itself and blocks nowhere. Engine threads, which it does not know, get the same signal from
+//! us, and take what the calling thread has by then: none keeps a right that the program has given up.
 
-use crate::guest;
+use crate::engine_thread;
 use crate::shared::{futex_wait, futex_wake};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::arch::naked_asm;
@@ -18,20 +18,21 @@ use std::time::Duration;
 /// glibc's SIGSETXID.
 const SIGNAL: c_int = 33;
 const SA_RESTORER: u64 = 0x0400_0000;
-/// Between looks at whether a guest has ended instead.
+/// Between looks at whether an engine thread has ended instead.
 const LOOK: Duration = Duration::from_millis(20);
 /// No list of groups.
 const UNCHANGED: usize = usize::MAX;
 
 /// Held by the thread that changes them.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
-/// What guests are to have: real, effective and saved user, the same of the group, and other groups.
+/// What engine threads are to have: real, effective and saved user, the same of the group, and other groups.
 static IDS: [AtomicU32; 6] = [const { AtomicU32::new(0) }; 6];
 static GROUPS: AtomicPtr<u32> = AtomicPtr::new(std::ptr::null_mut());
 static GROUP_COUNT: AtomicUsize = AtomicUsize::new(UNCHANGED);
-/// The number of the change; in each guest's place the last that it has followed.
+/// The number of the change; in each engine thread's place the last that it has followed.
 static CHANGE: AtomicU64 = AtomicU64::new(0);
-static FOLLOWED: [AtomicU64; guest::GUESTS_MAX] = [const { AtomicU64::new(0) }; guest::GUESTS_MAX];
+static FOLLOWED: [AtomicU64; engine_thread::ENGINE_THREADS_MAX] =
+    [const { AtomicU64::new(0) }; engine_thread::ENGINE_THREADS_MAX];
 static ERROR: AtomicI32 = AtomicI32::new(0);
 /// The C library's handler.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
@@ -54,7 +55,7 @@ extern "C" fn restore() {
 }
 
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if guest::is_guest() {
+    if engine_thread::is_engine_thread() {
         return take_over();
     }
     let before = BEFORE.load(Relaxed);
@@ -64,9 +65,9 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
     }
 }
 
-/// Takes what is wanted, on a guest. Sets no `errno`: it comes between whatever the guest does.
+/// Takes what is wanted, on an engine thread. Sets no `errno`: it comes between whatever the engine thread does.
 fn take_over() {
-    let (change, place) = (CHANGE.load(Acquire), guest::own_place());
+    let (change, place) = (CHANGE.load(Acquire), engine_thread::own_place());
     if FOLLOWED[place].load(Relaxed) == change {
         return;
     }
@@ -91,11 +92,11 @@ fn take_over() {
     futex_wake(&FOLLOWED[place]);
 }
 
-/// Runs `call`, which changes the user or the groups of the program's threads, and has the guests follow if it succeeds.
-/// `groups` says whether it may change the list of other groups.
+/// Runs `call`, which changes the user or the groups of the program's threads, and has the engine threads follow if it
+/// succeeds. `groups` says whether it may change the list of other groups.
 ///
 /// # Errors
-/// In place of the guests' error: what a guest could not take.
+/// In place of the error of an engine thread: what an engine thread could not take.
 pub fn changing(groups: bool, call: impl FnOnce() -> c_int) -> (c_int, Result<(), i32>) {
     while CHANGING.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         rustix::thread::sched_yield();
@@ -106,10 +107,10 @@ pub fn changing(groups: bool, call: impl FnOnce() -> c_int) -> (c_int, Result<()
     (result, followed)
 }
 
-/// Has the guests take what the calling thread has.
+/// Has the engine threads take what the calling thread has.
 fn lead(groups: bool) -> Result<(), i32> {
     let mut any = false;
-    guest::for_each(|_, _| {
+    engine_thread::for_each(|_, _| {
         any = true;
         true
     });
@@ -130,7 +131,7 @@ fn lead(groups: bool) -> Result<(), i32> {
     let change = CHANGE.fetch_add(1, AcqRel) + 1;
     install();
     let process = std::process::id();
-    guest::for_each(|place, number| {
+    engine_thread::for_each(|place, number| {
         let Some(number) = number else {
             rustix::thread::sched_yield();
             return false;
@@ -150,8 +151,8 @@ fn lead(groups: bool) -> Result<(), i32> {
     }
 }
 
-/// Makes our handler that of the signal. The C library installs its own with the first thread that it starts, never while
-/// another thread is here.
+/// Makes our handler that of the signal. The C library installs its own with the first thread that it starts, never
+/// while another thread is here.
 fn install() {
     let flags = (libc::SA_SIGINFO | libc::SA_RESTART) as u64 | SA_RESTORER;
     let new = Action {

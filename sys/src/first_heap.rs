@@ -1,8 +1,8 @@
 //! The first heap: what a process allocates before it has used up 64 KiB.
 //!
-//! Most processes live for milliseconds and never allocate more. A full allocator would cost each of them a third of its
-//! start: mimalloc asks the processor and the kernel what they are, and keeps books of twenty pages. Here objects lie one
-//! behind another, and only the place of the last one is used again.
+//! Most processes live for milliseconds and never allocate more. A full allocator would cost each of them a third of
+//! its start: mimalloc asks the processor and the kernel what they are, and keeps books of twenty pages. Here objects
+//! lie one behind another, and only the place of the last one is used again.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -57,8 +57,8 @@ impl FirstHeap {
         self.used.load(Relaxed)
     }
 
-    /// A new object of `size` bytes at a multiple of `align`, a power of two. Its contents may be anything. Null if it is
-    /// larger than [`OBJECT_MAX`], or finds no room.
+    /// A new object of `size` bytes at a multiple of `align`, a power of two. Its contents may be anything. Null if it
+    /// is larger than [`OBJECT_MAX`], or finds no room.
     pub fn allocate(&self, size: usize, align: usize) -> *mut c_void {
         if size > OBJECT_MAX || align > ALIGN_MAX {
             return null_mut();

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A connection (`SOCK_SEQPACKET`: a message is whole or not there) carries one question and one answer. The socket has
-//! two names: a path, which is found from every network namespace, and an abstract name, which is found from every root.
-//! Who hands out must find out whom it talks to by the socket (`SO_PEERPIDFD`), not by what is said.
+//! two names: a path, which is found from every network namespace, and an abstract name, which is found from every
+//! root. Who hands out must find out whom it talks to by the socket (`SO_PEERPIDFD`), not by what is said.
 
 use rustix::io::Errno;
 use rustix::net::{

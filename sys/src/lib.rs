@@ -7,8 +7,8 @@
 mod block;
 pub mod buffer;
 pub mod credentials;
+pub mod engine_thread;
 pub mod first_heap;
-pub mod guest;
 pub mod handout;
 pub mod heap;
 pub mod kernel;

@@ -123,7 +123,8 @@ impl PageSet {
     }
 }
 
-/// Opens a file of `/proc` that tells of the calling process's memory. In another root there may be none: it is asked for.
+/// Opens a file of `/proc` that tells of the calling process's memory. In another root there may be none: it is asked
+/// for.
 ///
 /// In a process that is not to be dumped, which cannot open it unless it is root's, that is suspended for a moment.
 pub(crate) fn open_own(path: &str, thing: Thing) -> Result<OwnedFd, Errno> {

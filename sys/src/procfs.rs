@@ -218,8 +218,8 @@ pub struct Stat {
     pub threads: u32,
     /// When it started.
     pub start_time: u64,
-    /// Where its stack began, which every program's start chooses at random; 0 if that is not to be seen, or not settled,
-    /// for it is in the midst of exec.
+    /// Where its stack began, which every program's start chooses at random; 0 if that is not to be seen, or not
+    /// settled, for it is in the midst of exec.
     pub stack: u64,
 }
 
@@ -402,8 +402,8 @@ fn life(pid: u32) -> Result<Option<u64>, Errno> {
 
 /// Descriptors of anonymous files through which memory is pinned.
 const PINNING: [&str; 3] = ["anon_inode:[io_uring]", "anon_inode:kvm", "anon_inode:[vfio-"];
-/// Files below `/dev` that copy what they are given, or lie there only: all others are devices that may pin it (RDMA, VFIO,
-/// GPUs, cameras, disks that take commands, and drivers that nobody here knows).
+/// Files below `/dev` that copy what they are given, or lie there only: all others are devices that may pin it (RDMA,
+/// VFIO, GPUs, cameras, disks that take commands, and drivers that nobody here knows).
 const COPYING: [&str; 27] = [
     "null",
     "zero",

@@ -1,10 +1,11 @@
 //! The sieve: a cluster of address space through which memory leaves that MOVE does not take from where it lies.
 //!
-//! MOVE alone refuses pages that are pinned, and it takes none of memory that may not be written. Such memory goes to the
-//! sieve by `mremap`, which takes whatever is there, is made writable there, where only the engine reaches it, and goes on
-//! to a slot by MOVE. Pinned pages are left in the sieve, and `mremap` puts them back: they stay the same frames all
-//! the time, so a device that writes to one writes to what the program sees. Whoever touches a page meanwhile waits in a
-//! fault, and nobody can come to pin a page that is in the sieve: no address of the program leads to it.
+//! MOVE alone refuses pages that are pinned, and it takes none of memory that may not be written. Such memory goes to
+//! the sieve by `mremap`, which takes whatever is there, is made writable there, where only the engine reaches it, and
+//! goes on to a slot by MOVE. Pinned pages are left in the sieve, and `mremap` puts them back: they stay the same
+//! frames all the time, so a device that writes to one writes to what the program sees. Whoever touches a page
+//! meanwhile waits in a fault, and nobody can come to pin a page that is in the sieve: no address of the program leads
+//! to it.
 
 use crate::mapping::{self, Reservation, Restored, remap};
 use crate::maps::Maps;
@@ -146,8 +147,8 @@ impl Held<'_> {
     unsafe fn put_back_run(&mut self, to: usize, length: usize, protection: i32, uffd: &Uffd) {
         let from = self.base + to % CLUSTER;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        // SAFETY: the part is ours; the target is what the pages were brought from, and empty. The mapping that comes to
-        // lie there is a copy of the one that it replaces.
+        // SAFETY: the part is ours; the target is what the pages were brought from, and empty. The mapping that comes
+        // to lie there is a copy of the one that it replaces.
         unsafe {
             insist("cannot be protected", || mapping::protect(from, length, protection));
             insist("cannot go back", || remap(from, length, length, flags, to).map(drop));
@@ -159,8 +160,8 @@ impl Held<'_> {
     }
 }
 
-/// Does what must not fail: a page of the program is in the sieve. Where there are as many mappings as there may be, or no
-/// memory for one, others end.
+/// Does what must not fail: a page of the program is in the sieve. Where there are as many mappings as there may be, or
+/// no memory for one, others end.
 fn insist(what: &str, step: impl Fn() -> Result<(), Errno>) {
     let mut result = step();
     for _ in 0..TRIES {

@@ -40,8 +40,8 @@ pub enum TakeOutWay {
     /// `UFFDIO_MOVE`, run by run: refuses pages that are pinned or shared by fork, and all of a mapping that may not be
     /// written.
     Move,
-    /// By `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may be
-    /// done with them.
+    /// By `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may
+    /// be done with them.
     Sift,
 }
 

@@ -119,7 +119,7 @@ pub fn processors() -> Vec<usize> {
 /// Writes a line to the program's standard error, in one call.
 pub fn say(line: &str) {
     let text = format!("pagetide: {line}\n");
-    if crate::guest::is_guest()
+    if crate::engine_thread::is_engine_thread()
         && let Some(fd) = program_stderr()
     {
         let _ = rustix::io::write(&fd, text.as_bytes());
@@ -129,8 +129,8 @@ pub fn say(line: &str) {
     unsafe { libc::syscall(libc::SYS_write, 2, text.as_ptr(), text.len()) };
 }
 
-/// The program's standard error, from a guest: it has a descriptor table of its own, the program's is that of its
-/// first thread.
+/// The program's standard error, from an engine thread: it has a descriptor table of its own, the program's is that of
+/// its first thread.
 fn program_stderr() -> Option<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
     use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};

@@ -13,8 +13,8 @@ use pagetide_swap::streams::Streams;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::workingset::Shadow;
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Config, Counter, Counters, FOLIO_PAGES, Of, PAGE_SIZE, PageIndex, Place,
-    Source, SpanMemory, SpanSource, State, StoreError, StoreOutcome, Stored, Swap, Swapin,
+    CLUSTER_PAGES, ClusterNumber, Config, Counter, Counters, FOLIO_PAGES, PAGE_SIZE, PageIndex, Place,
+    PoolScope, Source, SpanMemory, SpanSource, State, StoreError, StoreOutcome, Stored, Swap, Swapin,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -287,7 +287,7 @@ impl<'a> Machine<'a> {
         let mut trimmed = 0;
         while trimmed < TRIM_ENTRIES && self.swap.zswap().is_nearly_full() {
             let dropped = self.swap.drop_copies(TRIM_ENTRIES);
-            let gone = if dropped > 0 { dropped } else { self.write_back(TRIM_SCAN, Of::All) };
+            let gone = if dropped > 0 { dropped } else { self.write_back(TRIM_SCAN, PoolScope::All) };
             if gone == 0 {
                 break;
             }
@@ -299,7 +299,7 @@ impl<'a> Machine<'a> {
             if self.balance.pressure() > 0.0 {
                 let scan = self.swap.pressure(taken, self.balance.pressure());
                 if scan > 0 {
-                    self.write_back(scan, Of::Own);
+                    self.write_back(scan, PoolScope::Own);
                 }
             }
         }
@@ -319,7 +319,7 @@ impl<'a> Machine<'a> {
             return true;
         }
         // All that is left is in the pool.
-        self.swap.drop_copies(TRIM_ENTRIES) + self.write_back(usize::MAX, Of::All) > 0
+        self.swap.drop_copies(TRIM_ENTRIES) + self.write_back(usize::MAX, PoolScope::All) > 0
     }
 
     fn is_probation_full(&self) -> bool {
@@ -443,13 +443,13 @@ impl<'a> Machine<'a> {
     }
 
     /// Passes the shrinker's hand over so many entries, and writes back what it finds.
-    fn write_back(&mut self, scan: usize, of: Of) -> usize {
+    fn write_back(&mut self, scan: usize, scope: PoolScope) -> usize {
         if !self.has_device() {
             return 0;
         }
         let mut entries = std::mem::take(&mut self.entries);
         entries.clear();
-        self.swap.scan(scan, 4 * WRITE_BATCH_PAGES, of, &mut entries);
+        self.swap.scan(scan, 4 * WRITE_BATCH_PAGES, scope, &mut entries);
         let mut written = 0;
         let mut left = &entries[..];
         while !left.is_empty()

@@ -2,10 +2,10 @@
 
 use super::requests::Pending;
 use super::{Engine, Workspace, lock};
-use crate::memory::{MapError, Mapped, Memory, Slot};
-use crate::ways::Ways;
+use crate::mask::Mask;
+use crate::memory::{MapError, Mapped, Memory, StagingSlot};
 use pagetide_device::{Buffer, Completion, Direction, Request};
-use pagetide_swap::swap::Met;
+use pagetide_swap::swap::MapConflict;
 use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer, WINDOW_MAX};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
@@ -160,7 +160,7 @@ impl<M: Memory> Engine<M> {
         let (keep, met) = (self.keeps_copies(transfer), met(transfer, mapped));
         let wanted = self.swap.finish_swapin_at(transfer, mapped.pages, keep, met);
         self.budget.give((paid - mapped.pages) as i64);
-        self.settle_pool();
+        self.charge_pool();
         if let Some(error) = mapped.error {
             let page = transfer.first.plus(mapped.pages as u64);
             if error == MapError::Exists {
@@ -180,8 +180,8 @@ impl<M: Memory> Engine<M> {
 
     fn fail(&self, transfer: &Transfer, error: LoadError) {
         match error {
-            LoadError::Io(_) => self.c(Counter::read_error, 1),
-            LoadError::Decompress | LoadError::Hash => self.c(Counter::decompress_fail, 1),
+            LoadError::Io(_) => self.count(Counter::read_error, 1),
+            LoadError::Decompress | LoadError::Hash => self.count(Counter::decompress_fail, 1),
         }
         self.swap.fail_swapin(transfer);
         self.poison(transfer.first, Some(error));
@@ -221,7 +221,7 @@ impl<M: Memory> Engine<M> {
             self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.low.load(Relaxed);
         let moves = self.memory.can_move()
             && writable
-            && (transfer.length >= MOVE_RUN_MIN || !room || self.ways.masks(Ways::NO_COPY));
+            && (transfer.length >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY));
         let mut paid = 0;
         let mapped = {
             let mut slot = lock(&staged.slot);
@@ -239,7 +239,7 @@ impl<M: Memory> Engine<M> {
             // That a mapping is gone only COPY says for sure.
             let again = matches!(mapped.error, Some(MapError::Refused | MapError::Gone));
             if rest > 0 && (!moves || again) {
-                self.c(Counter::move_refused, usize::from(mapped.error == Some(MapError::Refused)));
+                self.count(Counter::move_refused, usize::from(mapped.error == Some(MapError::Refused)));
                 // The frame is free again soon: overdrawing is bounded by what is on probation.
                 self.budget.take(rest as i64);
                 paid += rest;
@@ -298,8 +298,8 @@ impl<M: Memory> Engine<M> {
         true
     }
 
-    /// Starts to read a transfer that was paid for. False if the device has too much to do: then it has been let go, and
-    /// the fault waits.
+    /// Starts to read a transfer that was paid for. False if the device has too much to do: then it has been let go,
+    /// and the fault waits.
     pub(super) fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) -> bool {
         let asked = i64::from(!transfer.ahead);
         self.stalled.fetch_add(asked, Relaxed);
@@ -343,7 +343,7 @@ impl<M: Memory> Engine<M> {
                 Pending::Writeback { entries, block } => self.writeback_ended(&entries, block, result),
             }
         }
-        self.settle_pool();
+        self.charge_pool();
         self.retry_waiting(work);
     }
 
@@ -390,11 +390,11 @@ impl<M: Memory> Engine<M> {
 
 /// What stopped a transfer at the page behind those that were mapped. That no mapping is there is sure where one page
 /// alone was to come from its frame: a run may only reach past the end of one.
-fn met(transfer: &Transfer, mapped: Mapped) -> Option<Met> {
+fn met(transfer: &Transfer, mapped: Mapped) -> Option<MapConflict> {
     match mapped.error? {
-        MapError::Exists => Some(Met::Page),
+        MapError::Exists => Some(MapConflict::Page),
         MapError::Gone if transfer.length == 1 && matches!(transfer.source, Source::Frames { .. }) => {
-            Some(Met::Nothing)
+            Some(MapConflict::Nothing)
         }
         _ => None,
     }

@@ -1,9 +1,10 @@
 //! A census: every page that is in memory is asked to leave once, in the order of addresses, by whichever way and to
 //! whichever place there is.
 //!
-//! Ordinary reclaim works for whoever waits, and stops as soon as there is room; what it finds hard it passes over. This is
-//! for the question that comes when it finds nothing: is there anything left that can leave? The answer is complete: frames
-//! and the pool first, then what is on probation, then the program's pages, cluster by cluster of the table.
+//! Ordinary reclaim works for whoever waits, and stops as soon as there is room; what it finds hard it passes over.
+//! This is for the question that comes when it finds nothing: is there anything left that can leave? The answer is
+//! complete: frames and the pool first, then what is on probation, then the program's pages, cluster by cluster of the
+//! table.
 
 use super::store::Busy;
 use super::{Engine, TRIM_ENTRIES, Workspace};
@@ -11,7 +12,7 @@ use crate::census::{Reason, Step, Tally};
 use crate::memory::{Memory, PageSet};
 use pagetide_swap::swap::Candidate;
 use pagetide_swap::table::CLUSTERS_MAX;
-use pagetide_swap::{ClusterNumber, Of, PageIndex};
+use pagetide_swap::{ClusterNumber, PageIndex, PoolScope};
 use std::ops::Range;
 
 /// A census under way.
@@ -71,12 +72,13 @@ impl<M: Memory> Engine<M> {
         if freed > 0 { Step::Left } else { Step::Goes }
     }
 
-    /// Has the pool give something. Returns how many entries go. What they took may be free at once, at the end of a write,
-    /// or when their neighbours have gone too.
+    /// Has the pool give something. Returns how many entries go. What they took may be free at once, at the end of a
+    /// write, or when their neighbours have gone too.
     fn shrink_own_pool(&self, work: &mut Workspace) -> usize {
         let copies = self.swap.drop_copies(TRIM_ENTRIES);
-        let gone = if copies > 0 { copies } else { self.write_back_scanned(usize::MAX, Of::Own, work) };
-        self.settle_pool();
+        let gone =
+            if copies > 0 { copies } else { self.write_back_scanned(usize::MAX, PoolScope::Own, work) };
+        self.charge_pool();
         gone
     }
 
@@ -92,7 +94,7 @@ impl<M: Memory> Engine<M> {
     fn try_cluster(&self, number: ClusterNumber, round: &mut Round, work: &mut Workspace) -> usize {
         let copies = self.swap.drop_copies_of(number);
         if copies > 0 {
-            self.settle_pool();
+            self.charge_pool();
             return copies;
         }
         let mut stays = Stays::default();

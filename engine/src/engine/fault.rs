@@ -66,7 +66,7 @@ impl<M: Memory> Engine<M> {
                     let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
                     pages.end = self.read_on(pages.end, stop, work);
                 }
-                self.c(Counter::swap_ra_hit, look.passed);
+                self.count(Counter::swap_ra_hit, look.passed);
                 let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
                 let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
                 self.streams.brought_in(page, look, pages, ahead);
@@ -74,9 +74,9 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits. What
-    /// lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that was not
-    /// asked for.
+    /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits.
+    /// What lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that
+    /// was not asked for.
     fn read_on(&self, mut next: PageIndex, stop: PageIndex, work: &mut Workspace) -> PageIndex {
         while next < stop && self.may_read_ahead() {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
@@ -119,7 +119,7 @@ impl<M: Memory> Engine<M> {
 
     /// Leaves a fault parked until [`Engine::retry_waiting`].
     pub fn park(&self, page: PageIndex, write: bool, since: u64) {
-        self.c(Counter::allocstall, 1);
+        self.count(Counter::allocstall, 1);
         self.stalled.fetch_add(1, Relaxed);
         self.parked.push(Parked { page, write, since, parked: self.now() });
     }
@@ -154,8 +154,8 @@ impl<M: Memory> Engine<M> {
         self.overdrawing.store(false, SeqCst);
     }
 
-    /// Answers all faults that wait, also while they are held back and there is no room: a fork waits for those threads,
-    /// which may have locks that it needs.
+    /// Answers all faults that wait, also while they are held back and there is no room: a fork waits for those
+    /// threads, which may have locks that it needs.
     pub fn answer_waiting(&self, work: &mut Workspace) {
         debug_assert!(self.cannot_wait(), "a fault that waits again would wait for the end of the fork");
         for _ in 0..self.waiting() {

@@ -1,8 +1,8 @@
 //! A device that is full for now: when that was seen, and when blocks that it refused are tried again.
 //!
-//! A disk that others fill has room again later, and nobody tells. What a write found no room for is *parked*: other blocks
-//! may lie where the file has room already. All that is parked is tried again after 100 ms, and where that fails too after
-//! 200, then 400, which is a few writes a second; and at once before a process ends for want of memory.
+//! A disk that others fill has room again later, and nobody tells. What a write found no room for is *parked*: other
+//! blocks may lie where the file has room already. All that is parked is tried again after 100 ms, and where that fails
+//! too after 200, then 400, which is a few writes a second; and at once before a process ends for want of memory.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

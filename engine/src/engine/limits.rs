@@ -25,7 +25,8 @@ impl Limits {
         // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes. Where that would be a
         // large part of the cap, 1/64 of it: each process of the run keeps as much.
         let low = (pages as i64 / 128).clamp(256, 4096).min(pages as i64 / 64);
-        // A quarter of the cap: which part of it is the policy's to say. Clusters of which little is in memory need more.
+        // A quarter of the cap: which part of it is the policy's to say. Clusters of which little is in memory need
+        // more.
         let probation = (pages as usize / 4 / CLUSTER_PAGES).clamp(32, 256);
         Self { low, high: 2 * low, probation }
     }

@@ -33,7 +33,7 @@ impl<M: Memory> Engine<M> {
         if done < range.end {
             also(done..range.end);
         }
-        self.settle_pool();
+        self.charge_pool();
     }
 
     /// Brings every page of `range` that is on probation back into the program: before its mapping moves.

@@ -106,8 +106,8 @@ impl<S> Staging<S> {
         lock(&self.lists).empty.push(slot);
     }
 
-    /// Puts back an empty slot into which nothing could be taken. It is the last to be taken: it may be at fault itself,
-    /// having lost a part.
+    /// Puts back an empty slot into which nothing could be taken. It is the last to be taken: it may be at fault
+    /// itself, having lost a part.
     pub fn put_back_empty(&self, slot: u16) {
         lock(&self.lists).empty.insert(0, slot);
     }

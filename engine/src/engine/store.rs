@@ -3,7 +3,7 @@
 use super::requests::Pending;
 use super::staging::Staged;
 use super::{Engine, Workspace, lock};
-use crate::memory::{MapError, Memory, PageSet, Slot};
+use crate::memory::{MapError, Memory, PageSet, StagingSlot};
 use pagetide_device::{BLOCK, Buffer, Direction, Request};
 use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
@@ -47,7 +47,7 @@ impl<M: Memory> Engine<M> {
             let folio = populated.and(PageSet::range(first..first + FOLIO_PAGES));
             if !folio.is_empty() {
                 stored += self.store_folio(slot_id, number.page(first), folio, &mut outgoing, work);
-                self.settle_pool();
+                self.charge_pool();
                 if self.waiting() > 0 && busy == Busy::Wait {
                     // Nobody waits for the rest of the cluster.
                     self.drop_stored(slot_id, number);
@@ -60,7 +60,7 @@ impl<M: Memory> Engine<M> {
         if busy == Busy::Refuse {
             unsent.refused.append(&mut unsent.deferred);
         }
-        self.give_up(slot_id, &unsent.refused);
+        self.return_to_program(slot_id, &unsent.refused);
         staged.late.store(!unsent.deferred.is_empty(), Relaxed);
         unsent.deferred.iter().for_each(|&page| self.end_store(page, slot_id, None));
         if !unsent.deferred.is_empty() {
@@ -164,7 +164,7 @@ impl<M: Memory> Engine<M> {
     fn note_refusal(&self, staged: &Staged<M::Slot>, offset: usize, why: StoreError) {
         match why {
             StoreError::Incompressible => lock(&staged.poor).insert(offset),
-            StoreError::PoolLimit if !self.can_write() => self.c(Counter::reject_reclaim_fail, 1),
+            StoreError::PoolLimit if !self.can_write() => self.count(Counter::reject_reclaim_fail, 1),
             _ => {}
         }
     }
@@ -207,7 +207,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Pages that found no place go back to the program.
-    fn give_up(&self, slot_id: u16, pages: &[PageIndex]) {
+    fn return_to_program(&self, slot_id: u16, pages: &[PageIndex]) {
         for &page in pages {
             match self.swap.abandon_store(page) {
                 StoreOutcome::Wanted => self.map_wanted(page, slot_id),
@@ -342,7 +342,7 @@ impl<M: Memory> Engine<M> {
         match result {
             Ok(()) => {
                 self.full.end();
-                self.c(Counter::pswpout, pages.len());
+                self.count(Counter::pswpout, pages.len());
                 let mut nth = 0;
                 while let Some(&page) = pages.get(nth) {
                     let place = Place::Device(block + nth as u64);
@@ -361,21 +361,22 @@ impl<M: Memory> Engine<M> {
             Err(error) => {
                 self.refused.fetch_add(pages.len(), Relaxed);
                 self.write_failed(&error, BlockRun { start: block, length: pages.len() });
-                self.give_up(slot_id, pages);
+                self.return_to_program(slot_id, pages);
             }
         }
     }
 
-    /// A write to blocks failed, of which nothing is used. Where the disk has no room they are not tried again for a while.
+    /// A write to blocks failed, of which nothing is used. Where the disk has no room they are not tried again for a
+    /// while.
     pub(super) fn write_failed(&self, error: &std::io::Error, run: BlockRun) {
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
-            self.c(Counter::write_full, 1);
+            self.count(Counter::write_full, 1);
             self.swap.blocks().park(run);
             self.full.refuse(self.now());
             return;
         }
         self.free_blocks(run.start, run.length);
-        self.c(Counter::write_error, 1);
+        self.count(Counter::write_error, 1);
         if !self.device_failed.swap(true, Relaxed) {
             pagetide_sys::task::say(&format!(
                 "cannot write to the swap file: {error}; pages stay in memory from now on (--swap-dir, --swap-size)"

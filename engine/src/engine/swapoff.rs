@@ -87,7 +87,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Nothing more can come back: the program needs all the memory that there is. The device is used again.
-    pub fn give_up_swapoff(&self) {
+    pub fn cancel_swapoff(&self) {
         let mut leaving = lock(&self.leaving);
         // Unless somebody was quicker.
         leaving.hopeless = self.is_swapped_off();
@@ -165,7 +165,7 @@ impl<M: Memory> Engine<M> {
         let wanted = self.swap.finish_move(transfer, &places[..transfer.length]);
         // Paid for while it was in a buffer.
         self.budget.give(transfer.length as i64);
-        self.settle_pool();
+        self.charge_pool();
         self.wake_wanted(transfer, wanted);
     }
 }

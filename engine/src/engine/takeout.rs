@@ -3,9 +3,9 @@
 use super::census::Stays;
 use super::{Engine, lock};
 use crate::census::Reason;
-use crate::memory::{Memory, PageSet, Slot, TakeOutWay};
+use crate::mask::Mask;
+use crate::memory::{Memory, PageSet, StagingSlot, TakeOutWay};
 use crate::regions::{Access, Attributes, Regions};
-use crate::ways::Ways;
 use pagetide_swap::table::ClusterGuard;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, Counter, PageIndex, State};
@@ -72,7 +72,8 @@ impl<M: Memory> Engine<M> {
     /// Pages that would not move, all of one cluster: shared since a fork, or pinned. What was shared moves from
     /// now on. False if nothing was done, since a mapping is moving.
     pub(super) fn unshare(&self, runs: &[Range<PageIndex>]) -> bool {
-        // With no lock of the engine held: a page that a call has dropped that nobody told us of is brought in by a reader.
+        // With no lock of the engine held: a page that a call has dropped that nobody told us of is brought in by a
+        // reader.
         self.unsharing.store(pagetide_sys::task::tid(), SeqCst);
         let all = runs.iter().all(|run| self.memory.unshare(run.clone()));
         self.unsharing.store(0, SeqCst);
@@ -93,8 +94,8 @@ impl<M: Memory> Engine<M> {
         self.unsharing.load(SeqCst) == tid
     }
 
-    /// Takes a cluster's pages out. Notes in `shared` runs of pages that would not move, and in `stays` what was not asked
-    /// to.
+    /// Takes a cluster's pages out. Notes in `shared` runs of pages that would not move, and in `stays` what was not
+    /// asked to.
     pub(super) fn take_out_into(
         &self,
         slot_id: u16,
@@ -115,14 +116,14 @@ impl<M: Memory> Engine<M> {
                 stays.are_there(self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).present);
             }
             self.swap.put_back(cluster);
-            self.c(Counter::pgsteal_fail, 1);
+            self.count(Counter::pgsteal_fail, 1);
             return 0;
         }
         let staged = &self.staging[slot_id];
         let mut slot = lock(&staged.slot);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
         let whole = 0..CLUSTER_PAGES;
-        let checks = pins || self.ways.masks(Ways::NO_REMAP);
+        let checks = pins || self.mask.masks(Mask::NO_REMAP);
         let mut moving = PageSet::default();
         let poisoned = match cluster.poisoned() {
             0 => PageSet::default(),
@@ -180,7 +181,7 @@ impl<M: Memory> Engine<M> {
         self.taking.store(0, SeqCst);
         self.note(|| Event::TakenOut { page: first, pages: out.taken as u64 });
         if out.taken == 0 && cluster.present() > 0 {
-            self.c(Counter::pgsteal_fail, 1);
+            self.count(Counter::pgsteal_fail, 1);
         }
         let memory = slot.memory_pages() as i64;
         self.staging.add_frames(memory);
@@ -283,8 +284,8 @@ impl<M: Memory> Engine<M> {
         self.staging.frames() - self.swap.cached()
     }
 
-    /// Lets go of pages of a slot, by `end`, which stay on probation: they could not be mapped, or were not wanted after
-    /// all.
+    /// Lets go of pages of a slot, by `end`, which stay on probation: they could not be mapped, or were not wanted
+    /// after all.
     pub(super) fn let_go(&self, slot_id: u16, end: impl FnOnce()) {
         // Others may take them at once, and the slot would be free.
         self.staging[slot_id].refs.fetch_add(1, SeqCst);

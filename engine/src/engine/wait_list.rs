@@ -53,8 +53,8 @@ impl WaitList {
         lock(&self.waiting).len()
     }
 
-    /// Has the faults that rest wait for room, as if they came at `now`. Calls `each` with the time that each has rested.
-    /// Returns their number.
+    /// Has the faults that rest wait for room, as if they came at `now`. Calls `each` with the time that each has
+    /// rested. Returns their number.
     pub fn end_rest(&self, now: u64, mut each: impl FnMut(u64)) -> usize {
         let mut resting = std::mem::take(&mut *lock(&self.resting));
         for fault in &mut resting {

@@ -96,8 +96,8 @@ impl<M: Memory> Engine<M> {
     /// Notes that a thread of the program waits, since `now`.
     pub fn saw(&self, tid: u32, now: u64) {
         let seen = self.waits.saw(tid, now);
-        self.c(Counter::stalled_threads, usize::from(seen.first));
-        self.c(Counter::stalled_ticks, usize::from(seen.first_in_tick));
+        self.count(Counter::stalled_threads, usize::from(seen.first));
+        self.count(Counter::stalled_ticks, usize::from(seen.first_in_tick));
     }
 
     /// Notes that a thread waits no more, which has waited since `since`, and was not told anything.

@@ -7,7 +7,7 @@ use pagetide_device::{BLOCK, Buffer, Direction, Request};
 use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::{CLUSTER_PAGES, Counter, Handle, Of, PageIndex, Scratch};
+use pagetide_swap::{CLUSTER_PAGES, Counter, Handle, PageIndex, PoolScope, Scratch};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Entries that one step of reclaim drops or writes back at most to make room in the pool: more than a step
@@ -26,7 +26,7 @@ pub const COMPACT_CLUSTERS: usize = 32;
 impl<M: Memory> Engine<M> {
     /// Does a step of work on memory that the pool could give.
     pub fn reclaim_pool(&self, work: &mut Workspace) -> Progress {
-        match self.shrink_pool(work, Of::Own, || true) {
+        match self.shrink_pool(work, PoolScope::Own, || true) {
             0 => Progress::Nothing,
             freed => Progress::Freed(freed),
         }
@@ -35,43 +35,43 @@ impl<M: Memory> Engine<M> {
     /// Makes room in a pool that nears its limit. Returns the pages that were freed at once, or will be soon.
     pub(super) fn trim_pool(&self, work: &mut Workspace) -> usize {
         if self.swap.compact(COMPACT_CLUSTERS) > 0 {
-            self.settle_pool();
+            self.charge_pool();
         }
         let is_full = || self.swap.zswap().is_nearly_full();
-        if is_full() { self.shrink_pool(work, Of::All, is_full) } else { 0 }
+        if is_full() { self.shrink_pool(work, PoolScope::All, is_full) } else { 0 }
     }
 
     /// Gives up a part of the pool: kept copies go, and where there are none, the entries under the clock hand are
     /// written to the device while there should be `more`.
-    fn shrink_pool(&self, work: &mut Workspace, of: Of, more: impl Fn() -> bool) -> usize {
+    fn shrink_pool(&self, work: &mut Workspace, scope: PoolScope, more: impl Fn() -> bool) -> usize {
         let zswap = self.swap.zswap();
-        let pages = || zswap.pool_pages() - if of == Of::Own { zswap.frozen_pages() } else { 0 };
+        let pages = || zswap.pool_pages() - if scope == PoolScope::Own { zswap.frozen_pages() } else { 0 };
         let before = pages();
         let mut sent = 0;
         if self.swap.drop_copies(TRIM_ENTRIES) == 0 {
             // Where nothing else can leave, all entries are looked at.
-            let scan = if of == Of::Own { usize::MAX } else { TRIM_SCAN };
+            let scan = if scope == PoolScope::Own { usize::MAX } else { TRIM_SCAN };
             while sent < TRIM_ENTRIES && more() {
-                let step = self.write_back_scanned(scan, of, work);
+                let step = self.write_back_scanned(scan, scope, work);
                 if step == 0 {
                     break;
                 }
                 sent += step;
             }
         }
-        self.settle_pool();
+        self.charge_pool();
         before.saturating_sub(pages()) + sent / ENTRIES_A_PAGE
     }
 
     /// Passes the shrinker's hand over so many entries of the pool, and writes back what it finds, up to a few batches.
     /// Returns how many are on their way.
-    pub(super) fn write_back_scanned(&self, scan: usize, of: Of, work: &mut Workspace) -> usize {
+    pub(super) fn write_back_scanned(&self, scan: usize, scope: PoolScope, work: &mut Workspace) -> usize {
         if !self.can_write() || self.is_writing() {
             return 0;
         }
         let mut entries = std::mem::take(&mut work.entries);
         entries.clear();
-        self.swap.scan(scan, 4 * WRITE_BATCH_PAGES, of, &mut entries);
+        self.swap.scan(scan, 4 * WRITE_BATCH_PAGES, scope, &mut entries);
         let sent =
             entries.chunks(WRITE_BATCH_PAGES).map(|chunk| self.write_back(chunk, &mut work.scratch)).sum();
         work.entries = entries;
@@ -86,7 +86,7 @@ impl<M: Memory> Engine<M> {
             return 0;
         }
         let scan = self.swap.pressure(taken, weight);
-        if scan == 0 { 0 } else { self.write_back_scanned(scan, Of::Own, work) / ENTRIES_A_PAGE }
+        if scan == 0 { 0 } else { self.write_back_scanned(scan, PoolScope::Own, work) / ENTRIES_A_PAGE }
     }
 
     /// Sets how hard the pool is pressed to give memory, against the program: 0 not at all.
@@ -148,7 +148,7 @@ impl<M: Memory> Engine<M> {
             return;
         }
         self.full.end();
-        self.c(Counter::pswpout, entries.len());
+        self.count(Counter::pswpout, entries.len());
         for (&(owner, handle, hash), block) in entries.iter().zip(block..) {
             if !self.swap.finish_writeback(owner, handle, hash, Some(block)) {
                 self.swap.blocks().free(block);

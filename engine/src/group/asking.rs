@@ -1,7 +1,7 @@
 //! Processes ask each other for pages.
 
 use super::layout::Field;
-use super::{Group, RESIDENT_MIN, Slot};
+use super::{Group, ProcessSlot, RESIDENT_MIN};
 use std::sync::atomic::Ordering::AcqRel;
 
 /// Who loses less than this to pages that come back takes nothing from others: 1 %.
@@ -11,17 +11,17 @@ const PRESSURE_RATIO: u64 = 4;
 
 impl Group {
     /// The processes that can be asked for pages, but for `for_whom`.
-    fn others(&self, for_whom: Slot) -> impl Iterator<Item = Slot> + '_ {
+    fn others(&self, for_whom: ProcessSlot) -> impl Iterator<Item = ProcessSlot> + '_ {
         self.live().filter(move |slot| slot.index != for_whom.index && slot.get(Field::Listens) != 0)
     }
 
     /// Pages that a process could give. Without an engine nobody knows which of those that were handed out are there.
-    fn could_give(slot: Slot) -> u64 {
+    fn could_give(slot: ProcessSlot) -> u64 {
         if slot.get(Field::Armed) == 0 { slot.granted().max(0) as u64 } else { slot.get(Field::Spare) }
     }
 
     /// Pages that a process gives while others could do with less.
-    fn would_give(slot: Slot) -> u64 {
+    fn would_give(slot: ProcessSlot) -> u64 {
         let in_program = || slot.get(Field::Resident) + slot.get(Field::Frames);
         let most =
             if slot.keeps_pool() { in_program().saturating_sub(RESIDENT_MIN as u64) } else { u64::MAX };
@@ -30,7 +30,7 @@ impl Group {
 
     /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
     /// `for_whom` is not asked. False if there is none.
-    pub fn ask(&self, for_whom: Slot, pages: i64) -> bool {
+    pub fn ask(&self, for_whom: ProcessSlot, pages: i64) -> bool {
         let share = (self.setup.cap_pages / self.live().count().max(1) as u64) as i64;
         let richest = self
             .others(for_whom)
@@ -48,8 +48,8 @@ impl Group {
     }
 
     /// Asks a process that rests for `pages`. False if there is none that has not been asked for all.
-    pub fn ask_resting(&self, for_whom: Slot, pages: u64) -> bool {
-        let unasked = |slot: &Slot| Self::would_give(*slot).saturating_sub(slot.get(Field::Asked));
+    pub fn ask_resting(&self, for_whom: ProcessSlot, pages: u64) -> bool {
+        let unasked = |slot: &ProcessSlot| Self::would_give(*slot).saturating_sub(slot.get(Field::Asked));
         let resting = self.others(for_whom).filter(|slot| slot.is_resting() && slot.get(Field::Armed) != 0);
         let Some(slot) = resting.max_by_key(unasked).filter(|slot| unasked(slot) > 0) else { return false };
         slot.word(Field::Asked).fetch_add(pages.min(unasked(&slot)), AcqRel);
@@ -59,7 +59,7 @@ impl Group {
 
     /// Asks every process but `for_whom` that has some to give back `pages` of them, whatever its share: the last
     /// resort of one that has nothing. Shares do not tell what can leave. Nobody rests then, and keeps a pool.
-    pub fn ask_all(&self, for_whom: Slot, pages: u64) {
+    pub fn ask_all(&self, for_whom: ProcessSlot, pages: u64) {
         for slot in self.others(for_whom) {
             slot.set_resting(false);
             let spare = Self::could_give(slot);
@@ -74,9 +74,9 @@ impl Group {
     /// Asks the process under the least pressure for `pages` of those that it could give, if
     /// `for_whom` is under so much more that they are worth more there. A process that idles keeps its memory for
     /// as long as nobody misses any. (By page fault frequency: Chu and Opderbeck 1972.)
-    pub fn level(&self, for_whom: Slot, pages: u64) {
+    pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
         let pressure = for_whom.get(Field::Pressure);
-        let spare = |slot: &Slot| Self::would_give(*slot);
+        let spare = |slot: &ProcessSlot| Self::would_give(*slot);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
         let Some(calmest) = can_give.min_by_key(|slot| slot.get(Field::Pressure)) else { return };

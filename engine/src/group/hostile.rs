@@ -1,10 +1,10 @@
 //! Tests: whatever a member of the run has written over the group page, no function on it panics, overflows or goes on
 //! for ever.
 
-use super::inquiry::{Ended, Mute};
+use super::inquiry::{Ended, Responsiveness};
 use super::layout::{Field, HEADER_WORDS, PAGES_MAX, SLOT_WORDS};
 use super::tests::{process, setup};
-use super::{Group, SLOTS, Slot};
+use super::{Group, ProcessSlot, SLOTS};
 use crate::census::Tally;
 use pagetide_swap::Counter;
 use std::sync::atomic::Ordering::Relaxed;
@@ -25,7 +25,7 @@ fn harm(random: &mut u64) -> u64 {
     }
 }
 
-fn call_all(group: &Group, slot: Slot, number: u64) {
+fn call_all(group: &Group, slot: ProcessSlot, number: u64) {
     let pages = (number as i64).clamp(-PAGES_MAX, PAGES_MAX);
     let few = pages.unsigned_abs();
     let _ = (group.knobs(), group.is_swapped_off(), group.off_state(slot), group.is_launcher_dead());
@@ -43,7 +43,7 @@ fn call_all(group: &Group, slot: Slot, number: u64) {
     let inquiry = group.inquire(slot);
     let _ = (group.is_answered(slot, inquiry), group.has_launcher_answered(inquiry), slot.is_asked(group));
     slot.answer(inquiry, Some(&Tally::default()));
-    slot.set_mute(Mute::No);
+    slot.set_responsiveness(Responsiveness::Answers);
     let _ = group.may_end(slot);
     group.note_ended(&Ended { processes: 0, stuck: slot.stuck(), unmanaged: few });
     let _ = (slot.tenant(), slot.process(), slot.known_as(), slot.stack(), slot.granted(), slot.debt());

@@ -2,11 +2,11 @@
 //! leave, and all have to answer.
 //!
 //! An inquiry is a number. Who has begun to look after it was made, and has found nothing (or has given what it found),
-//! notes that number in its slot. Whoever cannot answer is told by the launcher, which sees the state of its threads: one
-//! that is stopped, or another program by now. The launcher answers too, when it has looked at all that it counts.
+//! notes that number in its slot. Whoever cannot answer is told by the launcher, which sees the state of its threads:
+//! one that is stopped, or another program by now. The launcher answers too, when it has looked at all that it counts.
 
 use super::layout::{Field, HEADER_WORDS, Header, PAGES_MAX, SLOT_HEADER_WORDS};
-use super::{Group, Slot};
+use super::{Group, ProcessSlot};
 use crate::census::{Reason, Tally};
 use std::sync::atomic::{
     AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
@@ -15,12 +15,12 @@ use std::sync::atomic::{
 const _: () = assert!(Header::EndedStuck as usize + Reason::ALL.len() <= HEADER_WORDS);
 const _: () = assert!(Field::Stuck as usize + Reason::ALL.len() <= SLOT_HEADER_WORDS);
 
-/// Why a process does not answer.
+/// Whether a process can answer, and if not, why.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u64)]
-pub enum Mute {
+pub enum Responsiveness {
     /// It does, or may.
-    No = 0,
+    Answers = 0,
     /// It is stopped.
     Stopped = 1,
     /// It has no engine any more: an exec made another program of it.
@@ -49,19 +49,19 @@ impl Group {
     }
 
     /// Makes an inquiry in the name of `by`. Returns its number.
-    pub fn inquire(&self, by: Slot) -> u64 {
+    pub fn inquire(&self, by: ProcessSlot) -> u64 {
         let number = self.word(Header::Inquiries).fetch_add(1, AcqRel).wrapping_add(1);
         self.live().filter(|slot| slot.index != by.index).for_each(|slot| slot.ring());
         number
     }
 
     /// Whether all others have answered an inquiry of `by`, or cannot. What is left of the launcher is for the caller.
-    pub fn is_answered(&self, by: Slot, inquiry: u64) -> bool {
+    pub fn is_answered(&self, by: ProcessSlot, inquiry: u64) -> bool {
         self.live().filter(|slot| slot.index != by.index).all(|slot| {
-            let mute = slot.get(Field::Mute) != Mute::No as u64;
+            let cannot = slot.get(Field::Responsiveness) != Responsiveness::Answers as u64;
             // Without an engine, and nobody there to start one, nothing of it can leave.
             let may_answer = slot.get(Field::Armed) != 0 || slot.get(Field::Listens) != 0;
-            mute || !may_answer || slot.get(Field::Answered) >= inquiry
+            cannot || !may_answer || slot.get(Field::Answered) >= inquiry
         })
     }
 
@@ -75,12 +75,13 @@ impl Group {
         self.word(Header::LauncherAnswered).store(inquiry, Release);
     }
 
-    /// Makes `slot` the one process that ends for want of memory. False if another does: what it leaves is to be had soon.
-    pub fn may_end(&self, slot: Slot) -> bool {
+    /// Makes `slot` the one process that ends for want of memory. False if another does: what it leaves is to be had
+    /// soon.
+    pub fn may_end(&self, slot: ProcessSlot) -> bool {
         let word = self.word(Header::Ending);
         let own = slot.tenant() + 1;
         let claim = |held: u64| {
-            let lives = |other: Slot| other.get(Field::Taken) != 0 && other.tenant() + 1 == held;
+            let lives = |other: ProcessSlot| other.get(Field::Taken) != 0 && other.tenant() + 1 == held;
             (held == 0 || held == own || !self.live().any(lives)).then_some(own)
         };
         word.fetch_update(AcqRel, Acquire, claim).is_ok()
@@ -120,7 +121,7 @@ impl Group {
     }
 }
 
-impl Slot {
+impl ProcessSlot {
     /// Notes that the process has looked since an inquiry was made, and what it found that cannot leave.
     pub fn answer(&self, inquiry: u64, stuck: Option<&Tally>) {
         if let Some(stuck) = stuck {
@@ -144,7 +145,7 @@ impl Slot {
     }
 
     /// Whether, and why, the process does not answer: the launcher's to say.
-    pub fn set_mute(&self, mute: Mute) {
-        self.set(Field::Mute, mute as u64);
+    pub fn set_responsiveness(&self, responsiveness: Responsiveness) {
+        self.set(Field::Responsiveness, responsiveness as u64);
     }
 }

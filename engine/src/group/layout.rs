@@ -11,8 +11,8 @@ pub(super) const SLOT_HEADER_WORDS: usize = 60;
 pub(super) const COUNTER_WORDS: usize = 64;
 pub(super) const SLOT_WORDS: usize = 256;
 
-/// More pages, and more bytes of them, than any machine has: what somebody who should not has written over the group page
-/// counts as no more, so that no sum overflows.
+/// More pages, and more bytes of them, than any machine has: what somebody who should not has written over the group
+/// page counts as no more, so that no sum overflows.
 pub(super) const PAGES_MAX: i64 = 1 << 40;
 pub(super) const BYTES_MAX: i64 = PAGES_MAX << 12;
 
@@ -41,7 +41,7 @@ pub(super) enum Header {
     SwapInode,
     /// One more than the trace's descriptor in the launcher; 0 if there is none.
     TraceFd,
-    Ways,
+    Mask,
     Encrypt,
     Injection,
     Free,
@@ -139,19 +139,20 @@ pub enum Field {
     KnownAs,
     /// How far its engine is with swapoff, and with which: see [`super::OffState`].
     Swapoff,
-    /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If they
-    /// are, the launcher sees it at its next look. 0 once the engine runs.
+    /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If
+    /// they are, the launcher sees it at its next look. 0 once the engine runs.
     Spared,
-    /// How often the process was told to rest and to go on: odd while its faults are to wait (see [`super::Slot::set_resting`]).
+    /// How often the process was told to rest and to go on: odd while its faults are to wait (see
+    /// [`super::ProcessSlot::set_resting`]).
     Rest,
     /// How often it was told so since it rests.
     RestAgain,
-    /// Where the stack of its program begins; see [`super::Slot::stack`].
+    /// Where the stack of its program begins; see [`super::ProcessSlot::stack`].
     Stack,
     /// The last inquiry that it has answered.
     Answered,
-    /// Why it does not answer: see [`super::Mute`].
-    Mute,
+    /// Why it does not answer: see [`super::Responsiveness`].
+    Responsiveness,
     /// Pages that the program has locked.
     Locked,
     /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
@@ -176,7 +177,7 @@ impl Field {
             | Self::RestAgain
             | Self::Stack
             | Self::Answered
-            | Self::Mute => value,
+            | Self::Responsiveness => value,
             // The highest bit stands for all.
             Self::Locked => value & 1 << 63 | (value & !(1 << 63)).min(PAGES_MAX as u64),
             // These may be less than nothing.
@@ -187,7 +188,8 @@ impl Field {
     }
 }
 
-/// Bytes of a group page for a swap file of so many blocks: a 127th of that, of which what was never used takes no memory.
+/// Bytes of a group page for a swap file of so many blocks: a 127th of that, of which what was never used takes no
+/// memory.
 pub fn bytes_needed(blocks: u64) -> usize {
     let words = HEADER_WORDS + SLOT_WORDS * (SLOTS + 1);
     words * 8 + counts_bytes(blocks) + SLOTS * held_words(blocks) * 8

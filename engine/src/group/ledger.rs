@@ -1,7 +1,7 @@
 //! Who has which part of the cap.
 
 use super::layout::{Field, Header, PAGES_MAX};
-use super::{Group, Slot};
+use super::{Group, ProcessSlot};
 use pagetide_sys::shared::{futex_wait, futex_wake};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 use std::time::Duration;
@@ -52,11 +52,11 @@ impl Group {
     }
 
     /// How many more pages may be handed out that nobody is charged for: what processes without an engine have taken
-    /// and do not touch. An eighth of the cap, should they all touch it at once; of what they had for a while and did not
-    /// touch, or seem to be charged for since, half is counted.
+    /// and do not touch. An eighth of the cap, should they all touch it at once; of what they had for a while and did
+    /// not touch, or seem to be charged for since, half is counted.
     pub fn uncharged_left(&self) -> i64 {
         let without = self.live().filter(|slot| slot.get(Field::Armed) == 0);
-        let uncharged = |slot: Slot| {
+        let uncharged = |slot: ProcessSlot| {
             // What was spared may be charged by now, since it was seen to be touched. So may be what else it holds.
             let [spared, charged] = [Field::Spared, Field::Added].map(|field| slot.get(field) as i64);
             (spared - charged.max(0)).max(spared / 2) + slot.debt() / 2

@@ -1,7 +1,7 @@
 //! Slots are taken by processes that start, and given back when they have ended.
 
 use super::layout::{COUNTER_WORDS, Field, Header, SLOT_HEADER_WORDS};
-use super::{Group, Slot};
+use super::{Group, ProcessSlot};
 use crate::latency;
 use crate::recorder;
 use pagetide_swap::Counter;
@@ -13,18 +13,18 @@ use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, 
 
 impl Group {
     /// Counters and latencies of processes that have died.
-    pub fn dead(&self) -> Slot {
-        Slot { words: self.slot_words(0), index: usize::MAX }
+    pub fn dead(&self) -> ProcessSlot {
+        ProcessSlot { words: self.slot_words(0), index: usize::MAX }
     }
 
     /// A process's slot.
-    pub fn slot(&self, index: usize) -> Slot {
+    pub fn slot(&self, index: usize) -> ProcessSlot {
         assert!(index < self.slots);
-        Slot { words: self.slot_words(index + 1), index }
+        ProcessSlot { words: self.slot_words(index + 1), index }
     }
 
     /// The slots that are taken.
-    pub fn live(&self) -> impl Iterator<Item = Slot> + '_ {
+    pub fn live(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
         let seen = self.header[Header::SlotsSeen as usize].load(Acquire) as usize;
         (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
     }
@@ -35,7 +35,7 @@ impl Group {
         let is_dead = |process: Identity| process.pids().is_ok_and(|pids| pids.is_empty());
         if self.is_launcher_dead() == Some(true) {
             let dead = self.live().filter(|slot| slot.get(Field::StartTime) != 0 && is_dead(slot.process()));
-            self.release_when_settled(swap.map_or(Path::new(""), PathBuf::as_path), dead);
+            self.release_when_written(swap.map_or(Path::new(""), PathBuf::as_path), dead);
         }
     }
 
@@ -48,7 +48,7 @@ impl Group {
     }
 
     /// Takes a slot for a process. `None` if the run has [`super::SLOTS`] processes.
-    pub fn claim(&self, process: Identity) -> Option<Slot> {
+    pub fn claim(&self, process: Identity) -> Option<ProcessSlot> {
         let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {
             slot.word(Field::Taken).load(Relaxed) == 0
                 && slot.word(Field::Taken).compare_exchange(0, 2, AcqRel, Relaxed).is_ok()
@@ -69,7 +69,7 @@ impl Group {
     }
 
     /// Gives slots back: their counters go to the dead, their grants to the free, their blocks to the device.
-    pub fn release(&self, slots: impl IntoIterator<Item = Slot>) {
+    pub fn release(&self, slots: impl IntoIterator<Item = ProcessSlot>) {
         let trace = self.trace_path();
         let noted = slots.into_iter().inspect(|slot| {
             if let Some(Err(error)) = trace.as_ref().map(|trace| recorder::note_end(trace, slot.tenant())) {
@@ -78,11 +78,11 @@ impl Group {
                 ));
             }
         });
-        self.release_when_settled(&self.swap_path(), noted);
+        self.release_when_written(&self.swap_path(), noted);
     }
 
     /// Gives a slot back whose process is another program by now, which has not joined, if `tenant` has it still.
-    pub fn evict(&self, slot: Slot, tenant: u64) {
+    pub fn evict(&self, slot: ProcessSlot, tenant: u64) {
         // Nobody else gives it back or takes it meanwhile.
         if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {
             return;
@@ -96,34 +96,34 @@ impl Group {
         }
         if !self.held(slot).is_empty() {
             // As for the dead.
-            let _ = pagetide_device::file::settle(&self.swap_path(), self.setup.swap_identity);
+            let _ = pagetide_device::file::await_writes(&self.swap_path(), self.setup.swap_identity);
         }
         self.give_back(slot);
     }
 
-    fn release_when_settled(&self, swap: &Path, slots: impl IntoIterator<Item = Slot>) {
+    fn release_when_written(&self, swap: &Path, slots: impl IntoIterator<Item = ProcessSlot>) {
         let slots: Vec<_> = slots.into_iter().collect();
         if slots.iter().any(|&slot| !self.held(slot).is_empty()) {
             // A write that is still under way must not come after one of whoever has the block next. What cannot be
             // waited for has ended by now, as a rule; and whoever reads a wrong block knows by its hash.
-            use pagetide_device::file::{settle, settle_by};
+            use pagetide_device::file::{await_writes, await_writes_by};
             let identity = self.setup.swap_identity;
-            if settle(swap, identity).is_err()
+            if await_writes(swap, identity).is_err()
                 && let Ok(file) = handout::ask(Thing::SwapFile)
             {
-                let _ = settle_by(&file, identity);
+                let _ = await_writes_by(&file, identity);
             }
         }
-        slots.into_iter().for_each(|slot| self.release_settled(slot));
+        slots.into_iter().for_each(|slot| self.release_written(slot));
     }
 
-    fn release_settled(&self, slot: Slot) {
+    fn release_written(&self, slot: ProcessSlot) {
         if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_ok() {
             self.give_back(slot);
         }
     }
 
-    fn give_back(&self, slot: Slot) {
+    fn give_back(&self, slot: ProcessSlot) {
         let dead = self.dead();
         for &counter in Counter::ALL {
             dead.counters().add(counter, slot.counters().get(counter));
@@ -141,7 +141,7 @@ impl Group {
     }
 
     /// Gives back all that is taken for a slot. In one step: part of it may be a debt.
-    fn give_granted(&self, slot: Slot) {
+    fn give_granted(&self, slot: ProcessSlot) {
         let [grant, added] = [Field::Grant, Field::Added].map(|field| slot.word(field).swap(0, AcqRel));
         self.give(grant.wrapping_add(added) as i64);
     }

@@ -39,8 +39,8 @@ pub struct Setup {
     pub swap_identity: (u64, u64),
     /// The trace's descriptor in the launcher, if what happens is to be written down.
     pub trace_fd: Option<u64>,
-    /// Ways that are masked, for tests: see [`crate::ways::Ways`].
-    pub ways: u64,
+    /// Ways that are masked, for tests: see [`crate::mask::Mask`].
+    pub mask: u64,
     /// Whether the swap file is encrypted: 1 if so.
     pub encrypt: u64,
     /// What is to go wrong, for tests: see [`crate::injection::Injection`].
@@ -98,7 +98,7 @@ impl Group {
         set(Header::SwapDevice, setup.swap_identity.0);
         set(Header::SwapInode, setup.swap_identity.1);
         set(Header::TraceFd, setup.trace_fd.map_or(0, |fd| fd + 1));
-        set(Header::Ways, setup.ways);
+        set(Header::Mask, setup.mask);
         set(Header::Encrypt, setup.encrypt);
         set(Header::Injection, setup.injection);
         set(Header::Free, setup.cap_pages);
@@ -151,7 +151,7 @@ impl Group {
             swap_fd: get(Header::SwapFd),
             swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
             trace_fd: get(Header::TraceFd).checked_sub(1),
-            ways: get(Header::Ways),
+            mask: get(Header::Mask),
             encrypt: get(Header::Encrypt),
             injection: get(Header::Injection),
         };

@@ -12,12 +12,12 @@ use std::time::Duration;
 
 /// A handle on one process's slot.
 #[derive(Clone, Copy, Debug)]
-pub struct Slot {
+pub struct ProcessSlot {
     pub(super) words: &'static [AtomicU64],
     pub(super) index: usize,
 }
 
-impl Slot {
+impl ProcessSlot {
     /// The slot's number.
     pub fn index(&self) -> usize {
         self.index
@@ -65,8 +65,8 @@ impl Slot {
         }
     }
 
-    /// Where the stack of the process's program begins, by which that is told from the next one, which the process may call
-    /// by exec; 0 if not known.
+    /// Where the stack of the process's program begins, by which that is told from the next one, which the process may
+    /// call by exec; 0 if not known.
     pub fn stack(&self) -> u64 {
         self.get(Field::Stack)
     }
@@ -111,7 +111,8 @@ impl Slot {
         let _ = self.word(Field::Rest).compare_exchange(order, order.wrapping_add(1), AcqRel, Relaxed);
     }
 
-    /// Whether the process has only begun to rest: what it has in its pool is small, and dear to bring back from elsewhere.
+    /// Whether the process has only begun to rest: what it has in its pool is small, and dear to bring back from
+    /// elsewhere.
     pub fn keeps_pool(&self) -> bool {
         self.is_resting() && self.get(Field::RestAgain) == 0
     }

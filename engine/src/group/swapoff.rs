@@ -1,7 +1,7 @@
 //! How far each process of a run is with giving up the swap file.
 
 use super::layout::{Field, Header};
-use super::{Group, Slot};
+use super::{Group, ProcessSlot};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire};
 
 /// How far a process is with giving up the swap file.
@@ -49,13 +49,13 @@ impl Group {
     }
 
     /// How far a process is with what the run was told last.
-    pub fn off_state(&self, slot: Slot) -> OffState {
+    pub fn off_state(&self, slot: ProcessSlot) -> OffState {
         let word = slot.get(Field::Swapoff);
         if word >> OffState::BITS == self.swapoffs() { OffState::from_bits(word) } else { OffState::Used }
     }
 
     /// Has `step` take a process on, if there is more to do, by what it was told last: from a state to the next.
-    pub fn follow_swapoff(&self, slot: Slot, step: impl FnOnce(bool, OffState) -> OffState) {
+    pub fn follow_swapoff(&self, slot: ProcessSlot, step: impl FnOnce(bool, OffState) -> OffState) {
         let swapoffs = self.swapoffs();
         let word = slot.get(Field::Swapoff);
         let known = word >> OffState::BITS == swapoffs;

@@ -25,7 +25,7 @@ pub(super) fn setup(blocks: u64) -> Setup {
         swap_fd: 2,
         swap_identity: (3, 4),
         trace_fd: Some(0),
-        ways: 0,
+        mask: 0,
         encrypt: 1,
         injection: 0,
     }
@@ -74,7 +74,7 @@ fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
 fn the_richest_is_asked_for_what_exceeds_its_share() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [rich, poor, deaf] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
-    [rich, poor].iter().for_each(Slot::listen);
+    [rich, poor].iter().for_each(ProcessSlot::listen);
     deaf.set(Field::Grant, 950);
     rich.set(Field::Grant, 900);
     poor.set(Field::Grant, 100);

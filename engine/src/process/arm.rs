@@ -1,36 +1,36 @@
 //! The engine starts.
 
 use super::{Generation, Process, lock};
-use crate::runtime::{Beginning, Heritage, Runtime};
+use crate::runtime::{Runtime, StartArgs, StartMode};
 use pagetide_sys::task;
 use pagetide_sys::task::SignalsBlocked;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Process {
-    /// Starts the engine, and waits until it runs. Not for a child of `vfork`: threads that it starts are its own, and end
-    /// with it. The process does so itself when it charges next.
+    /// Starts the engine, and waits until it runs. Not for a child of `vfork`: threads that it starts are its own, and
+    /// end with it. The process does so itself when it charges next.
     pub fn arm(&'static self) {
-        self.arm_with(Heritage::None);
+        self.arm_with(StartMode::None);
     }
 
-    pub(super) fn arm_with(&'static self, heritage: Heritage) {
+    pub(super) fn arm_with(&'static self, mode: StartMode) {
         let _signals = SignalsBlocked::new();
         let generation = self.generation();
         if !self.is_current() || generation.has_started() {
             return;
         }
         if !generation.starting.swap(true, Relaxed) {
-            self.start(generation, heritage);
+            self.start(generation, mode);
         }
         generation.wait_started();
     }
 
-    pub(super) fn start(&'static self, generation: &'static Generation, heritage: Heritage) {
-        let beginning = Beginning {
+    pub(super) fn start(&'static self, generation: &'static Generation, mode: StartMode) {
+        let args = StartArgs {
             group: self.group,
             slot: generation.slot,
-            heritage,
+            mode,
             open: self.open,
             pins: Arc::clone(&self.pins),
             layout: Arc::clone(&generation.layout),
@@ -47,7 +47,7 @@ impl Process {
                 }
             }),
         };
-        if let Err(error) = Runtime::start(beginning) {
+        if let Err(error) = Runtime::start(args) {
             generation.note_start(Err(error));
         }
     }

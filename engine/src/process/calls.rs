@@ -261,7 +261,7 @@ impl Entered<'_> {
     }
 
     /// Brings in what is out of `range`, whose pages do not leave, and waits for what is on its way.
-    fn settle_in(&self, range: Range<PageIndex>) {
+    fn bring_in_range(&self, range: Range<PageIndex>) {
         loop {
             let out = self.out(range.clone());
             if out.is_empty() {
@@ -298,8 +298,8 @@ impl Entered<'_> {
         }
     }
 
-    /// A mapping moves or changes size: `call` is the system call and returns the new address. Returns by how many pages
-    /// the charge is more than before, too.
+    /// A mapping moves or changes size: `call` is the system call and returns the new address. Returns by how many
+    /// pages the charge is more than before, too.
     pub fn remapping(
         &self,
         old: Range<PageIndex>,
@@ -317,7 +317,7 @@ impl Entered<'_> {
         let fills = new_pages > moved_pages
             && self.regions().pieces(old.clone()).all(|(_, region)| is_filled(region.attributes));
         if fills {
-            self.settle_in(old.clone());
+            self.bring_in_range(old.clone());
         }
         // What it shrinks by goes in any case.
         let tail = self.regions().remove(from.end..old.end);

@@ -5,7 +5,7 @@ use super::{Generation, Process, lock};
 use crate::group::Field;
 use crate::regions::{Access, Attributes, Charging, Region};
 use pagetide_swap::PageIndex;
-use pagetide_sys::guest;
+use pagetide_sys::engine_thread;
 use pagetide_sys::task::SignalsBlocked;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -106,8 +106,8 @@ impl Process {
         self.uncharge(pages - back as i64);
     }
 
-    /// Starts a guest that waits for the bell, and starts the engine when others ask for pages: the process itself
-    /// may wait for somebody for hours, and make no call that would tell it. A small one is let alone.
+    /// Starts an engine thread that waits for the bell, and starts the engine when others ask for pages: the process
+    /// itself may wait for somebody for hours, and make no call that would tell it. A small one is let alone.
     pub(super) fn post_sentry(&'static self) {
         let generation = self.generation();
         if generation.watched.load(Relaxed) || !self.is_current() {
@@ -119,7 +119,9 @@ impl Process {
         // Where address space is short it is the program's.
         let posted = posted || pagetide_sys::mapping::room() < SENTRY_ROOM;
         // Without it the process keeps what it has for as long as it makes no call.
-        if !posted && guest::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))).is_ok() {
+        if !posted
+            && engine_thread::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))).is_ok()
+        {
             generation.slot.listen();
         }
     }

@@ -2,12 +2,12 @@
 
 use super::{GENERATIONS, Generation, Process, lock};
 use crate::engine::{Progress, Workspace};
-use crate::group::{Field, Slot};
-use crate::runtime::{Heritage, Runtime};
+use crate::group::{Field, ProcessSlot};
+use crate::runtime::{Runtime, StartMode};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::task::SignalsBlocked;
-use pagetide_sys::{guest, task};
+use pagetide_sys::{engine_thread, task};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -47,7 +47,7 @@ impl Process {
             runtime.pause.freeze(task::tid());
             let engine = runtime.engine();
             engine.hold_waiting(true);
-            runtime.errand(move |runtime| {
+            runtime.run_control_task(move |runtime| {
                 if let Some(slot) = slot {
                     make_room(runtime, slot, &mut Workspace::default());
                 }
@@ -55,7 +55,7 @@ impl Process {
             // Nothing is taken out from here to the fork.
             runtime.pause.serving(|| {
                 // Of threads that have locks which the fork itself needs.
-                runtime.errand(|runtime| {
+                runtime.run_control_task(|runtime| {
                     runtime.engine().end_rest();
                     runtime.engine().answer_waiting(&mut Workspace::default());
                 });
@@ -68,10 +68,10 @@ impl Process {
 
     /// The last step of ours before a fork. What the C library touches after it (its configuration of names, for
     /// one) is brought in all the same, and whoever does so has done with everything when the thread goes on.
-    pub fn settle_before_fork(&self) {
+    pub fn quiesce_before_fork(&self) {
         let generation = self.generation();
         let Some(runtime) = self.runtime() else { return };
-        runtime.errand(|runtime| {
+        runtime.run_control_task(|runtime| {
             let mut work = Workspace::default();
             while !runtime.engine().drain(&mut work) {
                 std::thread::yield_now();
@@ -79,7 +79,7 @@ impl Process {
         });
         runtime.answer_last(true);
         // Whoever answered our last fault may still be about to say so in the table.
-        runtime.pause.settle();
+        runtime.pause.quiesce();
         if let Some(index) = generation.forking.load(Relaxed).checked_sub(1) {
             let slot = self.group.slot(index);
             runtime.share_pool(slot);
@@ -95,7 +95,7 @@ impl Process {
             runtime.answer_last(false);
             runtime.engine().hold_waiting(false);
             runtime.pause.thaw();
-            runtime.kick();
+            runtime.wake();
         }
         generation.phase.thaw();
         drop(lock(&generation.signals).take());
@@ -108,13 +108,13 @@ impl Process {
         // One that has a name was given up by the launcher meanwhile, and is another's.
         self.group.release(Some(self.group.slot(child)).filter(|slot| slot.get(Field::Pid) == 0));
         if let Some(runtime) = self.runtime() {
-            runtime.kick();
+            runtime.wake();
         }
     }
 
     /// After a fork, in the child: takes its slot and starts an engine of its own, if the parent had one.
     pub fn after_fork_in_child(&'static self) {
-        guest::forget_all();
+        engine_thread::forget_all();
         pagetide_sys::buffer::forget_all();
         let parent = self.generation();
         let _signals = lock(&parent.signals).take();
@@ -144,7 +144,7 @@ impl Process {
         let _ = self.generations[next].set(Box::new(Generation::new(slot, regions, unspent)));
         self.current.store(next, Relaxed);
         if let Some(engine) = engine {
-            self.arm_with(Heritage::Forked(engine));
+            self.arm_with(StartMode::Forked(engine));
             if self.runtime().is_none() {
                 // Pages that are out of the program could not come back.
                 task::kill_self();
@@ -156,7 +156,7 @@ impl Process {
 }
 
 /// Evicts until what is in the program fits twice.
-fn make_room(runtime: &Runtime, child: Slot, work: &mut Workspace) {
+fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
     let (engine, group) = (runtime.engine(), runtime.group());
     let mut stuck = 0;
     loop {

@@ -5,7 +5,7 @@
 
 use super::charge::SMALL;
 use super::{Entered, Process};
-use crate::group::{Field, Slot};
+use crate::group::{Field, ProcessSlot};
 use crate::regions::{Access, Region};
 use pagetide_swap::PageIndex;
 use std::ops::Range;
@@ -23,7 +23,7 @@ fn is_locked(region: &Region) -> bool {
 }
 
 /// Pages that are locked in a process.
-fn locked(slot: Slot) -> u64 {
+fn locked(slot: ProcessSlot) -> u64 {
     let word = slot.get(Field::Locked);
     let managed = [Field::Resident, Field::Cached, Field::Swapped].map(|field| slot.get(field)).iter().sum();
     if word & ALL != 0 { (word & !ALL).max(managed) } else { word }
@@ -33,7 +33,7 @@ impl Process {
     /// Pages of the run that cannot leave, with what each process needs to run.
     fn fixed(&self) -> u64 {
         let (group, launcher) = self.group.own_pages();
-        let of = |slot: Slot| {
+        let of = |slot: ProcessSlot| {
             let rest = match slot.get(Field::Armed) {
                 // With an engine most of it could leave.
                 0 => slot.get(Field::Observed).min(SMALL as u64),
@@ -68,7 +68,7 @@ impl Process {
     /// Has memory that is not managed counted that has just come.
     pub fn count_unmanaged(&self) {
         if let Some(runtime) = self.runtime() {
-            runtime.errand(|runtime| runtime.count_unmanaged());
+            runtime.run_control_task(|runtime| runtime.count_unmanaged());
         }
     }
 
@@ -100,7 +100,7 @@ impl Entered<'_> {
     }
 
     /// Counts anew what is locked: a call that was to lock more has failed.
-    pub fn settle_locked(&self) {
+    pub fn recount_locked(&self) {
         self.count_locked(None);
     }
 

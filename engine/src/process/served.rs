@@ -1,8 +1,8 @@
 //! Memory whose faults the program answers itself, by a userfaultfd of its own.
 //!
-//! The kernel knows one userfaultfd for a mapping. So what a program registers with its own is handed over: all of it comes
-//! in, it is registered with ours no more, and it is not managed until something else is mapped there. Its pages count as
-//! any that cannot leave.
+//! The kernel knows one userfaultfd for a mapping. So what a program registers with its own is handed over: all of it
+//! comes in, it is registered with ours no more, and it is not managed until something else is mapped there. Its pages
+//! count as any that cannot leave.
 
 use super::{Entered, lock};
 use crate::engine::Workspace;
@@ -49,7 +49,7 @@ impl Entered<'_> {
             self.regions().change(part, |attributes| attributes.kept = false);
         }
         if let Some(runtime) = self.runtime {
-            runtime.errand(move |runtime| {
+            runtime.run_control_task(move |runtime| {
                 let (engine, mut work) = (runtime.engine(), Workspace::default());
                 let there = super::words(runtime, range).filter(|(_, word)| word.state() == State::Present);
                 // Whoever faults on a page that is not there learns that it has gone, and so does the table.
@@ -83,7 +83,7 @@ impl Entered<'_> {
                             let ask = move |work: &mut Workspace| {
                                 runtime.engine().fault(page, false, clock(), work)
                             };
-                            runtime.errand(move |_| ask(&mut Workspace::default()));
+                            runtime.run_control_task(move |_| ask(&mut Workspace::default()));
                         } else {
                             std::thread::sleep(LOOK);
                         }

@@ -1,6 +1,6 @@
-//! The thread that does errands, follows the run and looks at memory.
+//! The thread that runs control tasks, follows the run and looks at memory.
 
-use super::reclaim::Vigil;
+use super::reclaim::SpinPolicy;
 use super::start::{RESERVED_CLUSTERS, RESERVED_UNITS};
 use super::{Runtime, lock};
 use crate::engine::Swapoff;
@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 const TICK: Duration = Duration::from_millis(10);
 
 #[derive(Debug, Default)]
-pub(super) struct Kick {
+pub(super) struct Wakeup {
     pub(super) due: Mutex<bool>,
     pub(super) arrived: Condvar,
     pub(super) sleeping: AtomicBool,
 }
 
-impl Kick {
+impl Wakeup {
     pub(super) fn now(&self) {
         *lock(&self.due) = true;
         self.arrived.notify_all();
@@ -37,7 +37,7 @@ impl Kick {
         *due = false;
         self.sleeping.store(false, SeqCst);
     }
-    /// A kick that costs nothing while reclaim is at work, or has been kicked and is not awake yet.
+    /// A wake-up that costs nothing while reclaim is at work, or has been woken and is not awake yet.
     pub(super) fn if_sleeping(&self) {
         if self.sleeping.load(SeqCst) && self.sleeping.swap(false, SeqCst) {
             self.now();
@@ -46,8 +46,8 @@ impl Kick {
 }
 
 /// Work that a thread of the program hands to the control thread, and waits for. Descriptors of the engine
-/// are in the guests' table only: whatever asks the kernel about the program's memory runs on a guest.
-pub(super) struct Errand {
+/// are in the engine threads' table only: whatever asks the kernel about the program's memory runs on an engine thread.
+pub(super) struct ControlTask {
     pub(super) job: Mutex<Option<Job>>,
     pub(super) done: Mutex<bool>,
     pub(super) ended: Condvar,
@@ -55,9 +55,9 @@ pub(super) struct Errand {
 
 type Job = Box<dyn FnOnce(&'static Runtime) + Send>;
 
-impl std::fmt::Debug for Errand {
+impl std::fmt::Debug for ControlTask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Errand")
+        f.write_str("ControlTask")
     }
 }
 
@@ -67,23 +67,23 @@ impl Runtime {
         let mut quiet = 0;
         let mut round = 0u64;
         let mut looked = self.times();
-        let mut vigil = Vigil::default();
+        let mut spin_policy = SpinPolicy::default();
         let mut refaults = self.refault_ns();
         let mut rest = (0, Instant::now());
         loop {
             let seen = self.slot.get(Field::Bell);
-            if lock(&self.errands).is_empty() && self.asked() == 0 {
+            if lock(&self.control_tasks).is_empty() && self.asked() == 0 {
                 self.slot.wait_bell(seen, if quiet > 50 { 5 * TICK } else { TICK });
             } else if self.asked() > 0 {
                 self.slot.wait_bell(seen, TICK);
             }
             self.injection.strike(Fault::StallControl, Fault::PanicControl);
-            for errand in std::mem::take(&mut *lock(&self.errands)) {
-                if let Some(job) = lock(&errand.job).take() {
+            for task in std::mem::take(&mut *lock(&self.control_tasks)) {
+                if let Some(job) = lock(&task.job).take() {
                     job(self);
                 }
-                *lock(&errand.done) = true;
-                errand.ended.notify_all();
+                *lock(&task.done) = true;
+                task.ended.notify_all();
             }
             if self.injection.happens(Fault::Rest) {
                 self.slot.set_resting(!self.slot.is_resting());
@@ -101,14 +101,14 @@ impl Runtime {
             self.set_pool_max();
             self.engine.swap().observe();
             self.engine.swap().table().reserve(RESERVED_CLUSTERS, RESERVED_UNITS);
-            self.settle_sharing();
+            self.charge_shared_pool();
             self.return_surplus();
             self.follow_swapoff();
             self.write_trace();
             self.publish();
             self.pause.end_work();
             if self.asked() > 0 || self.engine.is_short() || self.is_inquired() {
-                self.kick.if_sleeping();
+                self.wakeup.if_sleeping();
             }
             let counters = self.engine.swap().counters();
             let faults = counters.get(Counter::pgmajfault) + counters.get(Counter::pgminfault);
@@ -124,12 +124,13 @@ impl Runtime {
                 let load = now.since(&looked);
                 self.judge_copies(load);
                 let spun = self.spun.swap(false, Relaxed);
-                self.may_spin.store(vigil.judge(spun, load.waits, now.clock) && self.is_alone(), Relaxed);
+                self.may_spin
+                    .store(spin_policy.judge(spun, load.waits, now.clock) && self.is_alone(), Relaxed);
                 let lost = self.refault_ns();
                 self.level(lost.saturating_sub(refaults), now.clock - looked.clock);
                 (looked, refaults) = (now, lost);
                 self.engine.drop_idle_donor();
-                self.engine.settle_buffers();
+                self.engine.size_buffers();
                 self.pause.end_work();
             }
         }
@@ -163,42 +164,48 @@ impl Runtime {
     }
 
     /// Runs `job` on the control thread and waits for its result. Called by threads of the program.
-    pub fn errand<T: Send + 'static>(&self, job: impl FnOnce(&'static Self) -> T + Send + 'static) -> T {
+    pub fn run_control_task<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&'static Self) -> T + Send + 'static,
+    ) -> T {
         let result = Arc::new(Mutex::new(None));
         let to = Arc::clone(&result);
         let job: Job = Box::new(move |runtime| *lock(&to) = Some(job(runtime)));
-        let errand =
-            Arc::new(Errand { job: Mutex::new(Some(job)), done: Mutex::new(false), ended: Condvar::new() });
-        lock(&self.errands).push(Arc::clone(&errand));
+        let task = Arc::new(ControlTask {
+            job: Mutex::new(Some(job)),
+            done: Mutex::new(false),
+            ended: Condvar::new(),
+        });
+        lock(&self.control_tasks).push(Arc::clone(&task));
         self.slot.ring();
-        let mut done = lock(&errand.done);
+        let mut done = lock(&task.done);
         while !*done {
-            done = errand.ended.wait(done).unwrap_or_else(PoisonError::into_inner);
+            done = task.ended.wait(done).unwrap_or_else(PoisonError::into_inner);
         }
         lock(&result).take().expect("the job has run")
     }
 
     /// Registers a range that is mapped anew, and takes what is in it into account.
     pub fn register(&self, range: Range<PageIndex>) -> std::io::Result<()> {
-        self.errand(|runtime| runtime.engine.memory().register(range))
+        self.run_control_task(|runtime| runtime.engine.memory().register(range))
     }
 
     /// Takes into account what is in a range that has just been registered.
     pub fn adopt(&self, range: Range<PageIndex>) {
-        self.errand(|runtime| _ = runtime.engine.adopt(range));
+        self.run_control_task(|runtime| _ = runtime.engine.adopt(range));
     }
 
     /// Prepares a range for being moved: brings back into the program what is on probation there, and takes
     /// the range out of our care until it is registered anew.
     pub fn release(&self, range: Range<PageIndex>) -> std::io::Result<()> {
-        self.errand(|runtime| {
+        self.run_control_task(|runtime| {
             runtime.engine.recall(range.clone());
             runtime.engine.memory().unregister(range)
         })
     }
 
     /// Wakes reclaim.
-    pub fn kick(&self) {
-        self.kick.now();
+    pub fn wake(&self) {
+        self.wakeup.now();
     }
 }

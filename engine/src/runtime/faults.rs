@@ -43,7 +43,7 @@ impl Runtime {
                     }
                     self.faults.fetch_add(1, Relaxed);
                     if self.engine.is_short() {
-                        self.kick.if_sleeping();
+                        self.wakeup.if_sleeping();
                     }
                     kernel.catch_up();
                 }
@@ -68,7 +68,7 @@ impl Runtime {
             self.pause.begin_completion();
             self.engine.complete(&mut done, &mut work);
             self.pause.end_completion();
-            self.kick.if_sleeping();
+            self.wakeup.if_sleeping();
             self.engine.memory().kernel().catch_up();
         }
     }

@@ -30,7 +30,8 @@ impl Runtime {
         self.group.live().all(|slot| slot.index() == self.slot.index() || slot.get(Field::Armed) == 0)
     }
 
-    /// Takes what the group has to spare: no more than it needs, where others have asked for some. Returns how many pages.
+    /// Takes what the group has to spare: no more than it needs, where others have asked for some. Returns how many
+    /// pages.
     pub(super) fn borrow(&self) -> usize {
         let limits = self.engine.limits();
         let (goal, step) = if self.asked() > 0 { (limits.low, 0) } else { (limits.high, self.group.step()) };

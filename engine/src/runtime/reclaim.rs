@@ -1,6 +1,6 @@
 //! The thread that takes pages out while the budget runs low.
 
-use super::starving::{Fruitless, Starving};
+use super::starving::{NoProgress, Starving};
 use super::{Runtime, clock};
 use crate::engine::{Progress, Workspace};
 use crate::group::{Field, RESIDENT_MIN};
@@ -18,13 +18,13 @@ const SPIN_IDLE: Duration = Duration::from_millis(1);
 
 /// Whether the thread that reclaims may stay awake without work: not where others want its processor.
 #[derive(Debug, Default)]
-pub(super) struct Vigil {
+pub(super) struct SpinPolicy {
     /// When it may try again, and how long it waits then after the next failure; nanoseconds.
     pub(super) after: u64,
     pub(super) ban: u64,
 }
 
-impl Vigil {
+impl SpinPolicy {
     const BAN_MIN: u64 = 500_000_000;
     const BAN_MAX: u64 = 32_000_000_000;
     /// The part of the time that it wants to run and does not, above which others want to.
@@ -44,21 +44,21 @@ impl Vigil {
 impl Runtime {
     pub(super) fn reclaim(&self) {
         let mut work = Workspace::default();
-        let mut fruitless = Fruitless::default();
+        let mut no_progress = NoProgress::default();
         let mut starving = Starving::default();
         self.reclaimer.store(task::tid(), Relaxed);
         let mut place = Place::Anywhere;
         loop {
-            self.readers.settle(&mut place, self.readers.elsewhere());
+            self.readers.move_to(&mut place, self.readers.elsewhere());
             if !self.engine.is_short() && self.is_inquired() {
                 self.answer(&mut work);
                 continue;
             }
             if !self.engine.is_short() && self.asked() == 0 {
                 if !self.spin() {
-                    self.kick.wait(Duration::from_millis(100));
+                    self.wakeup.wait(Duration::from_millis(100));
                 }
-                fruitless = Fruitless::default();
+                no_progress = NoProgress::default();
                 continue;
             }
             self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
@@ -92,11 +92,11 @@ impl Runtime {
             self.worked.fetch_add(clock() - start, Relaxed);
             self.pause.end_work();
             if progress == Progress::Waits {
-                // Whoever hears of an end kicks; so does who needs something else.
-                self.kick.wait(Duration::from_millis(5));
+                // Whoever hears of an end wakes it; so does who needs something else.
+                self.wakeup.wait(Duration::from_millis(5));
             }
             // Pages that will not leave come round again and again: a full round of those is no progress.
-            if fruitless.note(progress == Progress::Moved, &self.engine) || progress == Progress::Nothing {
+            if no_progress.note(progress == Progress::Moved, &self.engine) || progress == Progress::Nothing {
                 self.starved(&mut starving, &mut work);
             }
         }
@@ -118,7 +118,7 @@ impl Runtime {
         }
         // A fault that came just as this one ended is found the next time.
         if !self.rests() && self.engine.end_rest() {
-            self.kick.now();
+            self.wakeup.now();
         }
     }
 
@@ -164,20 +164,20 @@ mod tests {
 
     #[test]
     fn reclaim_stays_awake_more_and_more_seldom_where_others_want_its_processor() {
-        let mut vigil = Vigil::default();
-        assert!(vigil.judge(false, 1.0, 0));
-        assert!(vigil.judge(true, 0.05, 1));
+        let mut spin_policy = SpinPolicy::default();
+        assert!(spin_policy.judge(false, 1.0, 0));
+        assert!(spin_policy.judge(true, 0.05, 1));
         let mut bans = Vec::new();
         let mut now = 2;
         for _ in 0..10 {
-            assert!(!vigil.judge(true, 0.5, now));
+            assert!(!spin_policy.judge(true, 0.5, now));
             let from = now;
-            while !vigil.judge(false, 0.5, now) {
-                now += Vigil::BAN_MIN / 4;
+            while !spin_policy.judge(false, 0.5, now) {
+                now += SpinPolicy::BAN_MIN / 4;
             }
-            bans.push((now - from) / Vigil::BAN_MIN);
+            bans.push((now - from) / SpinPolicy::BAN_MIN);
         }
         assert_eq!(bans, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
-        assert!(vigil.judge(true, 0.0, now));
+        assert!(spin_policy.judge(true, 0.0, now));
     }
 }

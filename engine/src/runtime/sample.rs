@@ -2,8 +2,8 @@
 
 use super::{Runtime, clock, lock};
 use crate::group::{Field, Knobs};
+use crate::mask::Mask;
 use crate::memory::Memory;
-use crate::ways::Ways;
 use pagetide_swap::PageIndex;
 use pagetide_swap::balance::{POOL_FAULT_NS, ReclaimLoad, Totals};
 use pagetide_sys::procfs;
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_SHARE: u32 = 100;
 
-/// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at once.
+/// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
+/// once.
 const PINS_INTERVAL: u64 = 10_000_000;
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -100,7 +101,7 @@ impl Runtime {
         let setup = self.group.setup();
         let Knobs { switches, max_pool_percent } = self.group.knobs();
         self.engine.swap().zswap().switch(switches);
-        if Ways::from_bits(setup.ways).masks(Ways::NO_POOL) {
+        if Mask::from_bits(setup.mask).masks(Mask::NO_POOL) {
             self.engine.swap().zswap().set_pages_max(0);
             return;
         }

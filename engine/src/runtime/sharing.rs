@@ -1,7 +1,7 @@
 //! A pool that is shared with children since a fork.
 
 use super::{Runtime, lock};
-use crate::group::{Field, Slot};
+use crate::group::{Field, ProcessSlot};
 
 /// Pool pages shared by fork. They are charged once: to the process that had them first, for as long as
 /// it or a child may hold them.
@@ -23,10 +23,10 @@ impl Runtime {
     }
 
     /// Freezes the pool and charges for it what parent and child share from now on.
-    pub fn share_pool(&self, child: Slot) {
+    pub fn share_pool(&self, child: ProcessSlot) {
         let before = self.engine.swap().zswap().frozen_pages() as i64;
         self.engine.swap().zswap().freeze();
-        self.engine.settle_pool();
+        self.engine.charge_pool();
         let more = self.engine.swap().zswap().frozen_pages() as i64 - before;
         self.engine.budget().take(more);
         let mut sharing = lock(&self.sharing);
@@ -36,7 +36,7 @@ impl Runtime {
     }
 
     /// Charges shared pool pages to whoever is left with them.
-    pub(super) fn settle_sharing(&self) {
+    pub(super) fn charge_shared_pool(&self) {
         let mut sharing = lock(&self.sharing);
         let lives = |index: usize, tenancy: u64| {
             let slot = self.group.slot(index);
@@ -68,7 +68,7 @@ impl Runtime {
             // Nobody that we know of shares it any more.
             self.engine.swap().zswap().thaw();
             self.engine.budget().give(std::mem::take(&mut sharing.charged));
-            self.engine.settle_pool();
+            self.engine.charge_pool();
         }
     }
 }

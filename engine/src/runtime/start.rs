@@ -1,18 +1,18 @@
 //! How an engine comes to be, and its threads.
 
-use super::control::Kick;
+use super::control::Wakeup;
 use super::sample::Discount;
 use super::sharing::Sharing;
 use super::{Runtime, clock, lock};
 use crate::engine::{Engine, Limits, Parts};
-use crate::group::{Field, Group, Slot};
+use crate::group::{Field, Group, ProcessSlot};
 use crate::injection::Injection;
-use crate::kernel::{PoolMemory, ProgramMemory};
+use crate::mask::Mask;
 use crate::pause::Pause;
+use crate::program_memory::{PoolMemory, ProgramMemory};
 use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
-use crate::ways::Ways;
 use pagetide_device::{Device, File, FileKind};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
@@ -23,7 +23,7 @@ use pagetide_swap::{Allocator, CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Read
 use pagetide_sys::handout::Thing;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
-use pagetide_sys::{guest, handout, procfs, task};
+use pagetide_sys::{engine_thread, handout, procfs, task};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
@@ -64,34 +64,34 @@ impl std::error::Error for StartError {}
 /// A running engine, or why there is none.
 pub type Started = Result<&'static Runtime, StartError>;
 
-/// Makes the calling thread a guest (a descriptor table of its own) and opens the kernel's side of the
+/// Makes the calling thread an engine thread (a descriptor table of its own) and opens the kernel's side of the
 /// program's memory. Whoever preloads us vouches for what that takes.
 pub type OpenKernel = fn() -> std::io::Result<Kernel>;
 
 /// What an engine starts with.
-pub struct Beginning {
+pub struct StartArgs {
     /// The group.
     pub group: Group,
     /// The process's slot.
-    pub slot: Slot,
+    pub slot: ProcessSlot,
     /// What it takes over.
-    pub heritage: Heritage,
+    pub mode: StartMode,
     /// Opens the kernel's side of the program's memory.
     pub open: OpenKernel,
     /// Whether the program has opened something through which its pages may be pinned.
     pub pins: Arc<AtomicBool>,
     /// Held while a mapping moves.
     pub layout: Arc<Mutex<()>>,
-    /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are registered,
-    /// and what is in them is taken into account.
+    /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are
+    /// registered, and what is in them is taken into account.
     pub stop: Box<dyn FnOnce() -> Regions + Send>,
     /// Called when the engine is about to answer faults, or will not.
     pub ended: Box<dyn FnOnce(Started) + Send>,
 }
 
-impl std::fmt::Debug for Beginning {
+impl std::fmt::Debug for StartArgs {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Beginning")
+        f.write_str("StartArgs")
     }
 }
 
@@ -120,7 +120,7 @@ impl Gate {
 }
 
 /// What a new engine takes over.
-pub enum Heritage {
+pub enum StartMode {
     /// Nothing: the first engine of a process.
     None,
     /// What a forked child found: the parent's subsystem, and the pages that are in the program.
@@ -132,33 +132,34 @@ impl Runtime {
     ///
     /// # Errors
     /// There is no thread: nothing of `beginning` was called.
-    pub fn start(beginning: Beginning) -> Result<(), StartError> {
-        // Guests have no descriptor 2: the standard hook would say nothing.
+    pub fn start(args: StartArgs) -> Result<(), StartError> {
+        // Engine threads have no descriptor 2: the standard hook would say nothing.
         std::panic::set_hook(Box::new(|panic| {
             task::say(&format!("a defect of Pagetide: {panic}"));
             // Nobody would do what this thread has to, and a lock that it holds may be another's to wait for.
             task::kill_self();
         }));
         let control = move || {
-            if let Some(runtime) = Self::build(beginning) {
+            if let Some(runtime) = Self::build(args) {
                 runtime.control();
             }
         };
-        guest::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)
+        engine_thread::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)
     }
 
-    fn build(beginning: Beginning) -> Option<&'static Self> {
-        let Beginning { group, slot, heritage, open, pins, layout, stop, ended } = beginning;
+    fn build(args: StartArgs) -> Option<&'static Self> {
+        let StartArgs { group, slot, mode, open, pins, layout, stop, ended } = args;
         let gate = Arc::new(Gate::default());
         let started = open().map_err(StartError::Userfault).and_then(|kernel| {
             let readers = Readers::new(task::processors());
             // First, while the program goes on.
             Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
-            let memory = |kernel, ways| ProgramMemory::new(kernel, ways, pins, layout);
-            Self::assemble(group, slot, heritage, kernel, memory, readers, stop)
+            let memory = |kernel, mask| ProgramMemory::new(kernel, mask, pins, layout);
+            Self::assemble(group, slot, mode, kernel, memory, readers, stop)
         });
         let runtime = started.as_ref().ok().copied();
-        // Before anything leaves: whoever finds no engine and goes on to pin pages does so before the first look at `pins`.
+        // Before anything leaves: whoever finds no engine and goes on to pin pages does so before the first look at
+        // `pins`.
         ended(started);
         fence(SeqCst);
         gate.open(runtime);
@@ -169,17 +170,17 @@ impl Runtime {
     /// nobody changes from then on.
     fn assemble(
         group: Group,
-        slot: Slot,
-        heritage: Heritage,
+        slot: ProcessSlot,
+        mode: StartMode,
         kernel: Kernel,
-        memory: impl FnOnce(Kernel, Ways) -> ProgramMemory,
+        memory: impl FnOnce(Kernel, Mask) -> ProgramMemory,
         readers: Readers,
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
-        let ways = Ways::from_bits(setup.ways);
+        let mask = Mask::from_bits(setup.mask);
         let injection = Injection::from_bits(setup.injection);
-        let memory = memory(kernel, ways);
+        let memory = memory(kernel, mask);
         let blocks = match setup.blocks {
             0 => Blocks::none(),
             _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
@@ -188,10 +189,10 @@ impl Runtime {
         let device: Option<Box<dyn Device>> = match setup.blocks {
             0 => None,
             count => {
-                let kind = if ways.masks(Ways::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
+                let kind = if mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
                 let open = |path: &Path| File::open(path, setup.swap_identity, count, kind);
                 let mut file = open(&group.swap_path());
-                if let Heritage::Forked(parent) = &heritage {
+                if let StartMode::Forked(parent) = &mode {
                     // The launcher is gone, or `/proc` is another one.
                     for path in &parent.swap_paths {
                         file = file.or_else(|_| open(path));
@@ -211,14 +212,14 @@ impl Runtime {
             }
         };
         let limits = Limits::for_cap(setup.cap_pages);
-        let (swap, inherited) = match &heritage {
-            Heritage::Forked(parent) => {
+        let (swap, inherited) = match &mode {
+            StartMode::Forked(parent) => {
                 parent.engine.abandon_staging();
                 let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
                 let pages = swap.zswap().frozen_pages() as i64;
                 (swap, Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages)))
             }
-            Heritage::None => {
+            StartMode::None => {
                 let config = Config {
                     zpool: Allocator::from_bits(setup.zpool),
                     switches: group.knobs().switches,
@@ -255,7 +256,7 @@ impl Runtime {
             limits,
             latency: slot.latency(),
             clock,
-            ways,
+            mask,
             recorder: trace.is_some().then(Recorder::default),
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
@@ -263,10 +264,10 @@ impl Runtime {
             pause: Pause::default(),
             group,
             slot,
-            kick: Kick::default(),
+            wakeup: Wakeup::default(),
             readers,
             faults: AtomicU64::new(0),
-            errands: Mutex::default(),
+            control_tasks: Mutex::default(),
             unmanaged: AtomicI64::new(0),
             watched: Mutex::default(),
             metadata: AtomicI64::new(0),
@@ -287,7 +288,7 @@ impl Runtime {
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
-        runtime.take_over(stop(), matches!(heritage, Heritage::Forked(_)));
+        runtime.take_over(stop(), matches!(mode, StartMode::Forked(_)));
         slot.set(Field::Armed, 1);
         slot.listen();
         Ok(runtime)
@@ -358,7 +359,7 @@ impl Runtime {
                     run(runtime);
                 }
             });
-            guest::spawn(name, run).map_err(StartError::Resources)
+            engine_thread::spawn(name, run).map_err(StartError::Resources)
         };
         for number in 0..readers {
             spawn("pagetide-fault", Box::new(move |runtime| runtime.serve_faults(number)))?;
@@ -372,7 +373,7 @@ impl Runtime {
 }
 
 /// Opens the run's trace, if what happens is to be written down.
-fn open_trace(group: &Group, slot: Slot) -> Option<Writer> {
+fn open_trace(group: &Group, slot: ProcessSlot) -> Option<Writer> {
     let path = group.trace_path()?;
     match Writer::open(&path, slot.tenant()) {
         Ok(writer) => Some(writer),

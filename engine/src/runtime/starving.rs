@@ -2,7 +2,8 @@
 //!
 //! That end rests on a proof, not on time. A round over all of this process's memory finds nothing that could leave
 //! ([`crate::census`]); every other process of the run has begun one later and has found nothing, or cannot answer; the
-//! launcher has looked since at what it counts; and nobody has given anything back since before the first of these began.
+//! launcher has looked since at what it counts; and nobody has given anything back since before the first of these
+//! began.
 
 use super::grant::RESIDENT_FLOOR;
 use super::{ProgramEngine, Runtime, clock};
@@ -15,8 +16,8 @@ use std::time::Duration;
 
 /// Between looks at what others answer, and before something that moves is looked at again.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// Where this process can neither tell whether the launcher lives nor reach its socket (in a container of its own inside
-/// the run), it counts on its answer for so long, in nanoseconds.
+/// Where this process can neither tell whether the launcher lives nor reach its socket (in a container of its own
+/// inside the run), it counts on its answer for so long, in nanoseconds.
 const LAUNCHER_MAX: u64 = 5_000_000_000;
 
 /// How far a process that starves is.
@@ -28,8 +29,8 @@ pub(super) struct Starving {
 }
 
 impl Runtime {
-    /// Nothing can leave by the ordinary way: others may have room, or requests under way will make some; or all is tried,
-    /// and this is the end.
+    /// Nothing can leave by the ordinary way: others may have room, or requests under way will make some; or all is
+    /// tried, and this is the end.
     pub(super) fn starved(&self, starving: &mut Starving, work: &mut Workspace) {
         if self.engine.waiting() == 0 {
             // Nobody waits: what was asked for cannot be had, forget it. Unless it is on its way out.
@@ -39,7 +40,7 @@ impl Runtime {
             if self.engine.requests() == 0 {
                 self.slot.set(Field::Asked, 0);
             }
-            return self.kick.wait(Duration::from_millis(20));
+            return self.wakeup.wait(Duration::from_millis(20));
         }
         let (seen, allowed) = (self.group.demand(), self.group.frontier().allowed());
         self.group.ask(self.slot, self.engine.limits().high);
@@ -51,7 +52,7 @@ impl Runtime {
             self.pause.end_work();
             if self.engine.waiting() > 0 {
                 // For the device, or for a page that somebody moves.
-                self.kick.wait(PATIENCE);
+                self.wakeup.wait(PATIENCE);
             }
             return;
         }
@@ -75,8 +76,8 @@ impl Runtime {
             Some(step) => {
                 starving.rounds.note(step);
                 if step == Step::Moving {
-                    // Its end kicks.
-                    self.kick.wait(PATIENCE);
+                    // Its end wakes.
+                    self.wakeup.wait(PATIENCE);
                 }
             }
             None => *starving = Starving::default(),
@@ -112,7 +113,8 @@ impl Runtime {
         self.pause.end_work();
     }
 
-    /// Tries to get each page out that is in memory. `None` if there is room meanwhile, or nobody waits for some any more.
+    /// Tries to get each page out that is in memory. `None` if there is room meanwhile, or nobody waits for some any
+    /// more.
     fn look_round(&self, work: &mut Workspace) -> Option<Step> {
         let inquiry = self.group.inquiry();
         let mut round = Round::default();
@@ -138,8 +140,8 @@ impl Runtime {
         step
     }
 
-    /// Nothing of this process can leave: asks all others, and ends it if none of them has given anything since `seen`, and
-    /// the swap file may not grow beyond the blocks that were `allowed` then.
+    /// Nothing of this process can leave: asks all others, and ends it if none of them has given anything since `seen`,
+    /// and the swap file may not grow beyond the blocks that were `allowed` then.
     fn inquire(&self, (seen, allowed): (u32, u64), mut tally: Tally, work: &mut Workspace) {
         let inquiry = self.group.inquire(self.slot);
         let mut since = clock();
@@ -181,7 +183,7 @@ impl Runtime {
         }
         if self.group.off_state(self.slot) == OffState::Leaving {
             // What came back leaves no room.
-            self.engine.give_up_swapoff();
+            self.engine.cancel_swapoff();
             return;
         }
         if !self.group.may_end(self.slot) {
@@ -189,7 +191,7 @@ impl Runtime {
             self.group.wait_free(seen, PATIENCE);
             return;
         }
-        self.give_up(&tally);
+        self.end_process(&tally);
     }
 
     fn has_launcher_looked(&self, inquiry: u64, since: &mut u64) -> bool {
@@ -240,14 +242,14 @@ impl Runtime {
                 Step::Goes => {}
                 // What is being written is free at the end of that.
                 Step::Left if self.engine.requests() == 0 => round = Round::default(),
-                Step::Left | Step::Moving => return self.kick.wait(PATIENCE),
+                Step::Left | Step::Moving => return self.wakeup.wait(PATIENCE),
                 Step::Stuck(tally) => return self.slot.answer(inquiry, Some(&tally)),
             }
         }
     }
 
     /// The end of a program that needs more than there is.
-    fn give_up(&self, tally: &Tally) {
+    fn end_process(&self, tally: &Tally) {
         self.publish();
         let (stuck, unmanaged) = self.group.stuck();
         self.group.note_ended(&Ended { processes: 0, stuck, unmanaged });
@@ -299,9 +301,9 @@ fn reasons(stuck: &Tally, unmanaged: u64) -> String {
 
 /// Steps of ordinary reclaim that led to nothing.
 #[derive(Debug, Default)]
-pub(super) struct Fruitless(usize);
+pub(super) struct NoProgress(usize);
 
-impl Fruitless {
+impl NoProgress {
     /// Notes a step. True if all clusters have had their turn in vain.
     pub(super) fn note(&mut self, moved: bool, engine: &ProgramEngine) -> bool {
         self.0 = if moved { self.0 + 1 } else { 0 };

@@ -75,7 +75,7 @@ pub fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
 
 /// All that was granted is in use or free.
 pub fn balances(engine: &Engine<FakeMemory>, granted: i64) {
-    engine.settle_pool();
+    engine.charge_pool();
     let usage = engine.usage();
     assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
 }

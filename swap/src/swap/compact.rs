@@ -12,8 +12,8 @@ const LOOSE_MIN: usize = 64;
 const LOOSE_PART: usize = 48;
 
 impl<S: SpanSource> Swap<S> {
-    /// Moves the pool's entries together, if much of it is loose: those of so many clusters at most, each call goes on where
-    /// the last one ended. Returns how many it moved.
+    /// Moves the pool's entries together, if much of it is loose: those of so many clusters at most, each call goes on
+    /// where the last one ended. Returns how many it moved.
     pub fn compact(&self, clusters: usize) -> usize {
         let mut from = self.compacting.load(Relaxed);
         if from == 0 {

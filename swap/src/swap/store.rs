@@ -43,7 +43,7 @@ impl Stored {
 
 /// How a page can leave, as its bytes and its kept copy tell.
 #[derive(Clone, Copy)]
-enum Way {
+enum StoreDecision {
     /// It is one word, repeated.
     Same(Place),
     /// Its kept copy is current.
@@ -100,15 +100,16 @@ impl<S: SpanSource> Swap<S> {
         kept: &[Option<Place>; FOLIO_PAGES],
         scratch: &mut Scratch,
     ) -> [Stored; FOLIO_PAGES] {
-        let ways: [Way; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth], scratch));
+        let ways: [StoreDecision; FOLIO_PAGES] =
+            std::array::from_fn(|nth| self.way(page(nth), kept[nth], scratch));
         let Some(alone) = go_together(&ways) else {
             return std::array::from_fn(|nth| {
                 self.put(ways[nth], |hash| self.count_refusal(self.zswap.store(page(nth), hash, scratch)))
             });
         };
         let hashes = std::array::from_fn(|nth| match ways[nth] {
-            Way::New(hash) | Way::Nearer(_, hash) => hash,
-            Way::Same(_) | Way::Clean(_) => self.keys.hash.hash(page(nth)),
+            StoreDecision::New(hash) | StoreDecision::Nearer(_, hash) => hash,
+            StoreDecision::Same(_) | StoreDecision::Clean(_) => self.keys.hash.hash(page(nth)),
         });
         let stored = self.zswap.store_folio(page, &hashes, alone, scratch);
         self.put_folio(&ways, |nth| stored[nth])
@@ -128,8 +129,8 @@ impl<S: SpanSource> Swap<S> {
         hashes: &[PageHash; PAGES],
         kept: &[Option<Place>; PAGES],
     ) -> [Stored; PAGES] {
-        let ways: [Way; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
-            0 => Way::Same(Place::ZERO),
+        let ways: [StoreDecision; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
+            0 => StoreDecision::Same(Place::ZERO),
             _ => self.way_of(hashes[nth], kept[nth], |handle| self.zswap.is_of(handle, hashes[nth])),
         });
         if let (Ok(sizes), Ok(hashes)) =
@@ -147,7 +148,7 @@ impl<S: SpanSource> Swap<S> {
     /// Counts what became of pages that were to be stored together.
     fn put_folio<const PAGES: usize>(
         &self,
-        ways: &[Way; PAGES],
+        ways: &[StoreDecision; PAGES],
         stored: impl Fn(usize) -> Result<Handle, StoreError>,
     ) -> [Stored; PAGES] {
         if (0..PAGES).all(|nth| stored(nth).is_ok()) {
@@ -175,16 +176,21 @@ impl<S: SpanSource> Swap<S> {
         stored
     }
 
-    fn way(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> Way {
+    fn way(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> StoreDecision {
         if let Some(place) = Place::same_filled(bytes) {
-            return Way::Same(place);
+            return StoreDecision::Same(place);
         }
         let hash = self.keys.hash.hash(bytes);
         self.way_of(hash, kept, |handle| self.zswap.holds(handle, bytes, hash, scratch))
     }
 
     /// The way of a page with this hash; `is_at` says whether an entry of the pool holds it.
-    fn way_of(&self, hash: PageHash, kept: Option<Place>, is_at: impl FnOnce(Handle) -> bool) -> Way {
+    fn way_of(
+        &self,
+        hash: PageHash,
+        kept: Option<Place>,
+        is_at: impl FnOnce(Handle) -> bool,
+    ) -> StoreDecision {
         let clean = kept.filter(|&place| match place {
             Place::Pool(handle) => is_at(handle),
             Place::Device(block) => self.blocks.hash(block) == Some(hash),
@@ -193,28 +199,28 @@ impl<S: SpanSource> Swap<S> {
         match clean {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
             Some(place @ Place::Device(_)) if self.zswap.has_room() && self.may_be_nearer() => {
-                Way::Nearer(place, hash)
+                StoreDecision::Nearer(place, hash)
             }
-            Some(place) => Way::Clean(place),
+            Some(place) => StoreDecision::Clean(place),
             None => {
                 self.copies_stale.fetch_add(u64::from(kept.is_some()), Relaxed);
-                Way::New(hash)
+                StoreDecision::New(hash)
             }
         }
     }
 
-    fn put(&self, way: Way, store: impl FnOnce(PageHash) -> Result<Handle, StoreError>) -> Stored {
+    fn put(&self, way: StoreDecision, store: impl FnOnce(PageHash) -> Result<Handle, StoreError>) -> Stored {
         let c = self.counters;
         match way {
-            Way::Same(place) => {
+            StoreDecision::Same(place) => {
                 c.add(Counter::swpout_zero, 1);
                 Stored::New(place)
             }
-            Way::Clean(place) => {
+            StoreDecision::Clean(place) => {
                 c.add(Counter::swap_reuse, 1);
                 Stored::Clean(place)
             }
-            Way::Nearer(place, hash) => {
+            StoreDecision::Nearer(place, hash) => {
                 let stored = store(hash);
                 let far = if stored.is_ok() { 0 } else { self.far.load(Relaxed).saturating_add(1) };
                 self.far.store(far, Relaxed);
@@ -226,7 +232,7 @@ impl<S: SpanSource> Swap<S> {
                     |handle| Stored::New(Place::Pool(handle)),
                 )
             }
-            Way::New(hash) => match store(hash) {
+            StoreDecision::New(hash) => match store(hash) {
                 Ok(handle) => Stored::New(Place::Pool(handle)),
                 Err(error) => Stored::Refused(error, hash),
             },
@@ -238,8 +244,8 @@ impl<S: SpanSource> Swap<S> {
         self.far.load(Relaxed) < FAR_RUN || self.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
     }
 
-    /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody waits
-    /// for any of them, and no older copy is to be freed. Else nothing has changed, and each ends alone.
+    /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody
+    /// waits for any of them, and no older copy is to be freed. Else nothing has changed, and each ends alone.
     pub fn finish_store_run(&self, first: PageIndex, count: usize, place: Place, shadow: Shadow) -> bool {
         {
             let mut cluster = self.table.lock_or_create(first.cluster());
@@ -333,12 +339,17 @@ impl<S: SpanSource> Swap<S> {
     }
 }
 
-/// Whether pages are to be one entry of the pool: not if most are repeated words, or one is clean. If so, which of them may
-/// be stored alone where that cannot be.
-fn go_together(ways: &[Way]) -> Option<u16> {
-    let same = ways.iter().filter(|way| matches!(way, Way::Same(_))).count();
-    if same > FOLIO_PAGES / 2 || ways.iter().any(|way| matches!(way, Way::Clean(_))) {
+/// Whether pages are to be one entry of the pool: not if most are repeated words, or one is clean. If so, which of them
+/// may be stored alone where that cannot be.
+fn go_together(ways: &[StoreDecision]) -> Option<u16> {
+    let same = ways.iter().filter(|way| matches!(way, StoreDecision::Same(_))).count();
+    if same > FOLIO_PAGES / 2 || ways.iter().any(|way| matches!(way, StoreDecision::Clean(_))) {
         return None;
     }
-    Some(ways.iter().enumerate().map(|(nth, way)| u16::from(!matches!(way, Way::Same(_))) << nth).sum())
+    Some(
+        ways.iter()
+            .enumerate()
+            .map(|(nth, way)| u16::from(!matches!(way, StoreDecision::Same(_))) << nth)
+            .sum(),
+    )
 }

@@ -105,7 +105,7 @@ impl Transfer {
 
 /// What stopped a swapin at a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Met {
+pub enum MapConflict {
     /// A page that is there.
     Page,
     /// No mapping.
@@ -268,9 +268,15 @@ impl<S: SpanSource> Swap<S> {
         self.finish_swapin_at(transfer, mapped, keep, None)
     }
 
-    /// The same where the page behind those may have turned out to be in the program already, or its mapping to be gone:
-    /// its word says so from now on, and what was stored for it is dropped.
-    pub fn finish_swapin_at(&self, transfer: &Transfer, mapped: usize, keep: bool, met: Option<Met>) -> u64 {
+    /// The same where the page behind those may have turned out to be in the program already, or its mapping to be
+    /// gone: its word says so from now on, and what was stored for it is dropped.
+    pub fn finish_swapin_at(
+        &self,
+        transfer: &Transfer,
+        mapped: usize,
+        keep: bool,
+        met: Option<MapConflict>,
+    ) -> u64 {
         let mut wanted = 0;
         let mut cluster = self.table.lock_or_create(transfer.first.cluster());
         let first = transfer.first.offset();
@@ -294,12 +300,12 @@ impl<S: SpanSource> Swap<S> {
                 None => word.with_writeback(false),
                 Some(met) => {
                     self.free_place(word.place());
-                    if met == Met::Page { Word::present(None) } else { Word::HOLE }
+                    if met == MapConflict::Page { Word::present(None) } else { Word::HOLE }
                 }
             };
             self.set(&mut cluster, first + nth, after);
         }
-        if met == Some(Met::Page) {
+        if met == Some(MapConflict::Page) {
             self.enqueue(&mut cluster);
         }
         if mapped > 0 {

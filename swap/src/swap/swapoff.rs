@@ -27,10 +27,11 @@ impl DeviceRun {
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Runs of pages that lie on the device from `block` on, at most `most`, by their blocks. Copies that are kept there of
-    /// pages which are in memory are dropped on the way.
+    /// Runs of pages that lie on the device from `block` on, at most `most`, by their blocks. Copies that are kept
+    /// there of pages which are in memory are dropped on the way.
     ///
-    /// It goes through the table, a look-up a run ([`crate::table::Table::has_page`]), and remembers no more than it returns.
+    /// It goes through the table, a look-up a run ([`crate::table::Table::has_page`]), and remembers no more than it
+    /// returns.
     pub fn device_runs(&self, block: u64, most: usize) -> Vec<DeviceRun> {
         let mut lowest = std::collections::BinaryHeap::with_capacity(most + 1);
         for number in self.table.touched(0..CLUSTERS_MAX) {
@@ -75,8 +76,8 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Ends a transfer of pages that were stored anew while they stay out: each that has a new place is there, the others
-    /// are as they were. Returns those for which a fault waits.
+    /// Ends a transfer of pages that were stored anew while they stay out: each that has a new place is there, the
+    /// others are as they were. Returns those for which a fault waits.
     pub fn finish_move(&self, transfer: &Transfer, places: &[Option<Place>]) -> u64 {
         let mut wanted = 0;
         {

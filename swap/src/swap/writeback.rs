@@ -17,7 +17,7 @@ const SCAN_BATCH: f64 = 32.0;
 
 /// Which entries of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Of {
+pub enum PoolScope {
     /// All.
     All,
     /// Those that no fork shares: only these give memory when they go.
@@ -25,12 +25,19 @@ pub enum Of {
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Passes the shrinker's hand over `scan` entries of the pool, or fewer if there are not so many. Notes in `into`, up to
-    /// `room` in all, those that should be written back, as they lie in the object. Returns how many it passed.
+    /// Passes the shrinker's hand over `scan` entries of the pool, or fewer if there are not so many. Notes in `into`,
+    /// up to `room` in all, those that should be written back, as they lie in the object. Returns how many it passed.
     ///
-    /// The hand goes over the clusters in the order in which they came to have entries, and begins anew at the end. With
+    /// The hand goes over the clusters in the order in which they came to have entries, and begins anew at the end.
+    /// With
     /// [`Shrinker::SecondChance`] it spares an entry that was stored or spared since it came by, and takes note.
-    pub fn scan(&self, scan: usize, room: usize, of: Of, into: &mut Vec<(PageIndex, Handle)>) -> usize {
+    pub fn scan(
+        &self,
+        scan: usize,
+        room: usize,
+        scope: PoolScope,
+        into: &mut Vec<(PageIndex, Handle)>,
+    ) -> usize {
         let chances = self.zswap.switches().shrinker == Shrinker::SecondChance;
         let mut scanned = 0;
         // Twice round: all may have been stored of late.
@@ -50,7 +57,7 @@ impl<S: SpanSource> Swap<S> {
                 };
                 pooled = true;
                 let busy = word.is_locked() || word.is_writeback();
-                if busy || (of == Of::Own && self.zswap.is_frozen(handle)) {
+                if busy || (scope == PoolScope::Own && self.zswap.is_frozen(handle)) {
                     offset += count;
                     continue;
                 }
@@ -85,8 +92,8 @@ impl<S: SpanSource> Swap<S> {
         if hand.cluster() == number { hand.offset() } else { 0 }
     }
 
-    /// `taken` pages have left the program: how many entries of the pool the shrinker's hand should pass for that, where
-    /// the pool is pressed `weight` times as hard.
+    /// `taken` pages have left the program: how many entries of the pool the shrinker's hand should pass for that,
+    /// where the pool is pressed `weight` times as hard.
     pub fn pressure(&self, taken: usize, weight: f64) -> usize {
         let pooled = Pooled { stored: self.zswap.stored().0, backing: self.zswap.pool_pages() as u64 };
         let shrinker = self.zswap.switches().shrinker;

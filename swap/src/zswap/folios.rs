@@ -1,8 +1,8 @@
 //! Folios in the pool: sixteen pages that left together, one object.
 //!
-//! One handle stands for the sixteen, so the table needs one word for them ([`crate::Word::nth`]). Each is read and freed
-//! alone. Folios lie one after the other in spans of 256 KiB. When an eighth of a span is dead, the rest slides down,
-//! and the pages at its end go back to the source: handles stay, since they name the folio, not its bytes.
+//! One handle stands for the sixteen, so the table needs one word for them ([`crate::Word::nth`]). Each is read and
+//! freed alone. Folios lie one after the other in spans of 256 KiB. When an eighth of a span is dead, the rest slides
+//! down, and the pages at its end go back to the source: handles stay, since they name the folio, not its bytes.
 //!
 //! A folio that slides keeps in its head only those pieces that are there.
 //!
@@ -75,8 +75,8 @@ pub fn split_word(word: [u8; 2]) -> (usize, u16) {
     (usize::from(word & ((1 << CODEC_SHIFT) - 1)), word >> CODEC_SHIFT)
 }
 
-/// Whether nothing is written in the room for a payload: see [`Piece::unknown`]. Of a page that is stored as it is it has
-/// the size of one.
+/// Whether nothing is written in the room for a payload: see [`Piece::unknown`]. Of a page that is stored as it is it
+/// has the size of one.
 pub fn is_unknown(codec: u16, length: usize) -> bool {
     codec == Compressor::None as u16 && length < PAGE_SIZE
 }
@@ -103,7 +103,7 @@ impl Folio {
 }
 
 /// A span with its memory. Its lock is held while a piece is read, decompressed or moved.
-struct Span<M> {
+struct FolioSpan<M> {
     memory: M,
     folios: Vec<Folio>,
     /// Bytes from the start that hold folios, dead ones too. Beyond them there is no memory.
@@ -128,7 +128,7 @@ struct Lists<S> {
 ///
 /// Lock order: the lists, then a span; two spans are never locked at once.
 pub struct Folios<S: SpanSource> {
-    spans: Slab<Mutex<Option<Span<S::Span>>>, FIRST_SEGMENT>,
+    spans: Slab<Mutex<Option<FolioSpan<S::Span>>>, FIRST_SEGMENT>,
     lists: Mutex<Lists<S>>,
     pages: AtomicUsize,
     frozen: AtomicUsize,
@@ -150,7 +150,7 @@ fn lengths(words: &[u8]) -> impl Iterator<Item = (usize, u16)> {
     words.as_chunks::<2>().0.iter().map(|&word| split_word(word))
 }
 
-impl<M: SpanMemory> Span<M> {
+impl<M: SpanMemory> FolioSpan<M> {
     fn holds(&self, folio: usize, piece: usize) -> bool {
         self.folios.get(folio).is_some_and(|folio| folio.pieces >> piece & 1 == 1)
     }
@@ -270,7 +270,7 @@ impl<S: SpanSource> Folios<S> {
         }
     }
 
-    fn span(&self, id: u32) -> MutexGuard<'_, Option<Span<S::Span>>> {
+    fn span(&self, id: u32) -> MutexGuard<'_, Option<FolioSpan<S::Span>>> {
         lock(self.spans.get(id).expect("an id that was handed out"))
     }
 
@@ -317,7 +317,7 @@ impl<S: SpanSource> Folios<S> {
         let bytes = self.spans.make(id, Mutex::default);
         self.bytes.fetch_add(bytes, Relaxed);
         let folios = Vec::new();
-        *self.span(id) = Some(Span { memory, folios, end: 0, dead: 0, frozen: false, listed: true });
+        *self.span(id) = Some(FolioSpan { memory, folios, end: 0, dead: 0, frozen: false, listed: true });
         Some(id)
     }
 

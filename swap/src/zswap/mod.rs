@@ -173,8 +173,8 @@ impl<S: SpanSource> Zswap<S> {
         self.switches().enabled && self.pool_pages() * ROOM.1 < self.pages_max() * ROOM.0
     }
 
-    /// Whether the pool is so near its limit that it should give something up; after it was reached, until the pool takes
-    /// pages again.
+    /// Whether the pool is so near its limit that it should give something up; after it was reached, until the pool
+    /// takes pages again.
     pub fn is_nearly_full(&self) -> bool {
         let (pages, most) = (self.pool_pages(), self.pages_max());
         pages * NEARLY_FULL.1 >= most * NEARLY_FULL.0
@@ -215,11 +215,11 @@ impl<S: SpanSource> Zswap<S> {
         Ok(Handle::page(number))
     }
 
-    /// Stores sixteen pages that lie one behind the other, `page(0)` and so on, as one entry: the handles follow each other.
-    /// Where that cannot be, those in `alone` are stored alone, and the others are not.
+    /// Stores sixteen pages that lie one behind the other, `page(0)` and so on, as one entry: the handles follow each
+    /// other. Where that cannot be, those in `alone` are stored alone, and the others are not.
     ///
-    /// Some that do not compress may be among them, and are stored as they are: while there is room, for none gives more
-    /// memory when it goes to the device.
+    /// Some that do not compress may be among them, and are stored as they are: while there is room, for none gives
+    /// more memory when it goes to the device.
     pub fn store_folio<'a>(
         &self,
         page: impl Fn(usize) -> &'a [u8],
@@ -385,8 +385,8 @@ impl<S: SpanSource> Zswap<S> {
         self.pages.empty();
     }
 
-    /// Copies an entry that lies where memory is to be emptied to somewhere else, and returns its handle there. Its owner
-    /// then names that one, and lets the old one go by [`Zswap::vacate`].
+    /// Copies an entry that lies where memory is to be emptied to somewhere else, and returns its handle there. Its
+    /// owner then names that one, and lets the old one go by [`Zswap::vacate`].
     pub fn relocate(&self, handle: Handle) -> Option<Handle> {
         let Entry::Page(number) = handle.entry() else { return None };
         if !self.pages.is_leaving(number) {

@@ -68,7 +68,8 @@ impl SecondChance {
         self.disk_swapins.fetch_add(pages, Relaxed);
     }
 
-    /// What may be written back: had as many entries been spared as came back from the device, they would not have had to.
+    /// What may be written back: had as many entries been spared as came back from the device, they would not have had
+    /// to.
     pub fn eligible(&self, pooled: Pooled) -> u64 {
         let consume = |swapins: u64| Some(swapins.saturating_sub(pooled.stored));
         let swapins = self.disk_swapins.fetch_update(Relaxed, Relaxed, consume).unwrap_or_default();

@@ -51,8 +51,8 @@ impl SpanMemory for Vec<u8> {
 ///
 /// Frozen memory is shared with another process by fork: read and freed, never written, so that it stays shared.
 pub trait Zpool: Send + Sync + std::fmt::Debug {
-    /// Stores an object of `length` bytes and returns its handle. It begins with `parts`, one behind the other; what lies
-    /// behind those is not written. `None` if it is too large, or no memory can be had.
+    /// Stores an object of `length` bytes and returns its handle. It begins with `parts`, one behind the other; what
+    /// lies behind those is not written. `None` if it is too large, or no memory can be had.
     fn insert(&self, parts: [&[u8]; 2], length: usize) -> Option<u32>;
 
     /// Lends an object, and what lies behind it up to the rounding. False if there is none.

@@ -1,7 +1,7 @@
 //! Two objects a page, one from its start and one up to its end (after zbud, Jennings 2013).
 //!
-//! An object that goes gives its page back if it was alone there: how much memory comes back is known beforehand. No page
-//! holds more than two, so at best half of the memory is saved.
+//! An object that goes gives its page back if it was alone there: how much memory comes back is known beforehand. No
+//! page holds more than two, so at best half of the memory is saved.
 //!
 //! ```text
 //! handle    31            1   0          page   ┌──────────────┬┄┄┄┄┄┄┄┄┄┬───────────┐
@@ -25,7 +25,8 @@ const OBJECT_MAX: usize = PAGE_SIZE - CHUNK;
 const FRAMES_MAX: u32 = 1 << 31;
 /// Frames in the first segment of their slab: 1 MiB.
 const FIRST_SEGMENT: usize = 256;
-/// The list of numbers whose frames are no more; those before are of frames with one buddy, by the chunks that are free.
+/// The list of numbers whose frames are no more; those before are of frames with one buddy, by the chunks that are
+/// free.
 const UNUSED: usize = CHUNKS;
 
 /// A page with its buddies.

@@ -1,9 +1,9 @@
 //! Objects of like size share spans (after zsmalloc, Gupta 2014).
 //!
-//! A span is 64 KiB from a [`SpanSource`]; it is cut into equal slots of one size class. A handle names span and slot, so
-//! an object costs no table. Slots are taken from the start of a span, and its pages from the system as they are reached:
-//! each class may have a span that is hardly begun. What is behind the last object goes back, and the span with its last
-//! object: the pool shrinks with its content.
+//! A span is 64 KiB from a [`SpanSource`]; it is cut into equal slots of one size class. A handle names span and slot,
+//! so an object costs no table. Slots are taken from the start of a span, and its pages from the system as they are
+//! reached: each class may have a span that is hardly begun. What is behind the last object goes back, and the span
+//! with its last object: the pool shrinks with its content.
 //!
 //! ```text
 //! handle    31        10 9          0
@@ -13,9 +13,9 @@
 //! ```
 //!
 //! Where objects go that came together, spans are left with little in them. Compaction chooses the emptiest of each
-//! class, as many as there is room for in the others. The kernel's zsmalloc then moves objects behind the backs of their
-//! owners, and keeps a word and a back-reference an object for that; here the owner's word in the table is changed
-//! ([`crate::Swap::compact`]), so that an object costs neither.
+//! class, as many as there is room for in the others. The kernel's zsmalloc then moves objects behind the backs of
+//! their owners, and keeps a word and a back-reference an object for that; here the owner's word in the table is
+//! changed ([`crate::Swap::compact`]), so that an object costs neither.
 
 use super::links::Links;
 use super::{PoolSize, SpanMemory, SpanSource, Zpool};
@@ -35,9 +35,9 @@ const SPANS_MAX: u32 = 1 << (32 - SLOT_BITS);
 /// Spans in the first segment of their slab: 1 MiB.
 const FIRST_SEGMENT: usize = 16;
 
-/// Slot sizes, each a part of a span, so that next to nothing is left at its end: from 15 slots, for pages stored as they
-/// are, to 32 by one, to 64 by two, then by an eighth of the power of two below. More classes would leave more spans
-/// half-empty than they would save by rounding.
+/// Slot sizes, each a part of a span, so that next to nothing is left at its end: from 15 slots, for pages stored as
+/// they are, to 32 by one, to 64 by two, then by an eighth of the power of two below. More classes would leave more
+/// spans half-empty than they would save by rounding.
 fn class_sizes() -> Vec<usize> {
     let mut counts: Vec<usize> = (15..32).chain((32..64).step_by(2)).collect();
     let mut base = 64;
@@ -57,7 +57,7 @@ struct Class {
 
 /// A span with its memory. Its lock is held while an object is read, decompressed or written: nobody who waits
 /// for it holds up others.
-struct Span<M> {
+struct Zspage<M> {
     memory: M,
     class: u8,
     used_count: u16,
@@ -69,7 +69,7 @@ struct Span<M> {
     used: Used,
 }
 
-impl<M: SpanMemory> Span<M> {
+impl<M: SpanMemory> Zspage<M> {
     /// Gives back the pages behind the last object, if that was at `slot`, which is free now, and if they are worth it.
     /// Returns how many.
     fn trim(&mut self, slot: usize, size: usize, slots: usize) -> usize {
@@ -167,7 +167,7 @@ struct Listed {
 /// Lock order: the lists, then a span; two spans are never locked at once.
 pub struct Zsmalloc<S: SpanSource> {
     classes: Vec<Class>,
-    spans: Slab<Mutex<Option<Span<S::Span>>>, FIRST_SEGMENT>,
+    spans: Slab<Mutex<Option<Zspage<S::Span>>>, FIRST_SEGMENT>,
     lists: Mutex<Lists<S>>,
     /// Pages held, and those of them that are frozen: read at every fault, without the lock.
     pages: AtomicUsize,
@@ -212,7 +212,7 @@ impl<S: SpanSource> Zsmalloc<S> {
         self.classes.len()
     }
 
-    fn span(&self, id: u32) -> Option<MutexGuard<'_, Option<Span<S::Span>>>> {
+    fn span(&self, id: u32) -> Option<MutexGuard<'_, Option<Zspage<S::Span>>>> {
         self.spans.get(id).map(lock)
     }
 
@@ -220,7 +220,7 @@ impl<S: SpanSource> Zsmalloc<S> {
     fn with<T>(
         &self,
         handle: u32,
-        look: impl FnOnce(&mut Span<S::Span>, std::ops::Range<usize>) -> T,
+        look: impl FnOnce(&mut Zspage<S::Span>, std::ops::Range<usize>) -> T,
     ) -> Option<T> {
         let (id, slot) = split(handle);
         let mut guard = self.span(id)?;
@@ -250,7 +250,7 @@ impl<S: SpanSource> Zsmalloc<S> {
         });
         let slots = self.classes[class].slots;
         let used = Used::none_of(slots);
-        *self.span(id).expect("made above") = Some(Span {
+        *self.span(id).expect("made above") = Some(Zspage {
             memory,
             class: class as u8,
             used_count: 0,
@@ -265,7 +265,7 @@ impl<S: SpanSource> Zsmalloc<S> {
     }
 
     /// Lists a span anew, if it takes objects and has room.
-    fn list(&self, lists: &mut Lists<S>, id: u32, span: &Span<S::Span>) {
+    fn list(&self, lists: &mut Lists<S>, id: u32, span: &Zspage<S::Span>) {
         let class = usize::from(span.class);
         let free = self.classes[class].slots - usize::from(span.used_count);
         if free > 0 && !span.frozen && !span.leaving {
@@ -274,7 +274,7 @@ impl<S: SpanSource> Zsmalloc<S> {
     }
 
     /// Changes all spans, and lists them anew.
-    fn change_all(&self, mut change: impl FnMut(u32, &mut Span<S::Span>)) {
+    fn change_all(&self, mut change: impl FnMut(u32, &mut Zspage<S::Span>)) {
         let mut lists = lock(&self.lists);
         (0..self.classes.len()).for_each(|class| lists.spans.clear(class));
         lists.listed.fill(Listed::default());

@@ -1,13 +1,13 @@
-//! Threads of the engine: guests in the program's process.
+//! Threads of the engine, in the program's process.
 //!
-//! The C library does not know of them. It would allocate for each from the program's `malloc`, take the loader's lock and
-//! look at the program's memory: all of which may be what the thread that needs an engine holds, or what is out in a
-//! forked child that starts one. So a guest is made by `clone` itself, on a stack and with a block (`crate::block`) of
-//! ours, without a lock and without one allocation but from the engine's heap. It runs code of this library, and of the
-//! C library what needs no more of a thread than `errno`.
+//! The C library does not know of them. It would allocate for each from the program's `malloc`, take the loader's lock
+//! and look at the program's memory: all of which may be what the thread that needs an engine holds, or what is out in
+//! a forked child that starts one. So an engine thread is made by `clone` itself, on a stack and with a block
+//! (`crate::block`) of ours, without a lock and without one allocation but from the engine's heap. It runs code of this
+//! library, and of the C library what needs no more of a thread than `errno`.
 //!
-//! Stacks lie together in one range, with the thread pointers, which alone tell guests from the program's threads:
-//! an allocator asks that at every call.
+//! Stacks lie together in one range, with the thread pointers, which alone tell engine threads from the program's
+//! threads: an allocator asks that at every call.
 
 use crate::block::{self, Layout};
 use crate::mapping::Reservation;
@@ -20,20 +20,21 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Rel
 pub use crate::block::{own_below, prepare, thread_pointer};
 
 const STACK: usize = 512 * 1024;
-pub(crate) const GUESTS_MAX: usize = 32;
+pub(crate) const ENGINE_THREADS_MAX: usize = 32;
 
 /// The range of the stacks, once there is one.
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// The kernel's number of each guest, which it clears when the guest ends; [`STARTING`] before there is one.
-static NUMBERS: [AtomicU32; GUESTS_MAX] = [const { AtomicU32::new(0) }; GUESTS_MAX];
+/// The kernel's number of each engine thread, which it clears when the engine thread ends; [`STARTING`] before there is
+/// one.
+static NUMBERS: [AtomicU32; ENGINE_THREADS_MAX] = [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX];
 const STARTING: u32 = u32::MAX;
 
-/// Whether the calling thread is a guest.
+/// Whether the calling thread is an engine thread.
 #[inline]
-pub fn is_guest() -> bool {
-    // Before the first guest the length is zero.
+pub fn is_engine_thread() -> bool {
+    // Before the first engine thread the length is zero.
     thread_pointer().wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
 }
 
@@ -46,7 +47,7 @@ fn stride(layout: &Layout) -> usize {
 fn stacks(stride: usize) -> io::Result<usize> {
     if LENGTH.load(Acquire) == 0 {
         // Two threads may come here at a time: one range is dropped. A lock could be held in a forked child for ever.
-        let range = Reservation::small_pages(GUESTS_MAX * stride, STACK)?;
+        let range = Reservation::small_pages(ENGINE_THREADS_MAX * stride, STACK)?;
         if BASE.compare_exchange(0, range.base(), Relaxed, Relaxed).is_ok() {
             LENGTH.store(range.len(), Release);
             range.leak();
@@ -57,24 +58,25 @@ fn stacks(stride: usize) -> io::Result<usize> {
 
 type Start = (String, Box<dyn FnOnce() + Send>);
 
-/// Starts a guest, with all signals blocked but for those that the C library keeps for itself.
+/// Starts an engine thread, with all signals blocked but for those that the C library keeps for itself.
 ///
 /// # Errors
-/// EAGAIN if the system, or this process, has too many threads; ENOSYS with a loader that does not tell of thread-local data.
+/// EAGAIN if the system, or this process, has too many threads; ENOSYS with a loader that does not tell of thread-local
+/// data.
 pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     let layout = block::layout().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSYS))?;
     let stride = stride(layout);
     let base = stacks(stride)?;
     let index = USED.fetch_add(1, Release);
-    if index >= GUESTS_MAX {
+    if index >= ENGINE_THREADS_MAX {
         USED.fetch_sub(1, Relaxed);
         return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
     let start: *mut Start = Box::into_raw(Box::new((name.to_owned(), run)));
     NUMBERS[index].store(STARTING, Relaxed);
     let _signals = SignalsBlocked::new();
-    // SAFETY: the stack is a part of a range of ours that no other guest has or had in this process, and it is as long as
-    // the layout says; `enter` takes such a box, and gets this one only.
+    // SAFETY: the stack is a part of a range of ours that no other engine thread has or had in this process, and it is
+    // as long as the layout says; `enter` takes such a box, and gets this one only.
     let created = unsafe {
         let end = base + (index + 1) * stride;
         let pointer = layout.build(end);
@@ -92,7 +94,8 @@ pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
 /// Starts a thread of this process, by the kernel alone.
 ///
 /// # Safety
-/// Below `stack` there must be room that is nobody else's, and at `pointer` a thread block that is; `start` is given away.
+/// Below `stack` there must be room that is nobody else's, and at `pointer` a thread block that is; `start` is given
+/// away.
 unsafe fn clone(stack: usize, pointer: usize, number: &AtomicU32, start: *mut Start) -> Result<(), c_int> {
     let flags = libc::CLONE_VM
         | libc::CLONE_FS
@@ -104,8 +107,9 @@ unsafe fn clone(stack: usize, pointer: usize, number: &AtomicU32, start: *mut St
         | libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_CLEARTID;
     let result: isize;
-    // SAFETY: the new thread comes back from the call with our registers, but for the stack's, and goes to `enter`, which
-    // does not return; nothing of our frame is used there. In the calling thread it is a system call that writes one word.
+    // SAFETY: the new thread comes back from the call with our registers, but for the stack's, and goes to `enter`,
+    // which does not return; nothing of our frame is used there. In the calling thread it is a system call that writes
+    // one word.
     unsafe {
         asm!(
             "syscall",
@@ -143,12 +147,12 @@ extern "C" fn enter(start: *mut Start) -> ! {
     }
 }
 
-/// Calls `each` with the place of every guest that there may be, and its number if it has one by now; until it says that it
-/// is done with that guest.
+/// Calls `each` with the place of every engine thread that there may be, and its number if it has one by now; until it
+/// says that it is done with that engine thread.
 pub(crate) fn for_each(mut each: impl FnMut(usize, Option<u32>) -> bool) {
     let mut index = 0;
-    // A guest may start another meanwhile.
-    while index < USED.load(Acquire).min(GUESTS_MAX) {
+    // An engine thread may start another meanwhile.
+    while index < USED.load(Acquire).min(ENGINE_THREADS_MAX) {
         let number = NUMBERS[index].load(Acquire);
         if number == 0 || each(index, Some(number).filter(|&number| number != STARTING)) {
             index += 1;
@@ -156,12 +160,12 @@ pub(crate) fn for_each(mut each: impl FnMut(usize, Option<u32>) -> bool) {
     }
 }
 
-/// The place of the calling guest.
+/// The place of the calling engine thread.
 pub(crate) fn own_place() -> usize {
-    (thread_pointer() - BASE.load(Relaxed)) / (LENGTH.load(Relaxed) / GUESTS_MAX)
+    (thread_pointer() - BASE.load(Relaxed)) / (LENGTH.load(Relaxed) / ENGINE_THREADS_MAX)
 }
 
-/// After a fork, in the child: the guests are not there, their stacks are free.
+/// After a fork, in the child: the engine threads are not there, their stacks are free.
 pub fn forget_all() {
     USED.store(0, Relaxed);
     NUMBERS.iter().for_each(|number| number.store(0, Relaxed));
@@ -183,13 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn guests_have_thread_data_of_their_own_and_end() {
+    fn engine_threads_have_thread_data_of_their_own_and_end() {
         static RAN: AtomicBool = AtomicBool::new(false);
         prepare();
-        assert!(!is_guest());
+        assert!(!is_engine_thread());
         MARK.set(1);
         let run = || {
-            assert!(is_guest());
+            assert!(is_engine_thread());
             assert_eq!(MARK.replace(2), 0x5eed);
             // An error of a call, which the C library notes for each thread.
             // SAFETY: no memory is passed.
@@ -200,8 +204,8 @@ mod tests {
         spawn("first", Box::new(run)).unwrap();
         wait_for(&RAN);
         assert_eq!(MARK.get(), 1);
-        let started = (0..2 * GUESTS_MAX).filter(|_| spawn("more", Box::new(|| ())).is_ok()).count();
-        assert_eq!(started, GUESTS_MAX - 1);
+        let started = (0..2 * ENGINE_THREADS_MAX).filter(|_| spawn("more", Box::new(|| ())).is_ok()).count();
+        assert_eq!(started, ENGINE_THREADS_MAX - 1);
         while NUMBERS.iter().any(|number| number.load(Acquire) != 0) {
             std::thread::yield_now();
         }
@@ -211,7 +215,7 @@ mod tests {
             0 => {
                 static AGAIN: AtomicBool = AtomicBool::new(false);
                 forget_all();
-                let run = || AGAIN.store(is_guest() && MARK.get() == 0x5eed, Release);
+                let run = || AGAIN.store(is_engine_thread() && MARK.get() == 0x5eed, Release);
                 let started = spawn("again", Box::new(run)).is_ok();
                 while started && !AGAIN.load(Acquire) {
                     std::thread::yield_now();

@@ -1,6 +1,7 @@
-//! Whether a process can answer what others ask of it: by the state of its engine's threads, never by how long it takes.
+//! Whether a process can answer what others ask of it: by the state of its engine's threads, never by how long it
+//! takes.
 
-use pagetide::group::Mute;
+use pagetide::group::Responsiveness;
 use pagetide_sys::procfs;
 use std::fs;
 
@@ -10,20 +11,20 @@ const ANSWERING: [&str; 2] = ["pagetide-reclai", "pagetide-sentry"];
 const GROUP: &str = "memfd:pagetide-group";
 
 /// Why process `pid` does not answer, if it cannot.
-pub fn look(pid: u32) -> Mute {
+pub fn look(pid: u32) -> Responsiveness {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let stats = tasks.filter_map(|task| procfs::small(task.path().join("stat").to_str()?));
     let found = stats.filter_map(|stat| answering(&stat)).next();
     match found {
         // Also one that a debugger has stopped.
-        Some('T' | 't') => Mute::Stopped,
-        Some(_) => Mute::No,
+        Some('T' | 't') => Responsiveness::Stopped,
+        Some(_) => Responsiveness::Answers,
         None => match fs::read_to_string(format!("/proc/{pid}/maps")) {
             // One that ends has no mappings any more: what it has is free soon. One that starts has the page.
             Ok(maps) if maps.is_empty() || maps.contains(GROUP) => stopped(pid),
-            Ok(_) => Mute::Gone,
-            Err(_) if ends(pid) => Mute::No,
-            Err(_) => Mute::Gone,
+            Ok(_) => Responsiveness::Gone,
+            Err(_) if ends(pid) => Responsiveness::Answers,
+            Err(_) => Responsiveness::Gone,
         },
     }
 }
@@ -35,8 +36,8 @@ fn answering(stat: &str) -> Option<char> {
     ANSWERING.contains(&name).then(|| rest.chars().next())?
 }
 
-fn stopped(pid: u32) -> Mute {
-    if crate::tree::is_stopped(pid) { Mute::Stopped } else { Mute::No }
+fn stopped(pid: u32) -> Responsiveness {
+    if crate::tree::is_stopped(pid) { Responsiveness::Stopped } else { Responsiveness::Answers }
 }
 
 /// Whether a process has begun to exit, or is gone.
@@ -61,14 +62,14 @@ mod tests {
         let mut child = Command::new("sleep").arg("100").spawn().unwrap();
         let pid = child.id();
         // Until the exec it is this program, which has no group page either.
-        assert_eq!(look(pid), Mute::Gone);
+        assert_eq!(look(pid), Responsiveness::Gone);
         child.kill().unwrap();
         while !ends(pid) {
             std::thread::yield_now();
         }
-        assert_eq!(look(pid), Mute::No, "what it has is free soon");
+        assert_eq!(look(pid), Responsiveness::Answers, "what it has is free soon");
         child.wait().unwrap();
-        assert_eq!(look(pid), Mute::No);
+        assert_eq!(look(pid), Responsiveness::Answers);
     }
 
     #[test]

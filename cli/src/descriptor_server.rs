@@ -1,12 +1,12 @@
 //! Hands out what processes of the run cannot open: the group page, the swap file, the trace, userfaultfd.
 //!
-//! A process that has given up its privileges, or is in another root, has no access to `/proc/LAUNCHER/fd`. It asks at a
-//! socket (`pagetide_sys::handout`), and gets descriptors if it is of the run: if the process that the kernel names as the
-//! one that connected descends from the launcher, to which orphans of the run come back. Nobody else gets anything, and
-//! no secret is needed.
+//! A process that has given up its privileges, or is in another root, has no access to `/proc/LAUNCHER/fd`. It asks at
+//! a socket (`pagetide_sys::handout`), and gets descriptors if it is of the run: if the process that the kernel names
+//! as the one that connected descends from the launcher, to which orphans of the run come back. Nobody else gets
+//! anything, and no secret is needed.
 //!
-//! A thread of its own does that, and never waits for anybody but at `poll`: whoever connects and does nothing, or never
-//! reads, takes one of a few places, of which each process may have some.
+//! A thread of its own does that, and never waits for anybody but at `poll`: whoever connects and does nothing, or
+//! never reads, takes one of a few places, of which each process may have some.
 
 use crate::tree;
 use pagetide_sys::handout::{self, Address, Thing};
@@ -33,7 +33,7 @@ const STACK: usize = 256 << 10;
 
 /// Sockets at which nobody hands out yet. Their path goes when this is dropped.
 #[derive(Debug)]
-pub struct Giver {
+pub struct DescriptorServer {
     address: Address,
     listeners: Vec<OwnedFd>,
     place: Option<Place>,
@@ -69,13 +69,13 @@ struct Connection {
     answered: bool,
 }
 
-impl Giver {
+impl DescriptorServer {
     /// Makes the sockets, where that is possible.
     pub fn new() -> Option<Self> {
         let [a, b, ..] = pagetide_sys::random::words();
         let name = format!("pagetide-{a:016x}{b:08x}", b = b as u32);
-        if let Some(giver) = Self::with_path(&name) {
-            return Some(giver);
+        if let Some(descriptor_server) = Self::with_path(&name) {
+            return Some(descriptor_server);
         }
         let address = Address { path: None, name };
         let listeners = handout::listen(&address).ok()?;
@@ -114,7 +114,7 @@ impl Giver {
         let Self { listeners, place, .. } = self;
         let launcher = std::process::id();
         let serve = move || Counter { things, launcher, open: Vec::new() }.serve(&listeners);
-        let thread = std::thread::Builder::new().name("pagetide-giver".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("pagetide-handout".into()).stack_size(STACK);
         // Without it the sockets are closed: whoever asks hears that nobody is there.
         thread.spawn(serve).ok().and(place)
     }
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn strangers_get_nothing() {
-        let giver = Giver::new().unwrap();
+        let descriptor_server = DescriptorServer::new().unwrap();
         let (_fd, zero) = (0, fs::File::open("/dev/zero").unwrap());
         let counter = Counter {
             things: Things { group: zero.into(), swap: None, trace: None },
@@ -260,10 +260,12 @@ mod tests {
             open: Vec::new(),
         };
         // This process is no descendant of itself; nor is whoever is dead.
-        handout::remember(giver.address().clone(), std::process::id());
+        handout::remember(descriptor_server.address().clone(), std::process::id());
         let asker = std::thread::spawn(|| handout::ask(Thing::GroupPage).map(drop));
         let socket = loop {
-            if let Some(socket) = giver.listeners.iter().find_map(|listener| handout::accept(listener).ok()) {
+            if let Some(socket) =
+                descriptor_server.listeners.iter().find_map(|listener| handout::accept(listener).ok())
+            {
                 break socket;
             }
         };
@@ -275,8 +277,8 @@ mod tests {
         let mut child = child;
         child.wait().unwrap();
         assert!(!lives(&process));
-        let path = giver.address().path.clone().unwrap();
-        drop(giver);
+        let path = descriptor_server.address().path.clone().unwrap();
+        drop(descriptor_server);
         assert!(!path.parent().unwrap().exists());
     }
 }

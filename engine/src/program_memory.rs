@@ -1,8 +1,8 @@
 //! A program's memory, as the kernel has it: userfaultfd, `mremap`, page tables.
 
 use crate::injection::{Fault, Injection};
-use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, Slot, TakeOutWay};
-use crate::ways::Ways;
+use crate::mask::Mask;
+use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, StagingSlot, TakeOutWay};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_swap::{SpanMemory, SpanSource};
 use pagetide_sys::kernel::Kernel;
@@ -19,7 +19,7 @@ const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
 #[derive(Debug)]
 pub struct ProgramMemory {
     kernel: Kernel,
-    ways: Ways,
+    mask: Mask,
     may_pin: Arc<AtomicBool>,
     layout: Arc<Mutex<()>>,
 }
@@ -66,11 +66,11 @@ impl std::ops::DerefMut for PoolSpan {
 impl ProgramMemory {
     /// The memory behind `kernel`, by the ways that are not masked. `may_pin`: whether the kernel may pin pages of it;
     /// `layout` is held while a mapping moves.
-    pub fn new(kernel: Kernel, ways: Ways, may_pin: Arc<AtomicBool>, layout: Arc<Mutex<()>>) -> Self {
-        if ways.masks(Ways::NO_SCAN) {
+    pub fn new(kernel: Kernel, mask: Mask, may_pin: Arc<AtomicBool>, layout: Arc<Mutex<()>>) -> Self {
+        if mask.masks(Mask::NO_SCAN) {
             kernel.pagemap().mask_scan();
         }
-        Self { kernel, ways, may_pin, layout }
+        Self { kernel, mask, may_pin, layout }
     }
 
     /// The kernel's side.
@@ -122,7 +122,7 @@ impl Memory for ProgramMemory {
     type Spans = PoolMemory;
 
     fn can_move(&self) -> bool {
-        self.kernel.can_move() && !self.ways.masks(Ways::NO_MOVE)
+        self.kernel.can_move() && !self.mask.masks(Mask::NO_MOVE)
     }
 
     fn may_pin(&self) -> bool {
@@ -134,7 +134,10 @@ impl Memory for ProgramMemory {
     }
 
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
-        debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
+        debug_assert!(
+            pagetide_sys::engine_thread::is_engine_thread(),
+            "descriptors are in the engine threads' table"
+        );
         mapped(self.kernel.copy_in(page.address(), bytes))
     }
 
@@ -149,14 +152,17 @@ impl Memory for ProgramMemory {
         way: TakeOutWay,
         slot: &mut Self::Slot,
     ) -> bool {
-        debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
+        debug_assert!(
+            pagetide_sys::engine_thread::is_engine_thread(),
+            "descriptors are in the engine threads' table"
+        );
         let (start, length) = bytes(&range);
         self.kernel.take_out(start, length, writable, way, slot).is_ok()
     }
 
     fn unshare(&self, range: Range<PageIndex>) -> bool {
-        // A mapping that is moving is nobody's: a page of it that is out would be filled with zeroes. Whoever moves it may
-        // wait for us.
+        // A mapping that is moving is nobody's: a page of it that is out would be filled with zeroes. Whoever moves it
+        // may wait for us.
         let Ok(_layout) = self.layout.try_lock() else { return false };
         let (start, length) = bytes(&range);
         pagetide_sys::task::populate(start, length);
@@ -164,7 +170,10 @@ impl Memory for ProgramMemory {
     }
 
     fn presence(&self, range: Range<PageIndex>) -> Presence {
-        debug_assert!(pagetide_sys::guest::is_guest(), "descriptors are in the guests' table");
+        debug_assert!(
+            pagetide_sys::engine_thread::is_engine_thread(),
+            "descriptors are in the engine threads' table"
+        );
         let (start, length) = bytes(&range);
         self.kernel.pagemap().presence(start, length).unwrap_or_else(|error| {
             // What is there cannot be told from what is not: one wrong guess would be a wrong byte.
@@ -183,7 +192,7 @@ impl Memory for ProgramMemory {
     }
 }
 
-impl Slot for staging::Slot {
+impl StagingSlot for staging::Slot {
     fn populated(&self) -> PageSet {
         staging::Slot::populated(self)
     }

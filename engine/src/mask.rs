@@ -3,11 +3,11 @@
 //! Every way has a complete fallback. Tests mask ways to run each of them alone; so does a kernel that
 //! lacks one.
 
-/// A set of masked ways.
+/// Ways that are masked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Ways(u64);
+pub struct Mask(u64);
 
-impl Ways {
+impl Mask {
     /// No cluster take-out by `mremap`: runs leave by UFFDIO_MOVE.
     pub const NO_REMAP: Self = Self(1);
     /// No UFFDIO_MOVE at all, as before Linux 6.8: in by COPY, out by `mremap`.
@@ -36,12 +36,12 @@ impl Ways {
     /// # Errors
     /// The name that is none.
     pub fn parse(list: &str) -> Result<Self, &str> {
-        let mut ways = Self::default();
+        let mut mask = Self::default();
         for name in list.split(',').filter(|name| !name.is_empty()) {
             let (_, way) = Self::NAMES.iter().find(|(known, _)| *known == name).ok_or(name)?;
-            ways.0 |= way.0;
+            mask.0 |= way.0;
         }
-        Ok(ways)
+        Ok(mask)
     }
 
     /// The set as a number, for the group page.
@@ -54,8 +54,8 @@ impl Ways {
         Self(bits)
     }
 
-    /// Whether all of `ways` are masked.
-    pub const fn masks(self, ways: Self) -> bool {
-        self.0 & ways.0 == ways.0
+    /// Whether all that `mask` has is masked.
+    pub const fn masks(self, mask: Self) -> bool {
+        self.0 & mask.0 == mask.0
     }
 }

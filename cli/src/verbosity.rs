@@ -4,7 +4,7 @@ use pagetide_sys::task::say;
 
 /// How much it says.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Voice {
+pub enum Verbosity {
     /// Errors and warnings only.
     Quiet,
     /// What it decided by itself, and a summary.
@@ -13,7 +13,7 @@ pub enum Voice {
     Verbose,
 }
 
-impl Voice {
+impl Verbosity {
     /// Something that the user should know.
     pub fn tell(self, line: &str) {
         if self >= Self::Normal {

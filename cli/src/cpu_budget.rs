@@ -9,7 +9,7 @@ const SAVED_MAX: Duration = Duration::from_millis(5);
 /// A part of one processor's time. What is not spent is saved, up to 5 ms; what is spent beyond it has to be earned
 /// before more is.
 #[derive(Debug)]
-pub struct Ration {
+pub struct CpuBudget {
     /// One part in so many of the time.
     share: u32,
     /// Nanoseconds that may be spent; negative when they were spent already.
@@ -17,7 +17,7 @@ pub struct Ration {
     earned: Instant,
 }
 
-impl Ration {
+impl CpuBudget {
     /// One part in `share` of all time from `now` on.
     pub fn new(share: u32, now: Instant) -> Self {
         Self { share, left: SAVED_MAX.as_nanos() as i64, earned: now }
@@ -53,24 +53,24 @@ mod tests {
     #[test]
     fn what_was_spent_has_to_be_earned() {
         let start = Instant::now();
-        let mut ration = Ration::new(100, start);
-        assert!(ration.lasts(start));
-        ration.left -= 15_000_000;
-        assert!(!ration.lasts(start + Duration::from_millis(900)), "9 ms of 10 are earned");
-        assert!(ration.lasts(start + Duration::from_millis(1001)));
-        assert!(ration.lasts(start + Duration::from_secs(1000)));
-        assert_eq!(ration.left, SAVED_MAX.as_nanos() as i64, "only so much is saved");
+        let mut cpu_budget = CpuBudget::new(100, start);
+        assert!(cpu_budget.lasts(start));
+        cpu_budget.left -= 15_000_000;
+        assert!(!cpu_budget.lasts(start + Duration::from_millis(900)), "9 ms of 10 are earned");
+        assert!(cpu_budget.lasts(start + Duration::from_millis(1001)));
+        assert!(cpu_budget.lasts(start + Duration::from_secs(1000)));
+        assert_eq!(cpu_budget.left, SAVED_MAX.as_nanos() as i64, "only so much is saved");
     }
 
     #[test]
     fn time_that_is_slept_costs_nothing() {
-        let mut ration = Ration::new(100, Instant::now());
-        ration.spend(|| std::thread::sleep(Duration::from_millis(30)));
-        assert!(ration.left > 0);
-        ration.spend(|| {
+        let mut cpu_budget = CpuBudget::new(100, Instant::now());
+        cpu_budget.spend(|| std::thread::sleep(Duration::from_millis(30)));
+        assert!(cpu_budget.left > 0);
+        cpu_budget.spend(|| {
             let start = thread_time();
             while thread_time() - start < 2 * SAVED_MAX {}
         });
-        assert!(ration.left < 0);
+        assert!(cpu_budget.left < 0);
     }
 }
