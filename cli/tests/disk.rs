@@ -150,6 +150,10 @@ fn what_is_given_up_is_used_again_before_the_file_grows_beyond_four_caps() {
 fn a_disk_that_others_fill_is_full_for_now_and_used_again_when_there_is_room() {
     let _turn = turn();
     for options in [&[][..], &["--swap-size", "300M"]] {
+        if options.is_empty() && contained() {
+            println!("this is a container, where the file stays at 4 × the cap");
+            continue;
+        }
         let disk = Disk::new(if options.is_empty() { "fills" } else { "fills-given" }, 500);
         let mut stages = Stages::start(&disk.point, options);
         stages.does("grow 100");
