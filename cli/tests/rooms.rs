@@ -5,16 +5,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Each room, and the rooms below it that it may import.
-const ROOMS: [(&str, &[&str]); 6] = [
-    ("sys", &[]),
-    ("swap", &[]),
-    ("device", &["sys"]),
-    ("engine", &["sys", "swap", "device"]),
-    ("preload", &["sys", "swap", "engine"]),
-    ("cli", &["sys", "swap", "device", "engine"]),
+const ROOMS: [(&str, &[&str]); 7] = [
+    ("page", &[]),
+    ("sys", &["page"]),
+    ("swap", &["page"]),
+    ("device", &["page", "sys"]),
+    ("engine", &["page", "sys", "swap", "device"]),
+    ("preload", &["page", "sys", "swap", "engine"]),
+    ("cli", &["page", "sys", "swap", "device", "engine"]),
 ];
 /// Rooms that forbid `unsafe`.
-const SAFE: [&str; 3] = ["swap", "device", "engine"];
+const SAFE: [&str; 4] = ["page", "swap", "device", "engine"];
 
 fn house() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()

@@ -15,7 +15,7 @@ pub use pagetide_sys::uring::Direction;
 use std::io;
 
 /// Bytes in a block.
-pub const BLOCK: usize = pagetide_sys::PAGE;
+pub const BLOCK: usize = pagetide_page::PAGE_SIZE;
 
 /// A read or a write of whole blocks.
 #[derive(Debug)]

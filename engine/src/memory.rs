@@ -3,8 +3,9 @@
 //! [`crate::kernel`] implements it with userfaultfd; [`crate::fake`] with a map in memory, so that the
 //! whole engine runs under a model, without a kernel.
 
+pub use pagetide_page::PageSet;
 use pagetide_swap::{PageIndex, SpanSource};
-pub use pagetide_sys::pagemap::{PageSet, Presence};
+pub use pagetide_sys::pagemap::Presence;
 pub use pagetide_sys::staging::TakeOutWay;
 use std::ops::Range;
 

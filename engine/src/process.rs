@@ -243,4 +243,4 @@ impl Entered<'_> {}
 
 impl Process {}
 
-const _: () = assert!(pagetide_sys::PAGE == pagetide_swap::PAGE_SIZE);
+const _: () = assert!(pagetide_page::PAGE_SIZE == pagetide_swap::PAGE_SIZE);

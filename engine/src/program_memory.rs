@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-const _: () = assert!(PAGE_SIZE == pagetide_sys::PAGE);
+const _: () = assert!(PAGE_SIZE == pagetide_page::PAGE_SIZE);
 
 /// The memory of this process.
 #[derive(Debug)]

@@ -6,6 +6,7 @@
 use crate::call::{Next, count, kernel};
 use crate::process::{fork_by, managed};
 use crate::threads::keep;
+use pagetide_page::PAGE_SIZE;
 use pagetide_sys::task;
 use std::arch::asm;
 use std::ffi::{c_int, c_long, c_void};
@@ -36,7 +37,7 @@ impl Copying {
         let result = fork_by(|| {
             if self.flags & TELLS_CHILD != 0 {
                 // The kernel writes there in the child, where nobody answers its faults yet.
-                task::populate(self.child_tid as usize & !0xfff, 4096);
+                task::populate(self.child_tid as usize & !(PAGE_SIZE - 1), PAGE_SIZE);
             }
             call(self.flags & !(VFORK | SETTLS))
         });

@@ -16,7 +16,7 @@ use std::sync::atomic::{
 
 /// Names that this library defines, at most.
 const NAMES_MAX: usize = 128;
-const PAGE: usize = pagetide_sys::PAGE;
+const PAGE: usize = pagetide_page::PAGE_SIZE;
 
 /// The C library's own functions of names that lead here: the name, and the function.
 static ORIGINALS: [(AtomicPtr<c_char>, AtomicUsize); NAMES_MAX] =

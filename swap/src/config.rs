@@ -1,9 +1,9 @@
 //! Every limit and switch of the swap subsystem, in one place.
 
-use crate::entry::PAGE_SIZE;
 use crate::policy::Reclaim;
 use crate::streams::Readahead;
 use crate::zswap::shrinker::Shrinker;
+use pagetide_page::PAGE_SIZE;
 
 /// Bytes of a pool span, the unit in which the pool takes and returns memory.
 pub const SPAN_BYTES: usize = 64 * 1024;

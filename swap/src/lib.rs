@@ -26,7 +26,6 @@ pub mod balance;
 pub mod blocks;
 pub mod cipher;
 pub mod config;
-pub mod entry;
 pub mod error;
 pub mod frontier;
 pub mod hash;
@@ -48,8 +47,8 @@ pub mod workingset;
 pub mod zswap;
 
 pub use config::{Allocator, Compression, Compressor, Config, Switches};
-pub use entry::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex};
 pub use error::{LoadError, StoreError};
+pub use pagetide_page::{CLUSTER_PAGES, ClusterNumber, FOLIO_PAGES, PAGE_SIZE, PageIndex};
 pub use place::{Handle, Place};
 pub use policy::Reclaim;
 pub use stats::{Counter, Counters};
@@ -60,5 +59,4 @@ pub use swap::{
 };
 pub use word::{State, Word};
 pub use zswap::Scratch;
-pub use zswap::folios::FOLIO_PAGES;
 pub use zswap::pool::{SpanMemory, SpanSource};

@@ -1,6 +1,6 @@
 //! Where the contents of a page that is not in memory are.
 
-use crate::zswap::folios::FOLIO_PAGES;
+use pagetide_page::FOLIO_PAGES;
 
 /// A place for swapped contents.
 ///

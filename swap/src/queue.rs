@@ -4,8 +4,8 @@
 //! probation is hot and goes round once more. Nothing else tells hot from cold: the kernel shows a
 //! program no access bits of its own memory.
 
-use crate::entry::ClusterNumber;
 use crate::sync::{Mutex, lock};
+use pagetide_page::ClusterNumber;
 use std::collections::{HashSet, VecDeque};
 
 /// Clusters, oldest first: those that hold present pages, or those with pages in the pool.

@@ -7,8 +7,8 @@
 //! of one for each mapping. Nobody sees a page touched that is mapped already: that all of a window was of use is told
 //! by the fault that comes at its end.
 
-use crate::entry::PageIndex;
 use crate::sync::{Mutex, lock};
+use pagetide_page::PageIndex;
 use std::ops::Range;
 
 const STREAMS: usize = 8;

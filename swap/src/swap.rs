@@ -302,12 +302,12 @@ impl<S: SpanSource> Swap<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::entry::{PAGE_SIZE, PageIndex};
     use crate::streams::Window;
     use crate::table::walks;
     use crate::workingset::Shadow;
     use crate::zswap::Scratch;
     use crate::zswap::pool::Heap;
+    use pagetide_page::{PAGE_SIZE, PageIndex};
 
     fn empty() -> Swap<Heap> {
         let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };

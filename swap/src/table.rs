@@ -24,7 +24,6 @@
 //!
 //! No code holds two clusters, but for [`Table::lock_pair`], which takes them in order of cluster number.
 
-use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use crate::latch::{Latch, Parking};
 use crate::place::Place;
 use crate::slab::Slab;
@@ -33,6 +32,7 @@ use crate::sync::atomic::{
 };
 use crate::sync::spin_loop;
 use crate::word::{State, Word};
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use std::ops::Range;
 use std::sync::OnceLock;
 

@@ -12,7 +12,7 @@
 //! differences to the page before, the first of a chunk to 0, folded so that small ones are small (zigzag); they and
 //! the other arguments are written seven bits a byte (LEB128).
 
-use crate::entry::PageIndex;
+use pagetide_page::PageIndex;
 use std::fmt;
 
 /// How a trace begins.

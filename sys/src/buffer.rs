@@ -4,8 +4,8 @@
 //! pages of a dropped buffer go back to the system, but for those of the lowest places while there is much to do
 //! ([`keep`]): to give a page back and take it again costs more than to copy it.
 
-use crate::PAGE;
 use crate::mapping::Reservation;
+use pagetide_page::PAGE_SIZE;
 use rustix::mm::Advice;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ops::{Deref, DerefMut};
@@ -16,7 +16,7 @@ use std::sync::atomic::{
 
 /// Places in the range, a bit each, and their size. What finds none, or is larger, lies on the heap.
 const PLACES: usize = u64::BITS as usize;
-const PLACE: usize = 64 * PAGE;
+const PLACE: usize = 64 * PAGE_SIZE;
 /// Places whose first page stays in any case: most requests are of one page, and the lowest place is taken first.
 const SMALL_KEPT: usize = 8;
 /// Places whose pages stay at most: 4 MiB.
@@ -33,7 +33,7 @@ static FULL: AtomicU64 = AtomicU64::new(0);
 fn range() -> usize {
     *RANGE.get_or_init(|| match crate::mapping::room() / 64 {
         room if room < PLACES * PLACE => 0,
-        _ => Reservation::small_pages(PLACES * PLACE, PAGE).map_or(0, Reservation::leak),
+        _ => Reservation::small_pages(PLACES * PLACE, PAGE_SIZE).map_or(0, Reservation::leak),
     })
 }
 
@@ -53,7 +53,7 @@ fn give(start: usize, length: usize) {
         FULL.fetch_or(bit, Relaxed);
     } else {
         let length = if FULL.fetch_and(!bit, Relaxed) & bit == 0 { length } else { PLACE };
-        let kept = if place < SMALL_KEPT { PAGE } else { 0 };
+        let kept = if place < SMALL_KEPT { PAGE_SIZE } else { 0 };
         if length > kept {
             // SAFETY: part of a place that we have; nothing refers to its contents any more.
             unsafe { empty(start + kept, length - kept) };
@@ -110,7 +110,7 @@ impl Buffer {
     /// If `pages` is zero.
     pub fn new(pages: usize) -> Self {
         assert!(pages > 0);
-        let length = pages * PAGE;
+        let length = pages * PAGE_SIZE;
         if length <= PLACE
             && let Some(start) = take()
         {
@@ -129,12 +129,12 @@ impl Buffer {
     /// # Panics
     /// If there are fewer, or `pages` is zero.
     pub fn truncate(&mut self, pages: usize) {
-        assert!((1..=self.length / PAGE).contains(&pages));
-        self.length = pages * PAGE;
+        assert!((1..=self.length / PAGE_SIZE).contains(&pages));
+        self.length = pages * PAGE_SIZE;
     }
 
     fn layout(length: usize) -> Layout {
-        Layout::from_size_align(length, PAGE).expect("a page multiple is a valid layout")
+        Layout::from_size_align(length, PAGE_SIZE).expect("a page multiple is a valid layout")
     }
 }
 
@@ -177,7 +177,7 @@ mod tests {
     fn is_resident(address: usize) -> bool {
         let mut state = [0u8];
         // SAFETY: one page of a mapping of ours, and a byte for its state.
-        let result = unsafe { libc::mincore(address as *mut _, PAGE, state.as_mut_ptr()) };
+        let result = unsafe { libc::mincore(address as *mut _, PAGE_SIZE, state.as_mut_ptr()) };
         assert_eq!(result, 0);
         state[0] & 1 != 0
     }
@@ -187,7 +187,7 @@ mod tests {
         let mut buffers: Vec<_> = (0..2 * PLACES).map(|nth| Buffer::new(1 + nth % 64)).collect();
         buffers.push(Buffer::new(65));
         for (nth, buffer) in buffers.iter_mut().enumerate() {
-            assert_eq!(buffer.as_ptr() as usize % PAGE, 0);
+            assert_eq!(buffer.as_ptr() as usize % PAGE_SIZE, 0);
             buffer.fill(nth as u8);
         }
         for (nth, buffer) in buffers.iter().enumerate() {
@@ -201,7 +201,7 @@ mod tests {
         assert!(places.len() > PLACES / 2);
         drop(buffers);
         for start in places.into_iter().filter(|start| (start - range()) / PLACE >= SMALL_KEPT) {
-            assert!((0..PLACE / PAGE).all(|page| !is_resident(start + page * PAGE)));
+            assert!((0..PLACE / PAGE_SIZE).all(|page| !is_resident(start + page * PAGE_SIZE)));
         }
     }
 
@@ -220,7 +220,7 @@ mod tests {
             let mut buffer = Buffer::new(pages);
             buffer.fill(7);
             buffer.truncate(3);
-            assert_eq!((buffer.len(), buffer.iter().all(|&byte| byte == 7)), (3 * PAGE, true));
+            assert_eq!((buffer.len(), buffer.iter().all(|&byte| byte == 7)), (3 * PAGE_SIZE, true));
         }
     }
 }

@@ -40,7 +40,7 @@ pub fn is_engine_thread() -> bool {
 
 /// The length of a stack with the block at its end.
 fn stride(layout: &Layout) -> usize {
-    STACK + layout.length().next_multiple_of(crate::PAGE)
+    STACK + layout.length().next_multiple_of(pagetide_page::PAGE_SIZE)
 }
 
 /// Where the stacks lie.

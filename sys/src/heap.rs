@@ -39,7 +39,7 @@ unsafe impl Allocator for Segment {
         if BASE.load(Relaxed) == 0 && !reserve() {
             return (null_mut(), 0, 0);
         }
-        let size = size.next_multiple_of(crate::PAGE);
+        let size = size.next_multiple_of(pagetide_page::PAGE_SIZE);
         let start = BASE.load(Relaxed) + USED.load(Relaxed);
         if start + size > END.load(Relaxed) {
             return (null_mut(), 0, 0);
@@ -63,12 +63,12 @@ unsafe impl Allocator for Segment {
         true
     }
     fn page_size(&self) -> usize {
-        crate::PAGE
+        pagetide_page::PAGE_SIZE
     }
 }
 
 fn reserve() -> bool {
-    let most = crate::mapping::room() / 64 / crate::PAGE * crate::PAGE;
+    let most = crate::mapping::room() / 64 / pagetide_page::PAGE_SIZE * pagetide_page::PAGE_SIZE;
     let mut length = most.clamp(RESERVE_MIN, RESERVE_MAX);
     while length >= RESERVE_MIN {
         // SAFETY: a new mapping at an address of the kernel's choice.

@@ -26,7 +26,4 @@ pub mod task;
 pub mod uffd;
 pub mod uring;
 
-/// Bytes in a page.
-pub const PAGE: usize = 4096;
-/// Bytes in a cluster: what one page-table page maps.
-pub const CLUSTER: usize = 512 * PAGE;
+pub use pagetide_page::PAGE_SIZE as PAGE;

@@ -61,7 +61,7 @@ fn mapping(line: &[u8]) -> Option<FileMapping> {
     if inode == 0 && !name.starts_with(b"/") {
         return None;
     }
-    let page = crate::PAGE as u64;
+    let page = pagetide_page::PAGE_SIZE as u64;
     Some(FileMapping {
         addresses: start..end,
         pages: offset / page..(offset + (end - start)) / page,

@@ -1,6 +1,6 @@
 //! Mappings of our own: reserved ranges of private anonymous memory.
 
-use crate::PAGE;
+use pagetide_page::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
@@ -19,14 +19,14 @@ pub fn is_counted(start: usize, end: usize) -> bool {
 pub fn room() -> usize {
     use crate::procfs::{field, read};
     use rustix::process::{Resource, getrlimit};
-    let mut text = [0; crate::PAGE];
+    let mut text = [0; pagetide_page::PAGE_SIZE];
     let limit = getrlimit(Resource::As).current.map_or(usize::MAX, |limit| limit as usize);
     let limited = if limit == usize::MAX {
         limit
     } else {
         let pages =
             read(c"/proc/self/statm", &mut text).split(' ').next().and_then(|pages| pages.parse().ok());
-        limit.saturating_sub(pages.unwrap_or(0) * PAGE)
+        limit.saturating_sub(pages.unwrap_or(0) * PAGE_SIZE)
     };
     // Read once: a process that starts asks several times, and each takes it 12 µs.
     static PROMISES_ALL: AtomicBool = AtomicBool::new(false);
@@ -260,8 +260,8 @@ pub unsafe fn remap(
 /// Keeps a value out of core dumps and in memory, with what else lies on its pages. Best effort: a process that may
 /// lock nothing goes without the lock.
 pub fn keep_secret<T>(value: &T) {
-    let start = std::ptr::from_ref(value).addr() / PAGE * PAGE;
-    let end = (std::ptr::from_ref(value).addr() + size_of::<T>()).next_multiple_of(PAGE);
+    let start = std::ptr::from_ref(value).addr() / PAGE_SIZE * PAGE_SIZE;
+    let end = (std::ptr::from_ref(value).addr() + size_of::<T>()).next_multiple_of(PAGE_SIZE);
     // SAFETY: neither changes contents or mappings.
     unsafe {
         let _ = rustix::mm::mlock(start as *mut c_void, end - start);
@@ -279,17 +279,17 @@ mod tests {
 
     #[test]
     fn a_target_that_a_failed_mremap_unmapped_is_taken_again() {
-        let range = Reservation::new(4 * PAGE, PAGE).unwrap();
-        let target = range.base() + PAGE;
+        let range = Reservation::new(4 * PAGE_SIZE, PAGE_SIZE).unwrap();
+        let target = range.base() + PAGE_SIZE;
         // SAFETY: memory of this test, to which nothing refers.
         unsafe {
-            rustix::mm::munmap(target as *mut c_void, 2 * PAGE).unwrap();
-            assert_eq!(restore_target(target, 2 * PAGE, Errno::FAULT), Restored::Anew);
+            rustix::mm::munmap(target as *mut c_void, 2 * PAGE_SIZE).unwrap();
+            assert_eq!(restore_target(target, 2 * PAGE_SIZE, Errno::FAULT), Restored::Anew);
             *(target as *mut u64) = 7;
             // It is there: not unmapped, or somebody else's where the kernel unmaps first.
-            assert_eq!(restore_target(target, 2 * PAGE, Errno::NOMEM), Restored::Untouched);
+            assert_eq!(restore_target(target, 2 * PAGE_SIZE, Errno::NOMEM), Restored::Untouched);
             let now = if unmaps_first() { Restored::Lost } else { Restored::Untouched };
-            assert_eq!(restore_target(target, 2 * PAGE, Errno::FAULT), now);
+            assert_eq!(restore_target(target, 2 * PAGE_SIZE, Errno::FAULT), now);
             assert_eq!(*(target as *const u64), 7);
         }
     }

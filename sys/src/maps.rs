@@ -68,7 +68,7 @@ impl Maps {
     }
 
     fn read(&self, address: usize) -> Result<Option<Mapping>, Errno> {
-        let mut text = [0; 4 * crate::PAGE];
+        let mut text = [0; 4 * pagetide_page::PAGE_SIZE];
         let (mut read, mut kept) = (0, 0);
         loop {
             let got = rustix::io::retry_on_intr(|| rustix::io::pread(&self.0, &mut text[kept..], read))?;
@@ -106,20 +106,20 @@ fn parse(line: &[u8]) -> Option<(usize, Mapping)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PAGE;
     use crate::mapping::{Reservation, protect};
+    use pagetide_page::PAGE_SIZE;
 
     #[test]
     fn what_may_be_done_with_memory_is_told_by_either_way() {
         const ACCESS: [i32; 5] = [0, 1, 5, 3, 7];
-        let memory = Reservation::new(ACCESS.len() * PAGE, PAGE).unwrap();
+        let memory = Reservation::new(ACCESS.len() * PAGE_SIZE, PAGE_SIZE).unwrap();
         for (nth, &access) in ACCESS.iter().enumerate() {
             // SAFETY: memory of this test, to which nothing refers.
-            unsafe { protect(memory.base() + nth * PAGE, PAGE, access).unwrap() };
+            unsafe { protect(memory.base() + nth * PAGE_SIZE, PAGE_SIZE, access).unwrap() };
         }
         let maps = Maps::open().unwrap();
         for (nth, &protection) in ACCESS.iter().enumerate() {
-            let at = memory.base() + nth * PAGE;
+            let at = memory.base() + nth * PAGE_SIZE;
             let read = maps.read(at + 5).unwrap().unwrap();
             assert_eq!(read.protection, protection);
             assert!(read.end > at);

@@ -2,9 +2,8 @@
 
 use crate::handout::{self, Thing};
 use crate::mapping::last_errno;
-use crate::{CLUSTER, PAGE};
+use pagetide_page::{CLUSTER_PAGES, CLUSTER_SIZE, PAGE_SIZE, PageSet};
 use rustix::io::Errno;
-use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -35,93 +34,6 @@ struct Region {
     categories: u64,
 }
 const SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) << 8 | 16;
-
-/// A set of the pages of one cluster.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct PageSet([u64; 8]);
-
-impl FromIterator<usize> for PageSet {
-    fn from_iter<T: IntoIterator<Item = usize>>(pages: T) -> Self {
-        let mut set = Self::default();
-        pages.into_iter().for_each(|page| set.insert(page));
-        set
-    }
-}
-
-impl PageSet {
-    /// The pages of a range.
-    pub fn range(pages: Range<usize>) -> Self {
-        let below = |end: usize, word: usize| match end.saturating_sub(word * 64) {
-            0 => 0,
-            bits @ 1..64 => (1 << bits) - 1,
-            _ => u64::MAX,
-        };
-        Self(std::array::from_fn(|word| below(pages.end, word) & !below(pages.start, word)))
-    }
-    /// The pages of `[start, start + length)`, addresses of one cluster.
-    pub fn of(start: usize, length: usize) -> Self {
-        Self::range(start % CLUSTER / PAGE..(start % CLUSTER + length) / PAGE)
-    }
-    /// Pages in either set.
-    pub fn or(self, other: Self) -> Self {
-        Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
-    }
-    /// Pages in both sets.
-    pub fn and(self, other: Self) -> Self {
-        Self(std::array::from_fn(|word| self.0[word] & other.0[word]))
-    }
-    /// Pages in this set and not in the other.
-    pub fn minus(self, other: Self) -> Self {
-        Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
-    }
-    /// Whether the page is in the set.
-    pub fn contains(&self, page: usize) -> bool {
-        self.0[page / 64] >> (page % 64) & 1 == 1
-    }
-    /// Adds a page.
-    pub fn insert(&mut self, page: usize) {
-        self.0[page / 64] |= 1 << (page % 64);
-    }
-    /// Removes a page.
-    pub fn remove(&mut self, page: usize) {
-        self.0[page / 64] &= !(1 << (page % 64));
-    }
-    /// Pages in the set.
-    pub fn len(&self) -> usize {
-        self.0.iter().map(|word| word.count_ones() as usize).sum()
-    }
-    /// Whether the set is empty.
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|&word| word == 0)
-    }
-    /// The pages, ascending.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..512).filter(move |&page| self.contains(page))
-    }
-    /// The runs of adjacent pages, ascending.
-    pub fn runs(self) -> impl Iterator<Item = Range<usize>> {
-        let mut pages = self.iter().peekable();
-        std::iter::from_fn(move || {
-            let first = pages.next()?;
-            let mut end = first + 1;
-            while pages.next_if_eq(&end).is_some() {
-                end += 1;
-            }
-            Some(first..end)
-        })
-    }
-    /// The first run of `length` pages in the set, from `from` on.
-    pub fn find_run(&self, from: usize, length: usize) -> Option<usize> {
-        let mut run = 0;
-        for page in from..512 {
-            run = if self.contains(page) { run + 1 } else { 0 };
-            if run == length {
-                return Some(page + 1 - length);
-            }
-        }
-        None
-    }
-}
 
 /// Opens a file of `/proc` that tells of the calling process's memory. In another root there may be none: it is asked
 /// for.
@@ -169,13 +81,13 @@ impl Pagemap {
 
     /// Whether PAGEMAP_SCAN works (6.7).
     pub fn can_scan(&self) -> bool {
-        let here = std::ptr::from_ref(self).addr() / PAGE * PAGE;
-        self.scan(here, PAGE).is_ok()
+        let here = std::ptr::from_ref(self).addr() / PAGE_SIZE * PAGE_SIZE;
+        self.scan(here, PAGE_SIZE).is_ok()
     }
 
     /// Looks at `[start, start + length)`, which lies in one cluster.
     pub fn presence(&self, start: usize, length: usize) -> Result<Presence, Errno> {
-        debug_assert!(start / CLUSTER == (start + length - 1) / CLUSTER);
+        debug_assert!(start / CLUSTER_SIZE == (start + length - 1) / CLUSTER_SIZE);
         if self.scan.load(Relaxed) {
             match self.scan(start, length) {
                 Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => self.scan.store(false, Relaxed),
@@ -211,26 +123,26 @@ impl Pagemap {
                 return Err(last_errno());
             }
             for region in &regions[..count as usize] {
-                for page in region.start as usize / PAGE..region.end as usize / PAGE {
-                    found.present.insert(page % 512);
+                for page in region.start as usize / PAGE_SIZE..region.end as usize / PAGE_SIZE {
+                    found.present.insert(page % CLUSTER_PAGES);
                     if region.categories & PFNZERO != 0 {
-                        found.zero.insert(page % 512);
+                        found.zero.insert(page % CLUSTER_PAGES);
                     }
                 }
             }
-            at = arg.walk_end.max(at + PAGE as u64);
+            at = arg.walk_end.max(at + PAGE_SIZE as u64);
         }
         Ok(found)
     }
 
     fn pread(&self, start: usize, length: usize) -> Result<Presence, Errno> {
-        let mut entries = [0u64; 512];
-        let count = length / PAGE;
+        let mut entries = [0u64; CLUSTER_PAGES];
+        let count = length / PAGE_SIZE;
         // SAFETY: a u64 array viewed as bytes, of the same length.
         let bytes = unsafe { std::slice::from_raw_parts_mut(entries.as_mut_ptr().cast::<u8>(), count * 8) };
         let mut done = 0;
         while done < bytes.len() {
-            let got = rustix::io::pread(&self.fd, &mut bytes[done..], (start / PAGE * 8 + done) as u64)?;
+            let got = rustix::io::pread(&self.fd, &mut bytes[done..], (start / PAGE_SIZE * 8 + done) as u64)?;
             if got == 0 {
                 return Err(Errno::IO);
             }
@@ -240,7 +152,7 @@ impl Pagemap {
         for (nth, entry) in entries[..count].iter().enumerate() {
             // Bits 63 and 62: present, swapped.
             if entry >> 62 != 0 {
-                found.present.insert((start / PAGE + nth) % 512);
+                found.present.insert((start / PAGE_SIZE + nth) % CLUSTER_PAGES);
             }
         }
         Ok(found)

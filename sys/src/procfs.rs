@@ -21,7 +21,7 @@ fn read_at(directory: impl AsFd, path: impl rustix::path::Arg, text: &mut [u8]) 
 
 /// Such a file, if it is shorter than a page.
 pub fn small(path: &str) -> Option<String> {
-    let mut text = [0; crate::PAGE];
+    let mut text = [0; pagetide_page::PAGE_SIZE];
     let length = read_once(path, &mut text).ok()?;
     Some(String::from_utf8_lossy(&text[..length]).into_owned())
 }
@@ -133,7 +133,7 @@ fn counts(pid: &str) -> Option<(u64, u64)> {
 /// `None` if this kernel, or this process, does not show them.
 pub fn counted_anonymous(pid: u32) -> Option<u64> {
     let kilobytes = field(&small(&format!("/proc/{pid}/smaps_rollup"))?, "Anonymous:")?;
-    Some(kilobytes * 1024 / crate::PAGE as u64)
+    Some(kilobytes * 1024 / pagetide_page::PAGE_SIZE as u64)
 }
 
 fn memory_of(task: &str) -> Option<Memory> {
@@ -178,7 +178,7 @@ pub fn proportional(skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
         let private = fields.next()?.ends_with('p');
         counts = private && !skip(address(start)?, address(end)?);
     }
-    bytes.map(|bytes| bytes.div_ceil(crate::PAGE as u64))
+    bytes.map(|bytes| bytes.div_ceil(pagetide_page::PAGE_SIZE as u64))
 }
 
 /// The processor that a thread of this process ran on last.
@@ -285,7 +285,7 @@ impl Identity {
 
     /// That of this process.
     pub fn own() -> Self {
-        let mut text = [0; crate::PAGE];
+        let mut text = [0; pagetide_page::PAGE_SIZE];
         // One file says both: each takes a small process as long as five page faults.
         let stat = read(c"/proc/self/stat", &mut text);
         let Some(pid) = stat.split(' ').next().and_then(|pid| pid.parse().ok()).or_else(pid_of_self) else {
@@ -362,7 +362,7 @@ pub fn own_pid() -> u32 {
 
 /// A small file of a process. `None` if the process is dead; an error if nobody can tell.
 fn of_process(pid: u32, name: &str) -> Result<Option<String>, Errno> {
-    let mut text = [0; crate::PAGE];
+    let mut text = [0; pagetide_page::PAGE_SIZE];
     match read_once(format!("/proc/{pid}/{name}"), &mut text) {
         Ok(length) => Ok(Some(String::from_utf8_lossy(&text[..length]).into_owned())),
         Err(error @ (Errno::NOENT | Errno::SRCH)) => {
@@ -519,16 +519,20 @@ mod tests {
         let mut watched = Watched::default();
         let mut look = || watched.look("self").unwrap();
         let whole = look();
-        let few = std::hint::black_box(vec![1u8; 1000 * crate::PAGE]);
+        let few = std::hint::black_box(vec![1u8; 1000 * pagetide_page::PAGE_SIZE]);
         let second = look();
         // Some kernels count what each processor does there first.
         assert!(second.anonymous > whole.anonymous + 500, "{whole:?}, then {second:?}");
-        let many = std::hint::black_box(vec![1u8; 8192 * crate::PAGE]);
+        let many = std::hint::black_box(vec![1u8; 8192 * pagetide_page::PAGE_SIZE]);
         assert!(look().tables > whole.tables, "tables for 32 MiB");
         let before = look();
-        let (_fd, shared) = crate::shared::Shared::create("test", 256 * crate::PAGE).unwrap();
+        let (_fd, shared) = crate::shared::Shared::create("test", 256 * pagetide_page::PAGE_SIZE).unwrap();
         let touch = |byte: &AtomicU8| byte.store(1, Ordering::Relaxed);
-        shared.bytes(0, 256 * crate::PAGE).iter().step_by(crate::PAGE).for_each(touch);
+        shared
+            .bytes(0, 256 * pagetide_page::PAGE_SIZE)
+            .iter()
+            .step_by(pagetide_page::PAGE_SIZE)
+            .for_each(touch);
         assert!(look().shared >= before.shared + 256 - 64, "1 MiB of shared memory");
         drop((few, many));
     }
@@ -565,7 +569,7 @@ mod tests {
 
     #[test]
     fn anonymous_pages_are_counted() {
-        let pages = std::hint::black_box(vec![1u8; 1000 * crate::PAGE]);
+        let pages = std::hint::black_box(vec![1u8; 1000 * pagetide_page::PAGE_SIZE]);
         let counted = counted_anonymous(std::process::id()).unwrap();
         assert!((1000..1 << 18).contains(&counted), "{counted}");
         drop(pages);

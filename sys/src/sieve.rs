@@ -9,9 +9,10 @@
 
 use crate::mapping::{self, Reservation, Restored, remap};
 use crate::maps::Maps;
-use crate::pagemap::{PageSet, Pagemap};
+use crate::pagemap::Pagemap;
+use crate::task;
 use crate::uffd::Uffd;
-use crate::{CLUSTER, PAGE, task};
+use pagetide_page::{CLUSTER_SIZE, PAGE_SIZE, PageSet};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -88,7 +89,7 @@ impl Held<'_> {
     /// The range must be registered program memory whose faults the caller answers.
     pub unsafe fn bring(&mut self, start: usize, length: usize, pagemap: &Pagemap) -> Result<(), Errno> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
-        let to = self.base + start % CLUSTER;
+        let to = self.base + start % CLUSTER_SIZE;
         // SAFETY: the source is the program's and stays mapped; nothing refers to the target, which is ours.
         let Err(error) = (unsafe { remap(start, length, length, flags, to) }) else {
             self.brought = self.brought.or(PageSet::of(start, length));
@@ -100,10 +101,11 @@ impl Held<'_> {
             return Err(error);
         }
         // EFAULT: the range is not one mapping.
-        if error != Errno::FAULT || length == PAGE || pagemap.presence(start, length)?.present.is_empty() {
+        if error != Errno::FAULT || length == PAGE_SIZE || pagemap.presence(start, length)?.present.is_empty()
+        {
             return Err(error);
         }
-        let half = (length / 2).next_multiple_of(PAGE);
+        let half = (length / 2).next_multiple_of(PAGE_SIZE);
         // SAFETY: the caller's contract holds for parts of the range.
         unsafe {
             let first = self.bring(start, half, pagemap);
@@ -119,7 +121,7 @@ impl Held<'_> {
         for Range { start, end } in pages.runs() {
             let mut first = start;
             while first < end {
-                let at = cluster + first * PAGE;
+                let at = cluster + first * PAGE_SIZE;
                 let found = maps.find(at).unwrap_or_else(|error| {
                     task::say(&format!("a page that is pinned cannot go back: {error} (/proc/self/maps)"));
                     task::kill_self();
@@ -127,14 +129,14 @@ impl Held<'_> {
                 let Some(mapping) = found else {
                     // It was unmapped by a call that nobody told us of.
                     // SAFETY: the page is ours, and nothing refers to it.
-                    unsafe { mapping::discard(self.base + first * PAGE, PAGE) };
+                    unsafe { mapping::discard(self.base + first * PAGE_SIZE, PAGE_SIZE) };
                     first += 1;
                     continue;
                 };
-                let last = end.min((mapping.end - cluster) / PAGE);
+                let last = end.min((mapping.end - cluster) / PAGE_SIZE);
                 // SAFETY: the caller's contract. No page of the run is missing: nobody faults there in the moment in
                 // which the mapping is back and not yet registered.
-                unsafe { self.put_back_run(at, (last - first) * PAGE, mapping.protection, uffd) };
+                unsafe { self.put_back_run(at, (last - first) * PAGE_SIZE, mapping.protection, uffd) };
                 first = last;
             }
         }
@@ -145,7 +147,7 @@ impl Held<'_> {
     /// # Safety
     /// As for [`Held::put_back`].
     unsafe fn put_back_run(&mut self, to: usize, length: usize, protection: i32, uffd: &Uffd) {
-        let from = self.base + to % CLUSTER;
+        let from = self.base + to % CLUSTER_SIZE;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY: the part is ours; the target is what the pages were brought from, and empty. The mapping that comes
         // to lie there is a copy of the one that it replaces.

@@ -80,7 +80,7 @@ impl Span {
 
     /// Gives back all pages beyond the first `used` bytes: they read as zeroes.
     pub fn trim(&mut self, used: usize) {
-        let kept = used.next_multiple_of(crate::PAGE);
+        let kept = used.next_multiple_of(pagetide_page::PAGE_SIZE);
         if kept < self.area().span {
             // SAFETY: the range is ours alone, and `self` is borrowed mutably: nobody borrows from it.
             unsafe { self.area().memory.discard(self.offset() + kept, self.area().span - kept) };

@@ -5,10 +5,10 @@
 
 use crate::mapping::{self, Reservation, Restored, remap};
 use crate::maps::Maps;
-use crate::pagemap::{PageSet, Pagemap};
+use crate::pagemap::Pagemap;
 use crate::sieve::Sieve;
 use crate::uffd::Uffd;
-use crate::{CLUSTER, PAGE};
+use pagetide_page::{CLUSTER_SIZE, PAGE_SIZE, PageSet};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
@@ -62,9 +62,9 @@ impl Staging {
         // A cluster at either end stays empty. A mapping that is moved next to one that the same userfaultfd
         // serves becomes one with it, and takes its registration away: evicted pages of a mapping of the
         // program that ends where a slot begins would read as zeroes. So does one beside the sieve.
-        let length = (usize::from(count) + 4) * CLUSTER;
-        let area = Arc::new(Reservation::small_pages(length, CLUSTER)?.counted());
-        let base = area.base() + length - 2 * CLUSTER;
+        let length = (usize::from(count) + 4) * CLUSTER_SIZE;
+        let area = Arc::new(Reservation::small_pages(length, CLUSTER_SIZE)?.counted());
+        let base = area.base() + length - 2 * CLUSTER_SIZE;
         let sieve = Arc::new(Sieve::new(Arc::clone(&area), base));
         Ok((0..count)
             .map(|index| Slot {
@@ -93,7 +93,7 @@ impl Slot {
             // What lies there is another mapping: the area stays as it is.
             std::mem::forget(Arc::clone(&self.area));
         }
-        let lost = PageSet::range(0..CLUSTER / PAGE);
+        let lost = PageSet::range(0..CLUSTER_SIZE / PAGE_SIZE);
         let (populated, zero, registered) = Default::default();
         *self = Self {
             area: Arc::new(Reservation::none()),
@@ -108,7 +108,7 @@ impl Slot {
 
     /// Where the slot lies in the reservation.
     fn offset(&self) -> usize {
-        (usize::from(self.index) + 1) * CLUSTER
+        (usize::from(self.index) + 1) * CLUSTER_SIZE
     }
 
     fn base(&self) -> usize {
@@ -135,9 +135,9 @@ impl Slot {
         // SAFETY: (1) the page lies in our part of the reservation; (2) it is populated, so reading it
         // never faults on a page that we would have to answer ourselves; (3) the slot is ours alone and
         // borrowed; (4) memory that the program mapped is initialised.
-        self.populated
-            .contains(page)
-            .then(|| unsafe { std::slice::from_raw_parts((self.base() + page * PAGE) as *const u8, PAGE) })
+        self.populated.contains(page).then(|| unsafe {
+            std::slice::from_raw_parts((self.base() + page * PAGE_SIZE) as *const u8, PAGE_SIZE)
+        })
     }
 
     /// The bytes of a run of frames, to be overwritten. `None` unless all are memory of their own.
@@ -145,7 +145,10 @@ impl Slot {
         (first..first + count).all(|page| self.populated.contains(page) && !self.zero.contains(page)).then(
             // SAFETY: as for `frame`, and `self` is borrowed mutably; the frames are exclusive memory.
             || unsafe {
-                std::slice::from_raw_parts_mut((self.base() + first * PAGE) as *mut u8, count * PAGE)
+                std::slice::from_raw_parts_mut(
+                    (self.base() + first * PAGE_SIZE) as *mut u8,
+                    count * PAGE_SIZE,
+                )
             },
         )
     }
@@ -165,7 +168,7 @@ impl Slot {
         views: Views<'_>,
     ) -> Result<(), Errno> {
         let Views { uffd, pagemap, .. } = views;
-        debug_assert_eq!(start / CLUSTER, (start + length - 1) / CLUSTER);
+        debug_assert_eq!(start / CLUSTER_SIZE, (start + length - 1) / CLUSTER_SIZE);
         if !PageSet::of(start, length).and(self.lost).is_empty() {
             return Err(Errno::NOMEM);
         }
@@ -175,7 +178,7 @@ impl Slot {
             TakeOutWay::Move => {
                 self.make_target(start, length, uffd)?;
                 let found = pagemap.presence(start, length)?;
-                let cluster = start / CLUSTER * CLUSTER;
+                let cluster = start / CLUSTER_SIZE * CLUSTER_SIZE;
                 let mut stopped = Ok(());
                 for run in found.present.runs() {
                     stopped = stopped.and(self.move_run(cluster, run, uffd, &found.zero));
@@ -196,7 +199,7 @@ impl Slot {
         self.make_target(start, length, uffd)?;
         let sieve = Arc::clone(&self.sieve);
         let mut sieve = sieve.hold()?;
-        let (base, here) = (sieve.base(), sieve.base() + start % CLUSTER);
+        let (base, here) = (sieve.base(), sieve.base() + start % CLUSTER_SIZE);
         // SAFETY: the caller's contract.
         let mut result = unsafe { sieve.bring(start, length, pagemap) };
         // Not to know which pages are here would lose them.
@@ -208,20 +211,21 @@ impl Slot {
         let left = |slot: &Self| found.present.minus(slot.populated);
         for run in sieve.brought().runs() {
             // SAFETY: our own range. After an error MOVE refuses what it did not reach.
-            result = result.and(unsafe { mapping::make_writable(base + run.start * PAGE, run.len() * PAGE) });
+            result = result
+                .and(unsafe { mapping::make_writable(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE) });
         }
         for run in found.present.runs() {
             let _ = self.move_run(base, run, uffd, &found.zero);
         }
         // What is shared since a fork becomes the program's own here, by a copy; what is pinned is that already.
         for run in left(self).minus(found.zero).runs() {
-            crate::task::populate(base + run.start * PAGE, run.len() * PAGE);
+            crate::task::populate(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE);
             let _ = self.move_run(base, run, uffd, &found.zero);
         }
         let pinned = left(self);
         if !pinned.is_empty() {
             // SAFETY: they came from there, and are still here.
-            unsafe { sieve.put_back(start / CLUSTER * CLUSTER, pinned, uffd, maps) };
+            unsafe { sieve.put_back(start / CLUSTER_SIZE * CLUSTER_SIZE, pinned, uffd, maps) };
             result = result.and(Err(Errno::BUSY));
         }
         result
@@ -240,7 +244,7 @@ impl Slot {
     ) -> Result<(), Errno> {
         const DONTUNMAP: i32 = 4;
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
-        let to = self.base() + start % CLUSTER;
+        let to = self.base() + start % CLUSTER_SIZE;
         // SAFETY: the source is the program's and stays mapped; the target is ours, and nothing refers to
         // it: its pages are not populated.
         let result = unsafe { remap(start, length, length, flags, to) };
@@ -257,11 +261,13 @@ impl Slot {
                 }
             }
             // EFAULT: the range is not one mapping.
-            if error != Errno::FAULT || length == PAGE || pagemap.presence(start, length)?.present.is_empty()
+            if error != Errno::FAULT
+                || length == PAGE_SIZE
+                || pagemap.presence(start, length)?.present.is_empty()
             {
                 return Err(error);
             }
-            let half = (length / 2).next_multiple_of(PAGE);
+            let half = (length / 2).next_multiple_of(PAGE_SIZE);
             // SAFETY: the caller's contract holds for parts of the range.
             return unsafe {
                 self.remap(start, half, writable, pagemap).and(self.remap(
@@ -296,7 +302,7 @@ impl Slot {
         let missing = PageSet::of(start, length).minus(self.registered).minus(self.populated);
         for run in missing.runs() {
             // SAFETY: these pages are ours and not populated, so nothing refers to them.
-            match unsafe { mapping::replace(self.base() + run.start * PAGE, run.len() * PAGE) } {
+            match unsafe { mapping::replace(self.base() + run.start * PAGE_SIZE, run.len() * PAGE_SIZE) } {
                 // A limit on address space that is exceeded already: what is there may do, if it registers.
                 Ok(()) | Err(Errno::NOMEM) => {}
                 Err(error) => return Err(error),
@@ -305,7 +311,7 @@ impl Slot {
         }
         // All of it, also what was registered: a mapping that was moved next to it may have undone that.
         // SAFETY: `self` touches a page only where it is populated, so nobody waits for a fault there.
-        unsafe { uffd.register(self.base() + start % CLUSTER, length) }
+        unsafe { uffd.register(self.base() + start % CLUSTER_SIZE, length) }
     }
 
     /// Moves a run of pages of the cluster at `cluster`, stepping over those that refuse.
@@ -319,14 +325,14 @@ impl Slot {
         let mut refused = Ok(());
         let mut first = run.start;
         while first < run.end {
-            let (from, to) = (cluster + first * PAGE, self.base() + first * PAGE);
+            let (from, to) = (cluster + first * PAGE_SIZE, self.base() + first * PAGE_SIZE);
             let left = run.end - first;
             // SAFETY: the source is registered program memory, the target an empty part of our slot.
-            let (done, error) = unsafe { uffd.move_pages(to, from, left * PAGE, true) };
-            let moved = PageSet::range(first..first + done / PAGE);
+            let (done, error) = unsafe { uffd.move_pages(to, from, left * PAGE_SIZE, true) };
+            let moved = PageSet::range(first..first + done / PAGE_SIZE);
             self.populated = self.populated.or(moved);
             self.zero = self.zero.or(moved.and(*zero));
-            first += done / PAGE;
+            first += done / PAGE_SIZE;
             match error {
                 None => {}
                 // It may be several mappings, of which MOVE takes one at a time.
@@ -359,8 +365,9 @@ impl Slot {
     ) -> (usize, Option<Errno>) {
         assert!((page..page + count).all(|page| self.populated.contains(page)));
         // SAFETY: as for `frame`: all pages are populated and ours.
-        let bytes =
-            unsafe { std::slice::from_raw_parts((self.base() + page * PAGE) as *const u8, count * PAGE) };
+        let bytes = unsafe {
+            std::slice::from_raw_parts((self.base() + page * PAGE_SIZE) as *const u8, count * PAGE_SIZE)
+        };
         // SAFETY: the caller's contract.
         unsafe { uffd.copy(dst, bytes) }
     }
@@ -378,8 +385,9 @@ impl Slot {
     ) -> (usize, Option<Errno>) {
         assert!((page..page + count).all(|page| self.populated.contains(page)));
         // SAFETY: the frames are ours and `self` is borrowed mutably, so nothing refers to them.
-        let (done, error) = unsafe { uffd.move_pages(dst, self.base() + page * PAGE, count * PAGE, false) };
-        for page in page..page + done / PAGE {
+        let (done, error) =
+            unsafe { uffd.move_pages(dst, self.base() + page * PAGE_SIZE, count * PAGE_SIZE, false) };
+        for page in page..page + done / PAGE_SIZE {
             self.populated.remove(page);
             self.zero.remove(page);
         }
@@ -394,9 +402,13 @@ impl Slot {
         }
         let base = self.offset();
         // Where there is no frame there is nothing to lose: as few and as long runs as can be.
-        for run in PageSet::range(0..CLUSTER / PAGE).minus(kept.and(self.populated)).minus(self.lost).runs() {
+        for run in PageSet::range(0..CLUSTER_SIZE / PAGE_SIZE)
+            .minus(kept.and(self.populated))
+            .minus(self.lost)
+            .runs()
+        {
             // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
-            unsafe { self.area.discard(base + run.start * PAGE, run.len() * PAGE) };
+            unsafe { self.area.discard(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE) };
         }
         self.populated = self.populated.minus(dropped);
         self.zero = self.zero.minus(dropped);
@@ -413,7 +425,7 @@ mod tests {
         let program = program();
         let mut slots = Staging::slots(1).unwrap();
         let slot = &mut slots[0];
-        take(slot, &program, &[(0..CLUSTER / PAGE, TakeOutWay::Remap)], &uffd);
+        take(slot, &program, &[(0..CLUSTER_SIZE / PAGE_SIZE, TakeOutWay::Remap)], &uffd);
         let kept = PageSet::range(3..5).or(PageSet::range(200..201));
         slot.retain(kept.or(PageSet::range(100..101)));
         slot.retain(kept);
@@ -422,7 +434,7 @@ mod tests {
             let frame = slot.frame(page).unwrap();
             assert_eq!(u64::from_ne_bytes(frame[..8].try_into().unwrap()), page as u64 + 1);
         }
-        let present = Pagemap::open().unwrap().presence(slot.base(), CLUSTER).unwrap().present;
+        let present = Pagemap::open().unwrap().presence(slot.base(), CLUSTER_SIZE).unwrap().present;
         assert_eq!(present.iter().collect::<Vec<_>>(), [3, 4, 200]);
         slot.retain(PageSet::default());
         assert_eq!(slot.memory_pages(), 0);
@@ -430,20 +442,20 @@ mod tests {
 
     /// A cluster of two mappings, every page of which holds its number.
     fn program() -> Reservation {
-        let program = Reservation::small_pages(CLUSTER, CLUSTER).unwrap();
+        let program = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
         // SAFETY: advice and contents of a mapping of our own.
         unsafe {
-            rustix::mm::madvise(program.base() as *mut _, 300 * PAGE, rustix::mm::Advice::LinuxDontDump)
+            rustix::mm::madvise(program.base() as *mut _, 300 * PAGE_SIZE, rustix::mm::Advice::LinuxDontDump)
                 .unwrap();
-            for page in 0..CLUSTER / PAGE {
-                *((program.base() + page * PAGE) as *mut u64) = page as u64 + 1;
+            for page in 0..CLUSTER_SIZE / PAGE_SIZE {
+                *((program.base() + page * PAGE_SIZE) as *mut u64) = page as u64 + 1;
             }
         }
         program
     }
 
     fn holds_all(slot: &Slot) {
-        for page in 0..CLUSTER / PAGE {
+        for page in 0..CLUSTER_SIZE / PAGE_SIZE {
             let frame = slot.frame(page).unwrap_or_else(|| panic!("page {page} is missing"));
             assert_eq!(u64::from_ne_bytes(frame[..8].try_into().unwrap()), page as u64 + 1);
         }
@@ -452,12 +464,12 @@ mod tests {
     fn take(slot: &mut Slot, program: &Reservation, pieces: &[(Range<usize>, TakeOutWay)], uffd: &Uffd) {
         let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
         // SAFETY: memory of this test, whose pages nobody touches before the slot is cleared.
-        unsafe { uffd.register(program.base(), CLUSTER).unwrap() };
+        unsafe { uffd.register(program.base(), CLUSTER_SIZE).unwrap() };
         for (pages, way) in pieces {
-            let start = program.base() + pages.start * PAGE;
+            let start = program.base() + pages.start * PAGE_SIZE;
             // SAFETY: as above.
             let views = Views { uffd, pagemap: &pagemap, maps: &maps };
-            let taken = unsafe { slot.take_out(start, pages.len() * PAGE, true, *way, views) };
+            let taken = unsafe { slot.take_out(start, pages.len() * PAGE_SIZE, true, *way, views) };
             taken.unwrap();
         }
         holds_all(slot);
@@ -495,12 +507,12 @@ mod tests {
         let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
         let mut slots = Staging::slots(1).unwrap();
         let (slot, program) = (&mut slots[0], program());
-        let at = |page: usize| program.base() + page * PAGE;
+        let at = |page: usize| program.base() + page * PAGE_SIZE;
         // On both sides of the border between its two mappings, and alone.
         let pinned = PageSet::range(7..9).or(PageSet::range(298..303)).or(PageSet::range(511..512));
         let vectors: Vec<_> = pinned
             .runs()
-            .map(|run| libc::iovec { iov_base: at(run.start) as *mut _, iov_len: run.len() * PAGE })
+            .map(|run| libc::iovec { iov_base: at(run.start) as *mut _, iov_len: run.len() * PAGE_SIZE })
             .collect();
         // SAFETY: memory of this test, which outlives the ring's use of it.
         unsafe { ring.submitter().register_buffers(&vectors).unwrap() };
@@ -508,14 +520,14 @@ mod tests {
         // SAFETY: memory of this test, whose pages nobody touches before all is in the slot or back.
         unsafe {
             for (pages, protection) in access.clone() {
-                mapping::protect(at(pages.start), pages.len() * PAGE, protection).unwrap();
+                mapping::protect(at(pages.start), pages.len() * PAGE_SIZE, protection).unwrap();
             }
-            uffd.register(program.base(), CLUSTER).unwrap();
-            let sifted = slot.take_out(program.base(), CLUSTER, false, TakeOutWay::Sift, views);
+            uffd.register(program.base(), CLUSTER_SIZE).unwrap();
+            let sifted = slot.take_out(program.base(), CLUSTER_SIZE, false, TakeOutWay::Sift, views);
             assert_eq!(sifted, Err(Errno::BUSY));
         }
         assert_eq!(slot.populated(), PageSet::range(0..512).minus(pinned));
-        let left = pagemap.presence(program.base(), CLUSTER).unwrap().present;
+        let left = pagemap.presence(program.base(), CLUSTER_SIZE).unwrap().present;
         assert_eq!(left, pinned);
         for page in 0..512 {
             let protection = access.iter().find(|(pages, _)| pages.contains(&page)).unwrap().1;
@@ -528,11 +540,11 @@ mod tests {
         // Where they were, and registered: what leaves when nothing holds them any more can come back.
         ring.submitter().unregister_buffers().unwrap();
         // SAFETY: as above.
-        unsafe { slot.take_out(program.base(), CLUSTER, false, TakeOutWay::Sift, views).unwrap() };
+        unsafe { slot.take_out(program.base(), CLUSTER_SIZE, false, TakeOutWay::Sift, views).unwrap() };
         holds_all(slot);
         // SAFETY: the range is registered, and nobody waits there.
         let (copied, error) = unsafe { uffd.copy(at(299), slot.frame(299).unwrap()) };
-        assert_eq!((copied, error), (PAGE, None));
+        assert_eq!((copied, error), (PAGE_SIZE, None));
     }
 
     #[test]
@@ -544,16 +556,16 @@ mod tests {
         let slot = &mut slots[0];
         let program = program();
         // SAFETY: memory of this test.
-        unsafe { uffd.register(program.base(), CLUSTER).unwrap() };
+        unsafe { uffd.register(program.base(), CLUSTER_SIZE).unwrap() };
         slot.lost = PageSet::range(100..110);
-        let at = slot.base() + 100 * PAGE;
+        let at = slot.base() + 100 * PAGE_SIZE;
         // SAFETY: the slot is empty; the page plays a mapping of somebody else.
         unsafe { *(at as *mut u64) = 77 };
         // SAFETY: memory of this test.
         unsafe {
-            let whole = slot.take_out(program.base(), CLUSTER, true, TakeOutWay::Remap, views);
+            let whole = slot.take_out(program.base(), CLUSTER_SIZE, true, TakeOutWay::Remap, views);
             assert_eq!(whole, Err(Errno::NOMEM));
-            let part = slot.take_out(program.base(), 50 * PAGE, true, TakeOutWay::Remap, views);
+            let part = slot.take_out(program.base(), 50 * PAGE_SIZE, true, TakeOutWay::Remap, views);
             assert_eq!(part, Ok(()));
         }
         assert_eq!(slot.populated().len(), 50);

@@ -190,7 +190,7 @@ impl Uffd {
             return Err(last_errno());
         }
         Ok((message.event == EVENT_PAGEFAULT).then_some(Fault {
-            address: message.address as usize & !(crate::PAGE - 1),
+            address: message.address as usize & !(pagetide_page::PAGE_SIZE - 1),
             write: message.flags & FLAG_WRITE != 0,
             tid: message.tid,
         }))

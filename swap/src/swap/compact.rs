@@ -1,10 +1,10 @@
 //! Entries of the pool that lie loosely are moved together.
 
 use super::Swap;
-use crate::entry::{CLUSTER_PAGES, ClusterNumber};
 use crate::place::Place;
 use crate::table::CLUSTERS_MAX;
 use crate::zswap::pool::SpanSource;
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The pool's entries are moved together when so many pages, and such a part of it, would become free.

@@ -1,10 +1,10 @@
 //! Copies in the pool of pages that have come in.
 
 use super::Swap;
-use crate::entry::{CLUSTER_PAGES, ClusterNumber};
 use crate::place::{Handle, Place};
 use crate::stats::Counter;
 use crate::zswap::pool::SpanSource;
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Kept copies that are dropped under one lock of their cluster.

@@ -1,11 +1,11 @@
 //! What the program changes in its memory.
 
 use super::Swap;
-use crate::entry::{ClusterNumber, PageIndex};
 use crate::sync::lock;
 use crate::table::ClusterGuard;
 use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
+use pagetide_page::{ClusterNumber, PageIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// What a discard released.

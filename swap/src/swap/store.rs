@@ -1,7 +1,6 @@
 //! Pages are stored: as a pattern, in the pool, or where they still lie.
 
 use super::Swap;
-use crate::entry::{PAGE_SIZE, PageIndex};
 use crate::error::StoreError;
 use crate::hash::PageHash;
 use crate::place::{Handle, Place};
@@ -10,9 +9,10 @@ use crate::table::ClusterGuard;
 use crate::word::{State, Word};
 use crate::workingset::Shadow;
 use crate::zswap::Scratch;
-use crate::zswap::folios::FOLIO_PAGES;
 use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::Shrinker;
+use pagetide_page::FOLIO_PAGES;
+use pagetide_page::{PAGE_SIZE, PageIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// After so many pages from the device that did not compress, one of so many is tried.

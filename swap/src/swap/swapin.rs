@@ -1,7 +1,6 @@
 //! Pages come in: every transfer is made here, and ends here.
 
 use super::Swap;
-use crate::entry::{CLUSTER_PAGES, PageIndex};
 use crate::error::LoadError;
 use crate::place::Place;
 use crate::stats::Counter;
@@ -10,6 +9,7 @@ use crate::table::ClusterGuard;
 use crate::word::{State, Word};
 use crate::zswap::Scratch;
 use crate::zswap::pool::SpanSource;
+use pagetide_page::{CLUSTER_PAGES, PageIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Pages that one transfer brings in at most: 256 KiB.

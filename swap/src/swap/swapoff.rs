@@ -2,11 +2,11 @@
 
 use super::Swap;
 use super::swapin::Transfer;
-use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use crate::place::Place;
 use crate::table::CLUSTERS_MAX;
 use crate::word::State;
 use crate::zswap::pool::SpanSource;
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 
 /// Pages that lie one block after the other on the device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

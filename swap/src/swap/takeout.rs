@@ -2,13 +2,13 @@
 
 use super::Swap;
 use crate::balance::{Sizes, Totals};
-use crate::entry::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use crate::policy::{SPARED_MAX, Seen};
 use crate::stats::Counter;
 use crate::table::{ClusterGuard, History};
 use crate::word::{State, Word};
 use crate::workingset::Shadow;
 use crate::zswap::pool::SpanSource;
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A cluster that is asked for its pages out of turn.

@@ -1,7 +1,6 @@
 //! Entries of the pool go to the device.
 
 use super::{AGE_PART, Swap};
-use crate::entry::{CLUSTER_PAGES, CLUSTER_SHIFT, ClusterNumber, PageIndex};
 use crate::hash::PageHash;
 use crate::place::{Handle, Place};
 use crate::stats::Counter;
@@ -10,6 +9,7 @@ use crate::word::State;
 use crate::zswap::Scratch;
 use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::{Pooled, SCAN_RATE, Shrinker};
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Entries that the shrinker's hand passes at once, at least.
@@ -75,7 +75,7 @@ impl<S: SpanSource> Swap<S> {
             }
             let history = cluster.history();
             if offset < CLUSTER_PAGES {
-                self.hand.store(number.0 << CLUSTER_SHIFT | offset as u64, Relaxed);
+                self.hand.store(number.page(offset).0, Relaxed);
                 self.pooled.put_back(number);
             } else if pooled {
                 self.pooled.push(number);

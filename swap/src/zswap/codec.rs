@@ -1,9 +1,9 @@
 //! The codecs of the pool, behind one trait. What one thread needs for them is kept in [`Codecs`].
 
 use crate::config::{Compression, Compressor};
-use crate::entry::PAGE_SIZE;
 use crate::error::{LoadError, StoreError};
 use lz4::block::{compress_to_buffer, decompress_to_buffer};
+use pagetide_page::PAGE_SIZE;
 use zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective};
 

@@ -15,14 +15,12 @@
 use super::CODEC_SHIFT;
 use super::pool::{SpanMemory, SpanSource};
 use crate::config::{Compressor, FOLIO_SPAN_BYTES};
-use crate::entry::PAGE_SIZE;
 use crate::hash::Check;
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
+use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Pages of a folio.
-pub const FOLIO_PAGES: usize = 16;
 /// Folios in a span at most.
 const FOLIOS_MAX: usize = 1 << FOLIO_BITS;
 const FOLIO_BITS: u32 = 9;

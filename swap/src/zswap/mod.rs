@@ -14,12 +14,12 @@ pub mod pool;
 pub mod shrinker;
 
 use crate::config::{Allocator, Compressor, Switches};
-use crate::entry::PAGE_SIZE;
 use crate::error::{LoadError, StoreError};
 use crate::hash::{Check, HashKey, PageHash, check_of};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
-use folios::{FOLIO_PAGES, Folios, Piece, is_unknown, split_word};
+use folios::{Folios, Piece, is_unknown, split_word};
+use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
 use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};

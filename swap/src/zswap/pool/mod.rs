@@ -4,7 +4,7 @@ mod links;
 pub mod zbud;
 pub mod zsmalloc;
 
-use crate::entry::PAGE_SIZE;
+use pagetide_page::PAGE_SIZE;
 use std::ops::DerefMut;
 
 /// Where the pool's memory comes from.

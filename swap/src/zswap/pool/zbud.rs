@@ -12,9 +12,9 @@
 
 use super::links::Links;
 use super::{PoolSize, SpanSource, Zpool};
-use crate::entry::PAGE_SIZE;
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
+use pagetide_page::PAGE_SIZE;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -20,9 +20,9 @@
 use super::links::Links;
 use super::{PoolSize, SpanMemory, SpanSource, Zpool};
 use crate::config::{SPAN_BYTES, SPAN_PAGES};
-use crate::entry::PAGE_SIZE;
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
+use pagetide_page::PAGE_SIZE;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Slots of the smallest class: 1024.
@@ -466,7 +466,7 @@ mod tests {
     fn classes_ascend_and_hold_a_whole_page_and_a_header() {
         let sizes = class_sizes();
         assert!(sizes.is_sorted_by(|a, b| a < b), "{sizes:?}");
-        assert!(*sizes.last().unwrap() >= crate::entry::PAGE_SIZE + 64);
+        assert!(*sizes.last().unwrap() >= pagetide_page::PAGE_SIZE + 64);
         assert!(sizes.len() < 256 && sizes.iter().all(|size| SPAN_BYTES / size <= SLOTS_MAX));
     }
 

@@ -1,11 +1,9 @@
-//! What is swapped: pages, named by their index.
+//! Names of pages and clusters in an object.
 
-/// Bytes in a page.
-pub const PAGE_SIZE: usize = 4096;
-/// Pages in a cluster: what one page-table page of the processor maps (2 MiB).
-pub const CLUSTER_PAGES: usize = 512;
+use crate::{CLUSTER_PAGES, PAGE_SIZE};
+
 /// log2 of [`CLUSTER_PAGES`].
-pub const CLUSTER_SHIFT: u32 = 9;
+const CLUSTER_SHIFT: u32 = CLUSTER_PAGES.ilog2();
 
 /// The number of a page in its object.
 ///
@@ -52,4 +50,4 @@ impl ClusterNumber {
     }
 }
 
-const _: () = assert!(1 << CLUSTER_SHIFT == CLUSTER_PAGES);
+const _: () = assert!(CLUSTER_PAGES.is_power_of_two());

@@ -1,0 +1,24 @@
+//! The ground that all crates stand on: the sizes that memory is counted in, and names and sets of pages.
+//!
+//! | unit | pages | bytes | what it is |
+//! |---|---|---|---|
+//! | page | 1 | 4 KiB | what a page-table entry maps |
+//! | folio | 16 | 64 KiB | pages that are compressed together, if they leave together |
+//! | cluster | 512 | 2 MiB | what a page-table page maps, and what is taken out at once |
+
+#![forbid(unsafe_code)]
+
+mod index;
+mod set;
+
+pub use index::{ClusterNumber, PageIndex};
+pub use set::PageSet;
+
+/// Bytes in a page.
+pub const PAGE_SIZE: usize = 4096;
+/// Pages in a folio.
+pub const FOLIO_PAGES: usize = 16;
+/// Pages in a cluster.
+pub const CLUSTER_PAGES: usize = 512;
+/// Bytes in a cluster.
+pub const CLUSTER_SIZE: usize = CLUSTER_PAGES * PAGE_SIZE;
