@@ -1,0 +1,47 @@
+//! What reclaim remembers of a cluster.
+
+/// What reclaim remembers of a cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct History {
+    /// Whether the cluster stands in the reclaim queue.
+    pub queued: bool,
+    /// Whether pages of it belong to the working set.
+    pub workingset: bool,
+    /// Whether the cluster stands in the queue for writeback.
+    pub pooled: bool,
+    /// Pages that came back since the last take-out, as [`crate::policy`] remembers them.
+    pub heat: u16,
+    /// Pages that the last take-out took.
+    pub taken: u16,
+}
+
+impl History {
+    /// What is true of a cluster of which nothing is left: where it stands.
+    pub fn emptied(self) -> Self {
+        Self { queued: self.queued, pooled: self.pooled, ..Self::default() }
+    }
+
+    const FLAGS: u32 = 3;
+    const BITS: u32 = 13;
+    const MASK: u32 = (1 << Self::BITS) - 1;
+
+    pub(super) fn to_bits(self) -> u32 {
+        let number = |value: u16| u32::from(value).min(Self::MASK);
+        u32::from(self.queued)
+            | u32::from(self.workingset) << 1
+            | u32::from(self.pooled) << 2
+            | number(self.heat) << Self::FLAGS
+            | number(self.taken) << (Self::FLAGS + Self::BITS)
+    }
+
+    pub(super) fn from_bits(bits: u32) -> Self {
+        let number = |shift: u32| (bits >> shift & Self::MASK) as u16;
+        Self {
+            queued: bits & 1 != 0,
+            workingset: bits & 2 != 0,
+            pooled: bits & 4 != 0,
+            heat: number(Self::FLAGS),
+            taken: number(Self::FLAGS + Self::BITS),
+        }
+    }
+}
