@@ -13,6 +13,7 @@ mod fault;
 mod full;
 mod limits;
 mod program;
+mod reclaim;
 mod requests;
 mod staging;
 mod store;
@@ -20,13 +21,14 @@ mod swapoff;
 mod takeout;
 mod wait_list;
 mod waits;
+mod write;
 mod writeback;
 
 pub use census::Round;
 pub use limits::Limits;
+pub use pagetide_swap::reclaimer::Progress;
 pub use swapoff::Swapoff;
 pub use waits::TICK_NS;
-pub use writeback::{COMPACT_CLUSTERS, TRIM_ENTRIES, TRIM_SCAN};
 
 use crate::budget::Budget;
 use crate::latency::Latency;
@@ -35,6 +37,8 @@ use crate::memory::Memory;
 use crate::recorder::Recorder;
 use crate::regions::Regions;
 use pagetide_device::{Buffer, Device};
+use pagetide_swap::probation::Probation;
+use pagetide_swap::reclaimer::Reclaimer;
 use pagetide_swap::streams::Streams;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{Counter, Handle, PAGE_SIZE, PageIndex, Place, Scratch, StoreError, Stored, Swap};
@@ -43,7 +47,6 @@ use staging::Staging;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use store::Busy;
 use wait_list::WaitList;
 
 /// What storing a page is taken to cost before it has been seen.
@@ -77,19 +80,6 @@ impl Workspace {
     }
 }
 
-/// What a step of reclaim achieved.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Progress {
-    /// This many pages became free, or are being written.
-    Freed(usize),
-    /// Pages moved on, but none is free yet.
-    Moved,
-    /// What could leave waits for the device, which has as much to write as it may.
-    Waits,
-    /// There is nothing that could leave.
-    Nothing,
-}
-
 /// Counts of the engine's own, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
@@ -120,6 +110,7 @@ pub struct Engine<M: Memory> {
     /// Pages that had gone to and from the device at the last look.
     moved: AtomicU64,
     staging: Staging<M::Slot>,
+    reclaimer: Reclaimer,
     requests: Requests,
     parked: WaitList,
     streams: Streams,
@@ -142,8 +133,6 @@ pub struct Engine<M: Memory> {
     read_ns: AtomicU64,
     /// What it costs to store a page anew, of late, in nanoseconds.
     store_ns: AtomicU64,
-    /// How hard the pool is pressed to give memory, as bits of a float.
-    pool_pressure: AtomicU64,
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
     /// Clusters that no take-out may touch just now: they hold the stack of a thread that has a lock.
@@ -216,6 +205,7 @@ impl<M: Memory> Engine<M> {
             low: AtomicI64::new(limits.low),
             high: AtomicI64::new(limits.high),
             moved: AtomicU64::new(0),
+            reclaimer: Reclaimer::new(slots.len() as u16, limits.probation),
             staging: Staging::new(slots),
             requests: Requests::default(),
             parked: WaitList::new(),
@@ -233,7 +223,6 @@ impl<M: Memory> Engine<M> {
             stalled: AtomicI64::new(0),
             read_ns: AtomicU64::new(0),
             store_ns: AtomicU64::new(STORE_NS_FIRST),
-            pool_pressure: AtomicU64::new(0),
             copies_kept: AtomicBool::new(true),
             protected: std::array::from_fn(|_| AtomicU64::new(0)),
             taking: AtomicU64::new(0),
@@ -349,6 +338,9 @@ impl<M: Memory> Engine<M> {
 
     /// Notes what a page takes that was stored.
     fn note_stored(&self, page: PageIndex, stored: Stored) {
+        if self.recorder.is_none() {
+            return;
+        }
         let length = |handle| self.swap.zswap().length(handle).unwrap_or(PAGE_SIZE);
         let bytes = match stored {
             Stored::New(Place::Same(_)) => 0,
@@ -372,42 +364,8 @@ impl<M: Memory> Engine<M> {
         self.budget.take(now - before);
     }
 
-    /// One step towards free memory. A bounded piece of work; never waits for I/O.
-    pub fn reclaim(&self, work: &mut Workspace) -> Progress {
-        let mut freed = self.trim_pool(work);
-        let taken = if self.is_probation_full() { Some(0) } else { self.take_out() };
-        if let Some(taken) = taken.filter(|&taken| taken > 0) {
-            freed += self.press_pool(taken, work);
-        }
-        let waits = self.waiting() > 0;
-        let ripe = self.is_probation_full();
-        // Where somebody waits, a cluster of which nothing would leave is no reason to keep others waiting.
-        let stuck = taken.is_none() || (taken == Some(0) && waits);
-        let oldest = if ripe || stuck { self.staging.take_oldest() } else { None };
-        let mut waits_for_device = false;
-        if let Some(slot) = oldest {
-            freed += self.store_slot(slot, Busy::Wait, work);
-            waits_for_device = self.staging[slot].late.load(Relaxed);
-        }
-        if freed == 0 && self.waiting() > 0 {
-            // Somebody waits: frames that were kept for runs are worth more as room.
-            freed += self.drop_donor().unwrap_or(0);
-        }
-        if freed == 0 && taken.is_none() && oldest.is_none() {
-            // All that is left to leave is in the pool.
-            return self.reclaim_pool(work);
-        }
-        match (freed, taken, oldest) {
-            (1.., _, _) => Progress::Freed(freed),
-            (0, None, None) => Progress::Nothing,
-            (0, _, _) if waits_for_device => Progress::Waits,
-            (0, _, _) => Progress::Moved,
-        }
-    }
-
-    /// Whether the oldest slot on probation should be stored. One may wait there however many pages it has.
-    fn is_probation_full(&self) -> bool {
-        let slots = self.staging.on_probation();
-        slots > self.limits.probation || (slots > 1 && self.swap.is_probation_full())
+    /// What is known of the pages on probation.
+    fn probation(&self) -> &Probation {
+        &self.reclaimer.probation
     }
 }

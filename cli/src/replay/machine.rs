@@ -1,28 +1,22 @@
 //! A process of which only the accesses are known: the swap subsystem is the real one, memory and time are counted.
 //!
-//! What the engine does around the subsystem is done here as there: reclaim in steps between two watermarks, probation,
-//! writeback, the pool's limit. Reads and writes take no time of their own but what a fault waits for them.
+//! Reclaim goes by the same steps as the engine's ([`pagetide_swap::reclaimer`]), between the same two watermarks.
+//! What is written has arrived by the next step. Reads take no time of their own but what a fault waits for them.
 
 use super::events::{Said, Steps};
-use pagetide::engine::{COMPACT_CLUSTERS, Limits, TRIM_ENTRIES, TRIM_SCAN};
+use super::moving::{Counting, World};
 use pagetide_swap::balance::{Balance, POOL_FAULT_NS, PROBATION_FAULT_NS};
-use pagetide_swap::blocks::Blocks;
-use pagetide_swap::config::WRITE_BATCH_PAGES;
-use pagetide_swap::hash::{HashKey, PageHash};
-use pagetide_swap::streams::Streams;
-use pagetide_swap::swap::Keys;
-use pagetide_swap::workingset::Shadow;
-use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Config, Counter, Counters, FOLIO_PAGES, PAGE_SIZE, PageIndex, Place,
-    PoolScope, Source, SpanMemory, SpanSource, State, StoreError, StoreOutcome, Stored, Swap, Swapin,
-};
-use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, PoisonError};
+use pagetide_swap::reclaimer::{Progress, Reclaimer};
+use pagetide_swap::streams::{Look, Streams};
+use pagetide_swap::{Config, Counter, PAGE_SIZE, PageIndex, Source, State, Swapin, Transfer, Window};
+use std::ops::Range;
 
 /// What a fault costs that finds a zero page.
 const ZERO_NS: f64 = 6_000.0;
 /// Faults after which the pool's share is looked at.
 const TICK_FAULTS: u64 = 1024;
+/// Slots of staging beside those on probation, as a process has them.
+const SLOTS_MORE: usize = 24;
 
 /// What is replayed with.
 #[derive(Clone, Copy, Debug)]
@@ -72,81 +66,15 @@ impl Outcome {
     }
 }
 
-/// Memory of the pool: what is given back is used again, whatever it holds.
-#[derive(Clone, Debug, Default)]
-struct Spans(Arc<Mutex<Vec<Vec<u8>>>>);
-
-#[derive(Debug)]
-struct Span {
-    bytes: Vec<u8>,
-    home: Spans,
-}
-
-impl Spans {
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl SpanSource for Spans {
-    type Span = Span;
-    fn take(&self, bytes: usize) -> Option<Span> {
-        let mut free = self.free();
-        let old = free.iter().rposition(|span| span.len() == bytes).map(|at| free.swap_remove(at));
-        Some(Span { bytes: old.unwrap_or_else(|| vec![0; bytes]), home: self.clone() })
-    }
-}
-
-impl SpanMemory for Span {
-    fn trim(&mut self, _: usize) {}
-}
-
-impl Drop for Span {
-    fn drop(&mut self) {
-        self.home.free().push(std::mem::take(&mut self.bytes));
-    }
-}
-
-impl std::ops::Deref for Span {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl std::ops::DerefMut for Span {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-}
-
-/// A cluster on probation.
-struct Slot {
-    id: u16,
-    cluster: ClusterNumber,
-    pages: Vec<u16>,
-    shadow: Shadow,
-}
-
-struct Machine<'a> {
+struct Machine {
     setting: Setting,
-    swap: Swap<Spans>,
-    limits: Limits,
-    steps: &'a Steps,
-    /// What each page takes, and which of its contents that is.
-    sizes: Vec<u16>,
-    versions: Vec<u32>,
+    world: World,
+    reclaimer: Reclaimer,
     streams: Streams,
-    probation: VecDeque<Slot>,
-    next_slot: u16,
     balance: Balance,
-    /// Pages of tables and hashes, at the last look.
-    metadata: i64,
     faults: u64,
     device_ns: u64,
-    entries: Vec<(PageIndex, pagetide_swap::Handle)>,
     outcome: Outcome,
-    blocks: u64,
 }
 
 /// Replays steps.
@@ -158,43 +86,22 @@ pub fn replay(steps: &Steps, setting: Setting) -> Outcome {
     machine.end()
 }
 
-impl<'a> Machine<'a> {
-    fn new(steps: &'a Steps, setting: Setting) -> Self {
-        // Room for every page, and as many copies.
-        let blocks = if setting.device_ns > 0.0 { 2 * steps.pages as usize + 4096 } else { 0 };
-        // Contents are told apart by numbers: there is nothing to hide or to prove.
-        let keys = Keys { hash: HashKey::new([0; 4]), cipher: None };
-        let swap =
-            Swap::new(Spans::default(), Blocks::private(blocks), keys, setting.config, Counters::private());
+impl Machine {
+    fn new(steps: &Steps, setting: Setting) -> Self {
+        let world = World::new(steps, &setting);
+        let probation = world.limits.probation;
         let mut this = Self {
             setting,
-            swap,
-            limits: Limits::for_cap(setting.memory),
-            steps,
-            sizes: steps.sizes.clone(),
-            versions: vec![0; steps.pages as usize],
+            world,
+            reclaimer: Reclaimer::new((probation + SLOTS_MORE) as u16, probation),
             streams: Streams::default(),
-            probation: VecDeque::new(),
-            next_slot: 0,
             balance: Balance::default(),
-            metadata: 0,
             faults: 0,
             device_ns: 0,
-            entries: Vec::new(),
             outcome: Outcome::default(),
-            blocks: blocks as u64,
         };
         this.tick();
         this
-    }
-
-    fn has_device(&self) -> bool {
-        self.blocks > 0
-    }
-
-    fn free(&self) -> i64 {
-        let pool = self.swap.zswap().pool_pages() as i64;
-        self.setting.memory as i64 - self.swap.present() - self.swap.cached() - pool - self.metadata
     }
 
     fn step(&mut self, page: PageIndex, said: Said) {
@@ -202,33 +109,154 @@ impl<'a> Machine<'a> {
             Said::Access { write } => {
                 self.outcome.accesses += 1;
                 if write {
-                    self.versions[page.0 as usize] += 1;
+                    self.world.change(page);
                 }
-                self.access(page);
+                if self.world.swap.table().peek(page).state() == State::Present {
+                    self.outcome.resident += 1;
+                } else {
+                    self.access(page);
+                }
             }
-            Said::Size(bytes) => {
-                self.sizes[page.0 as usize] = bytes;
-                self.versions[page.0 as usize] += 1;
-            }
+            Said::Size(bytes) => self.world.resize(page, bytes),
             Said::Discard(pages) => {
                 let range = page.offset()..page.offset() + usize::from(pages);
-                self.swap.discard(page.cluster(), range, |_, _| {}, || {});
+                let mut freed = Vec::new();
+                self.world.swap.discard(page.cluster(), range, |slot, _| freed.push(slot), || {});
+                freed.into_iter().for_each(|slot| self.release(slot, 1));
             }
         }
     }
 
-    fn access(&mut self, page: PageIndex) {
-        if self.swap.table().peek(page).state() == State::Present {
-            self.outcome.resident += 1;
-            return;
+    fn release(&self, slot: u16, pages: usize) {
+        if self.reclaimer.probation.release(slot, pages) {
+            self.reclaimer.probation.add_empty(slot);
         }
-        let whole = PageIndex(0)..PageIndex(self.steps.pages.into());
+    }
+
+    /// Answers a fault.
+    fn access(&mut self, page: PageIndex) {
+        while !self.try_access(page) {
+            // There is no room for one page: the fault waits until there is, or nothing leaves any more.
+            if !self.reclaim() {
+                self.world.overdrawn = true;
+            }
+        }
+        self.world.overdrawn = false;
+        self.faults += 1;
+        if self.faults.is_multiple_of(TICK_FAULTS) {
+            self.tick();
+        }
+        if self.world.free() < self.world.limits.low {
+            self.reclaim();
+        }
+    }
+
+    /// Answers a fault if there is room.
+    fn try_access(&mut self, page: PageIndex) -> bool {
+        let whole = PageIndex(0)..self.world.end;
         let look = self.streams.look(page);
-        let Swapin::Inserted(transfer) = self.swap.swapin(page, whole, look.window) else {
+        let Swapin::Inserted(mut transfer) = self.world.swap.swapin(page, whole, look.window) else {
             unreachable!("nobody else is at work, and nothing is lost")
         };
-        let (source, pages) = (transfer.source, transfer.pages());
-        let ahead = transfer.length - 1;
+        let source = transfer.source;
+        let mut pages = transfer.pages();
+        if !matches!(source, Source::Frames { .. }) && !self.world.has_room(transfer.length) {
+            self.narrow(&mut transfer);
+            if !self.world.has_room(1) {
+                self.world.swap.finish_swapin(&transfer, 0, true);
+                self.world.swap.counters().add(Counter::allocstall, 1);
+                self.note_streams(page, look, source, pages);
+                return false;
+            }
+        }
+        let mut reads = Vec::new();
+        if matches!(source, Source::Device { .. }) {
+            reads.push(transfer);
+        } else {
+            self.bring_in(&transfer);
+        }
+        if matches!(source, Source::Device { .. } | Source::Zero) {
+            let reach = self.world.swap.reach(page, source, look.window).after as u64;
+            pages.end = self.read_on(pages.end, page.plus(1 + reach), &mut reads);
+        }
+        // They arrive when all have been asked for.
+        reads.iter().for_each(|transfer| self.bring_in(transfer));
+        self.charge(source, reads.iter().map(|transfer| transfer.length).sum());
+        self.note_streams(page, look, source, pages);
+        true
+    }
+
+    fn note_streams(&self, page: PageIndex, look: Look, source: Source, pages: Range<PageIndex>) {
+        self.world.swap.counters().add(Counter::swap_ra_hit, look.passed as u64);
+        let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
+        let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
+        self.streams.brought_in(page, look, pages, ahead);
+    }
+
+    /// Lets go of all pages of a transfer but the one that is asked for.
+    fn narrow(&self, transfer: &mut Transfer) {
+        if let Some(rest) = transfer.split_off(transfer.demand) {
+            self.world.swap.finish_swapin(&std::mem::replace(transfer, rest), 0, true);
+        }
+        if let Some(tail) = transfer.split_off(1) {
+            self.world.swap.finish_swapin(&tail, 0, true);
+        }
+    }
+
+    fn bring_in(&self, transfer: &Transfer) {
+        let swap = &self.world.swap;
+        let keep = match transfer.source {
+            Source::Memory => !swap.zswap().is_nearly_full(),
+            Source::Device { .. } => swap.blocks().used() * 2 < swap.blocks().limit(),
+            _ => false,
+        };
+        swap.finish_swapin(transfer, transfer.length, keep);
+        if let Source::Frames { slot } = transfer.source {
+            self.release(slot, transfer.length);
+        }
+    }
+
+    /// Brings in pages from `next` on that nobody has asked for, up to `stop`, as far as there is room. Returns the
+    /// first that it did not.
+    fn read_on(&self, mut next: PageIndex, stop: PageIndex, reads: &mut Vec<Transfer>) -> PageIndex {
+        let mut room = self.world.free() - reads.iter().map(|transfer| transfer.length as i64).sum::<i64>();
+        while next < stop {
+            let window = Window::ahead((stop.0 - next.0) as usize);
+            let found = self.world.swap.swapin(next, next..self.world.end, window);
+            let Swapin::Inserted(mut transfer) = found else { break };
+            transfer.ahead = true;
+            let end = transfer.pages().end;
+            match transfer.source {
+                Source::Zero | Source::Device { .. } if room >= transfer.length as i64 => {
+                    room -= transfer.length as i64;
+                    if transfer.source == Source::Zero {
+                        self.bring_in(&transfer);
+                    } else {
+                        reads.push(transfer);
+                    }
+                }
+                _ => {
+                    self.world.swap.finish_swapin(&transfer, 0, true);
+                    if let Source::Frames { slot } = transfer.source {
+                        self.let_go(slot);
+                    }
+                    break;
+                }
+            }
+            next = end;
+        }
+        next
+    }
+
+    /// Pages of a slot stay on probation.
+    fn let_go(&self, slot: u16) {
+        self.reclaimer.probation.hold(slot);
+        self.reclaimer.probation.requeue(slot);
+        self.release(slot, 1);
+    }
+
+    /// Adds up what a fault cost that read so many pages from the device.
+    fn charge(&mut self, source: Source, read: usize) {
         let cost = match source {
             Source::Hole => 0.0,
             Source::Frames { .. } => PROBATION_FAULT_NS,
@@ -236,245 +264,61 @@ impl<'a> Machine<'a> {
             Source::Memory => POOL_FAULT_NS,
             Source::Device { .. } => {
                 self.outcome.device_reads += 1;
-                self.setting.device_ns + self.setting.device_page_ns * ahead as f64
+                self.setting.device_ns + self.setting.device_page_ns * (read as f64 - 1.0)
             }
         };
         if matches!(source, Source::Device { .. }) {
             self.device_ns += cost as u64;
         }
         self.outcome.stalled_ns += cost;
-        let keep = match source {
-            Source::Memory => !self.swap.zswap().is_nearly_full(),
-            Source::Device { .. } => self.swap.blocks().used() * 2 < self.blocks,
-            _ => false,
-        };
-        self.swap.finish_swapin(&transfer, transfer.length, keep);
-        self.swap.counters().add(Counter::swap_ra_hit, look.passed as u64);
-        let ahead = if matches!(source, Source::Hole | Source::Frames { .. }) { 0 } else { ahead };
-        self.streams.brought_in(page, look, pages, ahead);
-        self.faults += 1;
-        if self.faults.is_multiple_of(TICK_FAULTS) {
-            self.tick();
-        }
-        if self.free() < self.limits.low {
-            while self.free() < self.limits.high {
-                if !self.reclaim() {
-                    self.outcome.overcommitted = self.outcome.overcommitted.max((-self.free()).max(0) as u64);
-                    break;
-                }
-            }
-        }
     }
 
     /// What the control thread does every few hundredths of a second.
     fn tick(&mut self) {
-        self.metadata = self.swap.metadata_bytes().div_ceil(PAGE_SIZE) as i64;
-        self.swap.observe();
-        let ceiling = self.setting.pool_max;
-        let share = match self.has_device() {
+        let Self { setting, world, balance, .. } = self;
+        world.metadata = world.swap.metadata_bytes().div_ceil(PAGE_SIZE) as i64;
+        world.swap.observe();
+        let ceiling = setting.pool_max;
+        let share = match world.has_device() {
             false => ceiling,
-            true if self.setting.config.switches.fixed_share => self.balance.fixed(ceiling),
-            true => self.balance.share(self.swap.totals(self.device_ns), self.swap.sizes(), ceiling),
+            true if setting.config.switches.fixed_share => balance.fixed(ceiling),
+            true => balance.share(world.swap.totals(self.device_ns), world.swap.sizes(), ceiling),
         };
-        let (memory, room) = (self.setting.memory as f64, self.setting.memory * 7 / 8);
-        self.swap.zswap().set_pages_max(((memory * share) as usize).min(room as usize));
+        let (memory, room) = (setting.memory as f64, setting.memory * 7 / 8);
+        world.swap.zswap().set_pages_max(((memory * share) as usize).min(room as usize));
+        self.reclaimer.set_pressure(balance.pressure());
     }
 
-    /// One step towards free memory. False if nothing can leave.
+    /// Reclaims until enough is free. False if nothing leaves any more.
     fn reclaim(&mut self) -> bool {
-        let before = self.free();
-        let mut moved = self.swap.compact(COMPACT_CLUSTERS) > 0;
-        let mut trimmed = 0;
-        while trimmed < TRIM_ENTRIES && self.swap.zswap().is_nearly_full() {
-            let dropped = self.swap.drop_copies(TRIM_ENTRIES);
-            let gone = if dropped > 0 { dropped } else { self.write_back(TRIM_SCAN, PoolScope::All) };
-            if gone == 0 {
-                break;
-            }
-            trimmed += gone;
-        }
-        let taken = if self.is_probation_full() { Some(0) } else { self.take_out() };
-        if let Some(taken @ 1..) = taken {
-            moved = true;
-            if self.balance.pressure() > 0.0 {
-                let scan = self.swap.pressure(taken, self.balance.pressure());
-                if scan > 0 {
-                    self.write_back(scan, PoolScope::Own);
-                }
+        let mut in_vain = 0;
+        while self.world.free() < self.world.limits.high {
+            let progress = Counting::new(&self.reclaimer, &mut self.world).step();
+            self.note_pool();
+            in_vain = if matches!(progress, Progress::Freed(_)) { 0 } else { in_vain + 1 };
+            // All clusters have had their turn, and all slots.
+            let round = self.world.swap.queue().len() + 64;
+            if progress == Progress::Nothing || in_vain > round {
+                let over = (-self.world.free()).max(0) as u64;
+                self.outcome.overcommitted = self.outcome.overcommitted.max(over);
+                return false;
             }
         }
-        if (self.is_probation_full() || taken.is_none())
-            && let Some(slot) = self.probation.pop_front()
-        {
-            moved = true;
-            self.store(&slot);
-        }
-        let pool = self.swap.zswap().pool_pages();
+        true
+    }
+
+    fn note_pool(&mut self) {
+        let zswap = self.world.swap.zswap();
+        let pool = zswap.pool_pages();
         if pool > self.outcome.pool_peak {
             self.outcome.pool_peak = pool;
-            let (entries, bytes) = self.swap.zswap().stored();
+            let (entries, bytes) = zswap.stored();
             self.outcome.ratio = (bytes > 0).then(|| (entries * PAGE_SIZE as u64) as f64 / bytes as f64);
         }
-        if moved || trimmed > 0 || self.free() > before {
-            return true;
-        }
-        // All that is left is in the pool.
-        self.swap.drop_copies(TRIM_ENTRIES) + self.write_back(usize::MAX, PoolScope::All) > 0
-    }
-
-    fn is_probation_full(&self) -> bool {
-        self.probation.len() > self.limits.probation
-            || (self.probation.len() > 1 && self.swap.is_probation_full())
-    }
-
-    /// Takes a cluster out. `None` if there is none.
-    fn take_out(&mut self) -> Option<usize> {
-        let mut cluster = self.swap.victim()?;
-        let id = self.next_slot;
-        self.next_slot = self.next_slot.wrapping_add(1);
-        let mut present = [false; CLUSTER_PAGES];
-        for (offset, present) in present.iter_mut().enumerate() {
-            *present = cluster.get(offset).state() == State::Present;
-        }
-        let number = cluster.number();
-        let out =
-            self.swap.taken_out(&mut cluster, id, 0..CLUSTER_PAGES, |offset| present[offset], |_| false);
-        drop(cluster);
-        let pages = (0..CLUSTER_PAGES as u16).filter(|&offset| present[usize::from(offset)]).collect();
-        self.probation.push_back(Slot { id, cluster: number, pages, shadow: out.shadow });
-        Some(out.taken)
-    }
-
-    /// Stores what is still on probation in a slot.
-    fn store(&mut self, slot: &Slot) {
-        let mut outgoing: Vec<(PageIndex, PageHash)> = Vec::new();
-        let mut pages = slot.pages.iter().map(|&offset| usize::from(offset)).peekable();
-        while let Some(&first) = pages.peek() {
-            let folio = first - first % FOLIO_PAGES;
-            let mut begun = [(0, None); FOLIO_PAGES];
-            let mut count = 0;
-            {
-                let Some(mut cluster) = self.swap.table().lock(slot.cluster) else { return };
-                while let Some(offset) = pages.next_if(|&offset| offset < folio + FOLIO_PAGES) {
-                    self.swap.begin_store(&mut cluster, slot.id, offset..offset + 1, |offset, kept| {
-                        begun[count] = (offset, kept);
-                        count += 1;
-                    });
-                }
-            }
-            let page = |nth: usize| slot.cluster.page(begun[nth].0);
-            if count == FOLIO_PAGES {
-                let sizes = std::array::from_fn(|nth| self.size(page(nth)));
-                let hashes = std::array::from_fn(|nth| self.hash(page(nth)));
-                let stored: [Stored; FOLIO_PAGES] =
-                    self.swap.store_sized(&sizes, &hashes, &begun.map(|(_, kept)| kept));
-                if let Some(place) = Stored::run(&stored)
-                    && self.swap.finish_store_run(page(0), FOLIO_PAGES, place, slot.shadow)
-                {
-                    continue;
-                }
-                (0..FOLIO_PAGES).for_each(|nth| self.end_store(page(nth), stored[nth], slot, &mut outgoing));
-                continue;
-            }
-            for (nth, &(_, kept)) in begun[..count].iter().enumerate() {
-                let page = page(nth);
-                let [stored] = self.swap.store_sized(&[self.size(page)], &[self.hash(page)], &[kept]);
-                self.end_store(page, stored, slot, &mut outgoing);
-            }
-        }
-        self.write(slot, &outgoing);
-    }
-
-    fn size(&self, page: PageIndex) -> usize {
-        self.sizes[page.0 as usize].into()
-    }
-
-    /// Stands for a page's contents.
-    fn hash(&self, page: PageIndex) -> PageHash {
-        // An entry keeps no more of it than the version.
-        [self.versions[page.0 as usize], 1, page.0 as u32]
-    }
-
-    fn end_store(
-        &self,
-        page: PageIndex,
-        stored: Stored,
-        slot: &Slot,
-        outgoing: &mut Vec<(PageIndex, PageHash)>,
-    ) {
-        match stored {
-            Stored::Clean(place) | Stored::New(place) => {
-                let outcome = self.swap.finish_store(page, place, slot.shadow);
-                debug_assert_eq!(outcome, StoreOutcome::Swapped);
-            }
-            Stored::Refused(why, hash) => {
-                if why == StoreError::PoolLimit && !self.has_device() {
-                    self.swap.counters().add(Counter::reject_reclaim_fail, 1);
-                }
-                outgoing.push((page, hash));
-            }
-        }
-    }
-
-    /// Writes pages to the device, or brings them back if it has no room.
-    fn write(&self, slot: &Slot, pages: &[(PageIndex, PageHash)]) {
-        let mut left = pages;
-        while !left.is_empty() {
-            let run = self
-                .has_device()
-                .then(|| self.swap.blocks().allocate(left.len().min(WRITE_BATCH_PAGES)))
-                .flatten();
-            let Some(run) = run else { break };
-            let (now, later) = left.split_at(run.length);
-            for (block, &(page, hash)) in (run.start..).zip(now) {
-                self.swap.seal(block, hash, &mut []);
-                self.swap.finish_store(page, Place::Device(block), slot.shadow);
-            }
-            self.swap.counters().add(Counter::pswpout, now.len() as u64);
-            left = later;
-        }
-        for &(page, _) in left {
-            self.swap.abandon_store(page);
-            let found = self.swap.swapin(page, page..page.plus(1), pagetide_swap::Window::NONE);
-            if let Swapin::Inserted(transfer) = found {
-                self.swap.finish_swapin(&transfer, 1, true);
-            }
-        }
-    }
-
-    /// Passes the shrinker's hand over so many entries, and writes back what it finds.
-    fn write_back(&mut self, scan: usize, scope: PoolScope) -> usize {
-        if !self.has_device() {
-            return 0;
-        }
-        let mut entries = std::mem::take(&mut self.entries);
-        entries.clear();
-        self.swap.scan(scan, 4 * WRITE_BATCH_PAGES, scope, &mut entries);
-        let mut written = 0;
-        let mut left = &entries[..];
-        while !left.is_empty()
-            && let Some(run) = self.swap.blocks().allocate(left.len().min(WRITE_BATCH_PAGES))
-        {
-            let (now, later) = left.split_at(run.length);
-            for (block, &(owner, handle)) in (run.start..).zip(now) {
-                let claimed = self.swap.claim_writeback(owner, handle);
-                if !claimed {
-                    self.swap.blocks().free(block);
-                    continue;
-                }
-                let hash = self.hash(owner);
-                self.swap.seal(block, hash, &mut []);
-                written += usize::from(self.swap.finish_writeback(owner, handle, hash, Some(block)));
-            }
-            left = later;
-        }
-        self.swap.counters().add(Counter::pswpout, written as u64);
-        self.entries = entries;
-        written
     }
 
     fn end(mut self) -> Outcome {
-        let counters = self.swap.counters();
+        let counters = self.world.swap.counters();
         self.outcome.counters =
             Counter::ALL.iter().map(|&counter| (counter.name(), counters.get(counter))).collect();
         self.outcome

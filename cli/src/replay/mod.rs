@@ -3,7 +3,9 @@
 mod belady;
 mod events;
 mod machine;
+mod moving;
 mod plot;
+mod spans;
 
 use crate::failure::Failure;
 use crate::launch::{Neighbours, Policy};

@@ -215,7 +215,6 @@ impl<M: Memory> Engine<M> {
     /// Brings pages back from probation.
     pub(super) fn bring_from_frames(&self, transfer: &Transfer, slot_id: u16, writable: bool) {
         let first = transfer.first.offset();
-        let staged = &self.staging[slot_id];
         // A copy's frame is free only when all of the slot is: where there is no room for both, the page moves.
         let room =
             self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.low.load(Relaxed);
@@ -224,7 +223,7 @@ impl<M: Memory> Engine<M> {
             && (transfer.length >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY));
         let mut paid = 0;
         let mapped = {
-            let mut slot = lock(&staged.slot);
+            let mut slot = lock(&self.staging[slot_id]);
             let mut mapped = Mapped { pages: 0, error: None };
             if moves {
                 let before = slot.memory_pages();
@@ -266,7 +265,7 @@ impl<M: Memory> Engine<M> {
             return false;
         }
         let Some(donor) = self.staging.take_donor() else { return false };
-        let mut slot = lock(&self.staging[donor].slot);
+        let mut slot = lock(&self.staging[donor]);
         let Some(frame) = slot.populated().find_run(0, transfer.length) else {
             self.drop_frames(donor, slot);
             return false;

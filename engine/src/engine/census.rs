@@ -7,12 +7,13 @@
 //! table.
 
 use super::store::Busy;
-use super::{Engine, TRIM_ENTRIES, Workspace};
+use super::{Engine, Workspace};
 use crate::census::{Reason, Step, Tally};
 use crate::memory::{Memory, PageSet};
+use pagetide_swap::reclaimer::TRIM_ENTRIES;
 use pagetide_swap::swap::Candidate;
 use pagetide_swap::table::CLUSTERS_MAX;
-use pagetide_swap::{ClusterNumber, PageIndex, PoolScope};
+use pagetide_swap::{ClusterNumber, PageIndex};
 use std::ops::Range;
 
 /// A census under way.
@@ -44,7 +45,7 @@ impl<M: Memory> Engine<M> {
                 self.swap.zswap().reopen();
                 let dropped = std::iter::from_fn(|| self.drop_donor()).sum::<usize>();
                 round.moving |= self.requests() > 0;
-                let lots = self.staging.on_probation();
+                let lots = self.probation().len();
                 round.stage = Stage::Probation(lots);
                 dropped + self.shrink_own_pool(work)
             }
@@ -54,7 +55,7 @@ impl<M: Memory> Engine<M> {
             }
             Stage::Probation(left) => {
                 round.stage = Stage::Probation(left - 1);
-                let slot = self.staging.take_oldest();
+                let slot = self.probation().pop();
                 let stored = slot.map_or(0, |slot| self.try_slot(slot, round, work));
                 // What found no place is in the program again, and is asked once more with its cluster.
                 round.tally = Tally::default();
@@ -76,8 +77,7 @@ impl<M: Memory> Engine<M> {
     /// write, or when their neighbours have gone too.
     fn shrink_own_pool(&self, work: &mut Workspace) -> usize {
         let copies = self.swap.drop_copies(TRIM_ENTRIES);
-        let gone =
-            if copies > 0 { copies } else { self.write_back_scanned(usize::MAX, PoolScope::Own, work) };
+        let gone = if copies > 0 { copies } else { self.write_back_own(work) };
         self.charge_pool();
         gone
     }
@@ -85,7 +85,7 @@ impl<M: Memory> Engine<M> {
     /// Stores what is on probation in a slot. Returns how many pages left.
     fn try_slot(&self, slot: u16, round: &mut Round, work: &mut Workspace) -> usize {
         let stored = self.store_slot(slot, Busy::Wait, work);
-        round.moving |= self.staging[slot].late.load(super::Relaxed);
+        round.moving |= self.probation().is_late(slot);
         round.tally.add(Reason::NoPlace, self.take_refused());
         stored
     }
@@ -135,7 +135,7 @@ impl<M: Memory> Engine<M> {
             }
             Candidate::Ready(cluster) => cluster,
         };
-        let Some(slot) = self.staging.take_empty() else {
+        let Some(slot) = self.probation().take_empty() else {
             // All wait for the device, or for whoever maps from them.
             round.moving = true;
             return 0;
@@ -143,10 +143,10 @@ impl<M: Memory> Engine<M> {
         let taken = self.take_out_into(slot, cluster, &regions, shared, Some(stays));
         drop(regions);
         if taken == 0 {
-            self.staging.put_back_empty(slot);
+            self.probation().put_back_empty(slot);
             return 0;
         }
-        if self.staging.take_from_probation(slot) { self.try_slot(slot, round, work) } else { 0 }
+        if self.probation().take_back(slot) { self.try_slot(slot, round, work) } else { 0 }
     }
 }
 

@@ -51,7 +51,7 @@ impl<M: Memory> Engine<M> {
 
     /// Takes the next cluster out of the program. `None` if nothing can be taken.
     pub(super) fn take_out(&self) -> Option<usize> {
-        let slot_id = self.staging.take_empty()?;
+        let slot_id = self.probation().take_empty()?;
         let mut shared = Vec::new();
         let taken = {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
@@ -61,7 +61,7 @@ impl<M: Memory> Engine<M> {
         let hastened = if taken.is_none() { 0 } else { self.hastened.load(Relaxed).saturating_sub(1) };
         self.hastened.store(hastened, Relaxed);
         if taken.is_none_or(|taken| taken == 0) {
-            self.staging.put_back_empty(slot_id);
+            self.probation().put_back_empty(slot_id);
         }
         if !shared.is_empty() {
             self.unshare(&shared);
@@ -119,8 +119,7 @@ impl<M: Memory> Engine<M> {
             self.count(Counter::pgsteal_fail, 1);
             return 0;
         }
-        let staged = &self.staging[slot_id];
-        let mut slot = lock(&staged.slot);
+        let mut slot = lock(&self.staging[slot_id]);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
         let whole = 0..CLUSTER_PAGES;
         let checks = pins || self.mask.masks(Mask::NO_REMAP);
@@ -192,14 +191,10 @@ impl<M: Memory> Engine<M> {
             return 0;
         }
         // Before the cluster is unlocked: a fault may bring the first page back at once.
-        staged.cluster.store(number.0, Relaxed);
-        staged.shadow.store(out.shadow.0, Relaxed);
-        *lock(&staged.poor) = PageSet::default();
-        staged.refs.store(out.taken + 1, SeqCst);
-        staged.queued.store(true, SeqCst);
+        self.probation().begin(slot_id, number, out.taken, out.shadow);
         drop(cluster);
         drop(slot);
-        self.staging.add_to_probation(slot_id);
+        self.probation().push(slot_id);
         for (slot, count) in out.left {
             self.unref(slot, count);
         }
@@ -238,7 +233,7 @@ impl<M: Memory> Engine<M> {
     /// Gives a donor's frames back to the system, if there is a donor.
     pub(super) fn drop_donor(&self) -> Option<usize> {
         let donor = self.staging.take_donor()?;
-        Some(self.drop_frames(donor, lock(&self.staging[donor].slot)))
+        Some(self.drop_frames(donor, lock(&self.staging[donor])))
     }
 
     /// Gives back frames that are kept for runs if no run came in since the last call.
@@ -252,17 +247,17 @@ impl<M: Memory> Engine<M> {
     pub(super) fn drop_frames(&self, slot_id: u16, mut slot: MutexGuard<'_, M::Slot>) -> usize {
         let pages = self.drop_bytes(&mut slot, PageSet::default());
         drop(slot);
-        self.staging.add_empty(slot_id);
+        self.probation().add_empty(slot_id);
         pages
     }
 
     /// `count` pages are no longer cached in the slot (or its processing has ended).
     pub(super) fn unref(&self, slot_id: u16, count: usize) -> usize {
-        if count == 0 || self.staging[slot_id].refs.fetch_sub(count, SeqCst) != count {
+        if !self.probation().release(slot_id, count) {
             return 0;
         }
         // Nobody refers to its frames: they are free, and populated.
-        let mut slot = lock(&self.staging[slot_id].slot);
+        let mut slot = lock(&self.staging[slot_id]);
         let pages = slot.memory_pages();
         if pages >= CLUSTER_PAGES / 2 && self.memory.can_move() && self.staging.is_donor_wanted() {
             let others = self.idle_frames() - pages as i64;
@@ -288,21 +283,10 @@ impl<M: Memory> Engine<M> {
     /// after all.
     pub(super) fn let_go(&self, slot_id: u16, end: impl FnOnce()) {
         // Others may take them at once, and the slot would be free.
-        self.staging[slot_id].refs.fetch_add(1, SeqCst);
+        self.probation().hold(slot_id);
         end();
-        self.requeue(slot_id);
+        self.probation().requeue(slot_id);
         self.unref(slot_id, 1);
-    }
-
-    /// Pages of a slot stay on probation, whether or not the slot was processed before. The caller holds a reference of
-    /// the slot, which is not that of a page that others may take.
-    pub(super) fn requeue(&self, slot_id: u16) {
-        let staged = &self.staging[slot_id];
-        if !staged.queued.swap(true, SeqCst) {
-            let others = staged.refs.fetch_add(1, SeqCst);
-            assert!(others > 0, "nothing keeps the slot from being used anew");
-            self.staging.add_to_probation(slot_id);
-        }
     }
 }
 

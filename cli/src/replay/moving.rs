@@ -1,0 +1,373 @@
+//! Pages of a replayed process that leave: what [`pagetide_swap::reclaimer`] decides is done by counting.
+
+use super::events::Steps;
+use super::machine::Setting;
+use super::spans::Spans;
+use pagetide::engine::Limits;
+use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
+use pagetide_swap::blocks::Blocks;
+use pagetide_swap::config::WRITE_BATCH_PAGES;
+use pagetide_swap::hash::{HashKey, PageHash};
+use pagetide_swap::reclaimer::{Contents, Mover, Progress, Reclaimer, writes_max};
+use pagetide_swap::swap::Keys;
+use pagetide_swap::{Counter, Counters, Handle, Place, State, StoreError, StoreOutcome, Stored, Swap};
+use std::sync::Arc;
+
+/// A write that has not arrived.
+enum Write {
+    /// Pages of a slot.
+    Store { slot: u16, pages: Vec<PageIndex>, block: u64 },
+    /// Entries of the pool.
+    Writeback { entries: Vec<(PageIndex, Handle, PageHash)>, block: u64 },
+}
+
+/// What there is: the subsystem, contents of pages as far as they are known, room.
+pub(super) struct World {
+    pub(super) swap: Arc<Swap<Spans>>,
+    pub(super) limits: Limits,
+    /// The page behind the last.
+    pub(super) end: PageIndex,
+    /// Pages of tables and hashes, at the last look.
+    pub(super) metadata: i64,
+    /// Whether faults are answered though there is no room.
+    pub(super) overdrawn: bool,
+    memory: i64,
+    has_device: bool,
+    /// What each page takes, and which of its contents that is.
+    sizes: Vec<u16>,
+    versions: Vec<u32>,
+    /// The pages that each slot was filled with.
+    populated: Vec<PageSet>,
+    writes: Vec<Write>,
+    entries: Vec<(PageIndex, Handle)>,
+}
+
+impl World {
+    pub(super) fn new(steps: &Steps, setting: &Setting) -> Self {
+        // Room for every page, and as many copies.
+        let blocks = if setting.device_ns > 0.0 { 2 * steps.pages as usize + 4096 } else { 0 };
+        // Contents are told apart by numbers: there is nothing to hide or to prove.
+        let keys = Keys { hash: HashKey::new([0; 4]), cipher: None };
+        Self {
+            swap: Arc::new(Swap::new(
+                Spans::default(),
+                Blocks::private(blocks),
+                keys,
+                setting.config,
+                Counters::private(),
+            )),
+            limits: Limits::for_cap(setting.memory),
+            end: PageIndex(steps.pages.into()),
+            metadata: 0,
+            overdrawn: false,
+            memory: setting.memory as i64,
+            has_device: blocks > 0,
+            sizes: steps.sizes.clone(),
+            versions: vec![0; steps.pages as usize],
+            populated: Vec::new(),
+            writes: Vec::new(),
+            entries: Vec::new(),
+        }
+    }
+
+    pub(super) fn has_device(&self) -> bool {
+        self.has_device
+    }
+
+    /// Pages that are free.
+    pub(super) fn free(&self) -> i64 {
+        let pool = self.swap.zswap().pool_pages() as i64;
+        self.memory - self.swap.present() - self.swap.cached() - pool - self.metadata
+    }
+
+    /// Whether there is room for so many pages.
+    pub(super) fn has_room(&self, pages: usize) -> bool {
+        self.free() >= pages as i64 || (self.overdrawn && pages == 1)
+    }
+
+    /// Notes that a page is written to.
+    pub(super) fn change(&mut self, page: PageIndex) {
+        self.versions[page.0 as usize] += 1;
+    }
+
+    /// Notes that a page has other contents, which compress to so many bytes.
+    pub(super) fn resize(&mut self, page: PageIndex, bytes: u16) {
+        self.sizes[page.0 as usize] = bytes;
+        self.change(page);
+    }
+
+    fn size(&self, page: PageIndex) -> usize {
+        self.sizes[page.0 as usize].into()
+    }
+
+    /// Stands for a page's contents.
+    fn hash(&self, page: PageIndex) -> PageHash {
+        // An entry keeps no more of it than the version.
+        [self.versions[page.0 as usize], 1, page.0 as u32]
+    }
+
+    fn is_writing(&self) -> bool {
+        self.writes.len() >= writes_max(self.limits.high)
+    }
+
+    fn allocate(&self, pages: usize) -> Option<pagetide_swap::blocks::BlockRun> {
+        if self.has_device { self.swap.blocks().allocate(pages) } else { None }
+    }
+}
+
+/// Moves pages for one step.
+pub(super) struct Counting<'a> {
+    reclaimer: &'a Reclaimer,
+    world: &'a mut World,
+}
+
+impl<'a> Counting<'a> {
+    pub(super) fn new(reclaimer: &'a Reclaimer, world: &'a mut World) -> Self {
+        Self { reclaimer, world }
+    }
+
+    /// Does one step, and lets what it has written arrive.
+    pub(super) fn step(mut self) -> Progress {
+        let swap = Arc::clone(&self.world.swap);
+        let progress = self.reclaimer.step(&swap, &mut self);
+        self.complete();
+        progress
+    }
+
+    fn release(&self, slot: u16, pages: usize) {
+        if self.reclaimer.probation.release(slot, pages) {
+            self.reclaimer.probation.add_empty(slot);
+        }
+    }
+
+    /// What was written has arrived.
+    fn complete(&mut self) {
+        for write in std::mem::take(&mut self.world.writes) {
+            let swap = &self.world.swap;
+            match write {
+                Write::Store { slot, pages, block } => {
+                    swap.counters().add(Counter::pswpout, pages.len() as u64);
+                    self.end_stores(slot, &pages, block);
+                }
+                Write::Writeback { entries, block } => {
+                    swap.counters().add(Counter::pswpout, entries.len() as u64);
+                    for (&(owner, handle, hash), block) in entries.iter().zip(block..) {
+                        if !swap.finish_writeback(owner, handle, hash, Some(block)) {
+                            swap.blocks().free(block);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Pages of a slot are at blocks from `block` on.
+    fn end_stores(&self, slot: u16, pages: &[PageIndex], block: u64) {
+        let shadow = self.reclaimer.probation.shadow(slot);
+        let mut nth = 0;
+        while let Some(&page) = pages.get(nth) {
+            let place = Place::Device(block + nth as u64);
+            let last = page.plus(FOLIO_PAGES as u64 - 1);
+            let whole =
+                page.offset().is_multiple_of(FOLIO_PAGES) && pages.get(nth + FOLIO_PAGES - 1) == Some(&last);
+            let count = if whole && self.world.swap.finish_store_run(page, FOLIO_PAGES, place, shadow) {
+                FOLIO_PAGES
+            } else {
+                let outcome = self.world.swap.finish_store(page, place, shadow);
+                debug_assert_eq!(outcome, StoreOutcome::Swapped, "nobody asks meanwhile");
+                1
+            };
+            self.release(slot, count);
+            nth += count;
+        }
+    }
+
+    /// A page for which there is no place goes back to the program.
+    fn bring_back(&self, slot: u16, page: PageIndex) {
+        let swap = &self.world.swap;
+        swap.abandon_store(page);
+        if let Some(transfer) = swap.swapin_cached(page) {
+            swap.finish_swapin(&transfer, 1, false);
+            self.release(slot, 1);
+        }
+    }
+}
+
+impl Mover for Counting<'_> {
+    fn take_out(&mut self) -> Option<usize> {
+        let probation = &self.reclaimer.probation;
+        let slot = probation.take_empty()?;
+        let Some(mut cluster) = self.world.swap.victim() else {
+            probation.put_back_empty(slot);
+            return None;
+        };
+        let present: PageSet =
+            (0..CLUSTER_PAGES).filter(|&offset| cluster.get(offset).state() == State::Present).collect();
+        let is_there = |offset| present.contains(offset);
+        let out = self.world.swap.taken_out(&mut cluster, slot, 0..CLUSTER_PAGES, is_there, |_| false);
+        probation.begin(slot, cluster.number(), out.taken, out.shadow);
+        drop(cluster);
+        probation.push(slot);
+        let at = usize::from(slot);
+        if self.world.populated.len() <= at {
+            self.world.populated.resize(at + 1, PageSet::default());
+        }
+        self.world.populated[at] = present;
+        Some(out.taken)
+    }
+
+    fn store(&mut self, slot: u16) -> usize {
+        let probation = &self.reclaimer.probation;
+        probation.begin_processing(slot);
+        if probation.is_late(slot) && self.world.is_writing() {
+            probation.requeue(slot);
+            self.release(slot, 1);
+            return 0;
+        }
+        let (number, populated) = (probation.cluster(slot), self.world.populated[usize::from(slot)]);
+        let swap = Arc::clone(&self.world.swap);
+        let reclaimer = self.reclaimer;
+        let mut leaving = Leaving { counting: self, slot, outgoing: Outgoing::default() };
+        let mut stored = 0;
+        for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
+            let folio = populated.and(PageSet::range(first..first + FOLIO_PAGES));
+            if !folio.is_empty() {
+                stored += reclaimer.store_folio(&swap, slot, number.page(first), folio, &mut leaving).placed;
+            }
+        }
+        leaving.write();
+        let Outgoing { refused, deferred, sent, .. } = leaving.outgoing;
+        refused.iter().for_each(|&page| self.bring_back(slot, page));
+        probation.set_late(slot, !deferred.is_empty());
+        deferred.iter().for_each(|&page| _ = swap.abandon_store(page));
+        if !deferred.is_empty() {
+            probation.requeue(slot);
+        }
+        self.release(slot, 1);
+        stored + sent
+    }
+
+    fn can_write_back(&self) -> bool {
+        self.world.has_device && !self.world.is_writing()
+    }
+
+    fn write_back(&mut self, entries: &[(PageIndex, Handle)]) -> usize {
+        let mut sent = 0;
+        for chunk in entries.chunks(WRITE_BATCH_PAGES) {
+            let room = if self.world.is_writing() { None } else { self.world.allocate(chunk.len()) };
+            let Some(run) = room else { continue };
+            let mut begun = Vec::with_capacity(run.length);
+            for &(owner, handle) in chunk {
+                if begun.len() < run.length && self.world.swap.claim_writeback(owner, handle) {
+                    let hash = self.world.hash(owner);
+                    self.world.swap.seal(run.start + begun.len() as u64, hash, &mut []);
+                    begun.push((owner, handle, hash));
+                }
+            }
+            let unused = run.start + begun.len() as u64..run.start + run.length as u64;
+            unused.for_each(|block| self.world.swap.blocks().free(block));
+            sent += begun.len();
+            if !begun.is_empty() {
+                self.world.writes.push(Write::Writeback { entries: begun, block: run.start });
+            }
+        }
+        sent
+    }
+
+    fn is_waited_for(&self) -> bool {
+        false
+    }
+
+    fn drop_spare_frames(&mut self) -> usize {
+        0
+    }
+
+    fn pool_changed(&mut self) {}
+
+    fn entries(&mut self) -> &mut Vec<(PageIndex, Handle)> {
+        &mut self.world.entries
+    }
+}
+
+/// Pages of a slot that do not go to the pool.
+#[derive(Default)]
+struct Outgoing {
+    batch: Vec<(PageIndex, PageHash)>,
+    refused: Vec<PageIndex>,
+    deferred: Vec<PageIndex>,
+    sent: usize,
+}
+
+/// The pages of a slot that is being stored.
+struct Leaving<'a, 'b> {
+    counting: &'a mut Counting<'b>,
+    slot: u16,
+    outgoing: Outgoing,
+}
+
+impl Leaving<'_, '_> {
+    /// Writes the pages that are gathered to the device.
+    fn write(&mut self) {
+        let Outgoing { batch, refused, deferred, sent } = &mut self.outgoing;
+        let world = &mut *self.counting.world;
+        while !batch.is_empty() {
+            let busy = world.has_device && world.is_writing();
+            let run = if busy { None } else { world.allocate(batch.len()) };
+            let Some(run) = run else {
+                let unsent = if busy { deferred } else { refused };
+                unsent.extend(batch.drain(..).map(|(page, _)| page));
+                return;
+            };
+            let mut pages = Vec::with_capacity(run.length);
+            for ((page, hash), block) in batch.drain(..run.length).zip(run.start..) {
+                world.swap.seal(block, hash, &mut []);
+                pages.push(page);
+            }
+            *sent += pages.len();
+            world.writes.push(Write::Store { slot: self.slot, pages, block: run.start });
+        }
+    }
+}
+
+impl Contents for Leaving<'_, '_> {
+    fn store_folio(
+        &mut self,
+        first: PageIndex,
+        kept: &[Option<Place>; FOLIO_PAGES],
+    ) -> [Stored; FOLIO_PAGES] {
+        let world = &self.counting.world;
+        let page = |nth: usize| first.plus(nth as u64);
+        let sizes = std::array::from_fn(|nth| world.size(page(nth)));
+        let hashes = std::array::from_fn(|nth| world.hash(page(nth)));
+        world.swap.store_sized(&sizes, &hashes, kept)
+    }
+
+    fn store_page(&mut self, page: PageIndex, kept: Option<Place>, poor: bool) -> Stored {
+        let world = &self.counting.world;
+        if poor {
+            return Stored::Refused(StoreError::Incompressible, world.hash(page));
+        }
+        let [stored] = world.swap.store_sized(&[world.size(page)], &[world.hash(page)], &[kept]);
+        stored
+    }
+
+    fn refused(&mut self, page: PageIndex, why: StoreError, hash: PageHash) {
+        let world = &self.counting.world;
+        if why == StoreError::PoolLimit && !world.has_device {
+            world.swap.counters().add(Counter::reject_reclaim_fail, 1);
+        }
+        self.outgoing.batch.push((page, hash));
+        if self.outgoing.batch.len() == WRITE_BATCH_PAGES {
+            self.write();
+        }
+    }
+
+    fn ended(&mut self, _: PageIndex, outcome: StoreOutcome) {
+        debug_assert_eq!(outcome, StoreOutcome::Swapped, "nobody asks meanwhile");
+        self.counting.release(self.slot, 1);
+    }
+
+    fn swapped(&mut self, pages: usize) {
+        self.counting.release(self.slot, pages);
+    }
+}

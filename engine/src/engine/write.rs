@@ -1,0 +1,191 @@
+//! Pages are written to the device.
+
+use super::Engine;
+use super::requests::Pending;
+use crate::memory::Memory;
+use pagetide_device::{BLOCK, Buffer, Direction, Request};
+use pagetide_swap::blocks::BlockRun;
+use pagetide_swap::config::WRITE_BATCH_PAGES;
+use pagetide_swap::hash::PageHash;
+use pagetide_swap::reclaimer::writes_max;
+use pagetide_swap::{Counter, FOLIO_PAGES, PageIndex, Place};
+use std::io::ErrorKind;
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
+
+/// Pages gathered for one write.
+#[derive(Default)]
+pub(super) struct Batch {
+    pages: Vec<(PageIndex, PageHash)>,
+    /// Their bytes, in its first pages.
+    buffer: Option<Buffer>,
+}
+
+/// Pages of a slot that do not go to the pool.
+#[derive(Default)]
+pub(super) struct Outgoing {
+    /// Those that wait for others to be written with.
+    pub(super) batch: Batch,
+    /// Those for which there is no place.
+    pub(super) refused: Vec<PageIndex>,
+    /// Those for which there will be.
+    pub(super) deferred: Vec<PageIndex>,
+    /// How many are on their way.
+    pub(super) sent: usize,
+}
+
+impl Batch {
+    pub(super) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    pub(super) fn push(&mut self, page: PageIndex, hash: PageHash, bytes: &[u8]) {
+        let buffer = self.buffer.get_or_insert_with(|| Buffer::new(WRITE_BATCH_PAGES));
+        buffer[self.pages.len() * BLOCK..][..BLOCK].copy_from_slice(bytes);
+        self.pages.push((page, hash));
+    }
+
+    /// The bytes of the first `count` pages, which are gone from the list already.
+    fn split_off(&mut self, count: usize) -> Buffer {
+        let mut all = self.buffer.take().expect("there are pages");
+        if self.pages.is_empty() {
+            all.truncate(count);
+            return all;
+        }
+        let mut first = Buffer::new(count);
+        let (head, rest) = (count * BLOCK, self.pages.len() * BLOCK);
+        first.copy_from_slice(&all[..head]);
+        all.copy_within(head..head + rest, 0);
+        self.buffer = Some(all);
+        first
+    }
+}
+
+impl<M: Memory> Engine<M> {
+    /// Whether pages can go to the device.
+    pub fn can_write(&self) -> bool {
+        self.device.is_some() && !self.device_failed.load(Relaxed) && !self.is_swapped_off()
+    }
+
+    /// Whether as many writes are under way as may be.
+    pub(super) fn is_writing(&self) -> bool {
+        self.requests.writes() >= writes_max(self.high.load(Relaxed))
+    }
+
+    /// Blocks to write to, while the device is in use.
+    pub(super) fn allocate(&self, count: usize) -> Option<BlockRun> {
+        if self.full.is_due(self.now()) {
+            self.swap.blocks().unpark();
+        }
+        let Some(run) = self.swap.blocks().allocate(count) else {
+            self.full.note(self.now());
+            return None;
+        };
+        // Either this is seen, or whoever takes the device out of use sees that blocks are held.
+        fence(SeqCst);
+        if self.is_swapped_off() {
+            self.free_blocks(run.start, run.length);
+            return None;
+        }
+        Some(run)
+    }
+
+    pub(super) fn free_blocks(&self, first: u64, count: usize) {
+        (first..).take(count).for_each(|block| self.swap.blocks().free(block));
+    }
+
+    /// Sends the pages that are gathered to the device.
+    pub(super) fn write(&self, slot: u16, outgoing: &mut Outgoing) {
+        let Outgoing { batch, refused, deferred, sent } = outgoing;
+        while !batch.pages.is_empty() {
+            let busy = self.is_writing();
+            let room = !busy && self.can_write();
+            let run = if room { self.allocate(batch.pages.len()) } else { None };
+            let Some(run) = run else {
+                // A device that is busy has room later.
+                self.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
+                let unsent = if busy { deferred } else { refused };
+                unsent.extend(batch.pages.drain(..).map(|(page, _)| page));
+                batch.buffer = None;
+                break;
+            };
+            let pages: Vec<_> = batch.pages.drain(..run.length).collect();
+            let mut buffer = batch.split_off(run.length);
+            for ((block, (_, hash)), page) in (run.start..).zip(&pages).zip(buffer.chunks_exact_mut(BLOCK)) {
+                self.swap.seal(block, *hash, page);
+            }
+            let pages: Vec<PageIndex> = pages.into_iter().map(|(page, _)| page).collect();
+            let count = pages.len();
+            let token = self.requests.begin(Pending::Store { slot, pages, block: run.start });
+            let request = Request { token, direction: Direction::Write, block: run.start, buffer };
+            if self.device.as_ref().expect("checked by the caller").submit(request).is_err() {
+                if let (Pending::Store { pages, .. }, _ended) = self.requests.end(token) {
+                    deferred.extend(pages);
+                }
+                self.free_blocks(run.start, count);
+            } else {
+                *sent += count;
+            }
+        }
+    }
+
+    pub(super) fn store_ended(
+        &self,
+        slot_id: u16,
+        pages: &[PageIndex],
+        block: u64,
+        result: std::io::Result<()>,
+    ) {
+        match result {
+            Ok(()) => {
+                self.full.end();
+                self.count(Counter::pswpout, pages.len());
+                let mut nth = 0;
+                while let Some(&page) = pages.get(nth) {
+                    let place = Place::Device(block + nth as u64);
+                    // They ascend.
+                    let last = page.plus(FOLIO_PAGES as u64 - 1);
+                    let whole = page.offset().is_multiple_of(FOLIO_PAGES)
+                        && pages.get(nth + FOLIO_PAGES - 1) == Some(&last);
+                    if whole && self.end_store_run(page, slot_id, place) {
+                        nth += FOLIO_PAGES;
+                    } else {
+                        self.end_store(page, slot_id, place);
+                        nth += 1;
+                    }
+                }
+            }
+            Err(error) => {
+                self.refused.fetch_add(pages.len(), Relaxed);
+                self.write_failed(&error, BlockRun { start: block, length: pages.len() });
+                self.return_to_program(slot_id, pages);
+            }
+        }
+    }
+
+    /// Ends the stores of a folio at once. False if they must end one by one.
+    fn end_store_run(&self, first: PageIndex, slot: u16, place: Place) -> bool {
+        let ended = self.swap.finish_store_run(first, FOLIO_PAGES, place, self.probation().shadow(slot));
+        if ended {
+            self.unref(slot, FOLIO_PAGES);
+        }
+        ended
+    }
+
+    /// A write to blocks failed, of which nothing is used. Where the disk has no room they are not tried again for a
+    /// while.
+    pub(super) fn write_failed(&self, error: &std::io::Error, run: BlockRun) {
+        if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
+            self.count(Counter::write_full, 1);
+            self.swap.blocks().park(run);
+            self.full.refuse(self.now());
+            return;
+        }
+        self.free_blocks(run.start, run.length);
+        self.count(Counter::write_error, 1);
+        if !self.device_failed.swap(true, Relaxed) {
+            pagetide_sys::task::say(&format!(
+                "cannot write to the swap file: {error}; pages stay in memory from now on (--swap-dir, --swap-size)"
+            ));
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! One step of reclaim: what leaves next, and in which order places are tried.
+//!
+//! A step decides and moves no byte: whoever calls it moves them, and says here how ([`Mover`], [`Contents`]). The
+//! engine does so with a program's memory and a device, a replay by counting.
+//!
+//! A step does what of this there is to do, in this order:
+//! 1. *Trim*: a pool that nears its limit drops kept copies, or writes entries back.
+//! 2. *Take out*: unless enough is on probation, the next victim leaves the program.
+//! 3. *Press*: for what has left the program the pool gives its part, as the shrinker has it.
+//! 4. *Store*: if too much is on probation, or nothing could be taken out, the oldest slot is stored.
+//! 5. *Shrink*: if nothing else can leave, the pool gives what it can.
+
+use crate::error::StoreError;
+use crate::hash::PageHash;
+use crate::place::{Handle, Place};
+use crate::probation::Probation;
+use crate::swap::{PoolScope, StoreOutcome, Stored, Swap};
+use crate::zswap::pool::SpanSource;
+use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Entries that one step drops or writes back at most to make room in the pool: more than a step stores.
+pub const TRIM_ENTRIES: usize = 2 * CLUSTER_PAGES;
+/// Entries of the pool that the shrinker's hand passes in one step of that at most.
+const TRIM_SCAN: usize = 16 * TRIM_ENTRIES;
+/// Entries in flight to the device for each page that becomes free by them, about.
+const ENTRIES_A_PAGE: usize = 4;
+/// Clusters whose entries in the pool one step moves together at most.
+const COMPACT_CLUSTERS: usize = 32;
+/// Entries that one scan finds at most: a few batches of writes.
+const SCAN_ROOM: usize = 4 * crate::config::WRITE_BATCH_PAGES;
+
+/// Batches of writes on their way to the device at most, where so many pages are kept free: what they write is in memory
+/// twice, which must not be a large part of the memory of one process among many.
+pub fn writes_max(high: i64) -> usize {
+    (high / crate::config::WRITE_BATCH_PAGES as i64).clamp(4, 8) as usize
+}
+
+/// What a step of reclaim achieved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Progress {
+    /// This many pages became free, or are being written.
+    Freed(usize),
+    /// Pages moved on, but none is free yet.
+    Moved,
+    /// What could leave waits for the device, which has as much to write as it may.
+    Waits,
+    /// There is nothing that could leave.
+    Nothing,
+}
+
+/// Moves what a step of reclaim decides about.
+pub trait Mover {
+    /// Takes the next victim ([`Swap::victim`]) out of the program, onto probation. Returns how many pages left;
+    /// `None` if there is no victim, or no slot is empty.
+    fn take_out(&mut self) -> Option<usize>;
+
+    /// Stores what is still on probation in a slot. Returns how many pages became free or are being written.
+    fn store(&mut self, slot: u16) -> usize;
+
+    /// Whether entries of the pool can be written to the device just now.
+    fn can_write_back(&self) -> bool;
+
+    /// Begins to write entries of the pool to the device. Returns how many are on their way.
+    fn write_back(&mut self, entries: &[(PageIndex, Handle)]) -> usize;
+
+    /// Whether somebody waits for memory.
+    fn is_waited_for(&self) -> bool;
+
+    /// Gives up frames that are kept to save work, if there are any. Returns how many pages became free.
+    fn drop_spare_frames(&mut self) -> usize;
+
+    /// Is told that the pool may have grown or shrunk.
+    fn pool_changed(&mut self);
+
+    /// Memory for a list of entries.
+    fn entries(&mut self) -> &mut Vec<(PageIndex, Handle)>;
+}
+
+/// The contents of pages on probation, and what becomes of them: of one slot, while it is stored.
+pub trait Contents {
+    /// Finds places for a whole folio, by [`Swap::store_folio`] or [`Swap::store_sized`].
+    fn store_folio(&mut self, first: PageIndex, kept: &[Option<Place>; FOLIO_PAGES])
+    -> [Stored; FOLIO_PAGES];
+
+    /// Finds a place for one page. `poor`: it is known not to compress.
+    fn store_page(&mut self, page: PageIndex, kept: Option<Place>, poor: bool) -> Stored;
+
+    /// Is told of a page that the pool will not have. It is still locked: the callee ends its store.
+    fn refused(&mut self, page: PageIndex, why: StoreError, hash: PageHash);
+
+    /// Is told of a page whose store has ended.
+    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome);
+
+    /// Is told of pages, one behind the other, that are at their places.
+    fn swapped(&mut self, pages: usize);
+}
+
+/// What became of the pages of one folio.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct StoredFolio {
+    /// Pages that a store was begun for.
+    pub tried: usize,
+    /// Pages that have a place.
+    pub placed: usize,
+    /// Those of them that were written anew.
+    pub new: usize,
+}
+
+/// Decides what leaves.
+#[derive(Debug)]
+pub struct Reclaimer {
+    /// What is known of the pages on probation.
+    pub probation: Probation,
+    /// Slots that pages stay in on probation at most.
+    probation_max: usize,
+    /// How hard the pool is pressed to give memory, as bits of a float.
+    pressure: AtomicU64,
+}
+
+impl Reclaimer {
+    /// Returns a reclaimer with this many slots, of which `probation_max` have pages on probation at most, beside those
+    /// that are being stored.
+    pub fn new(slots: u16, probation_max: usize) -> Self {
+        Self { probation: Probation::new(slots), probation_max, pressure: AtomicU64::new(0) }
+    }
+
+    /// Sets how hard the pool is pressed to give memory, against the program: 0 not at all.
+    pub fn set_pressure(&self, weight: f64) {
+        self.pressure.store(weight.to_bits(), Relaxed);
+    }
+
+    /// Whether the oldest slot on probation should be stored. One may wait there however many pages it has.
+    fn is_probation_full<S: SpanSource>(&self, swap: &Swap<S>) -> bool {
+        let slots = self.probation.len();
+        slots > self.probation_max || (slots > 1 && swap.is_probation_full())
+    }
+
+    /// Does one step towards free memory: a bounded piece of work.
+    pub fn step<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
+        let mut freed = self.trim(swap, mover);
+        let taken = if self.is_probation_full(swap) { Some(0) } else { mover.take_out() };
+        if let Some(taken @ 1..) = taken {
+            freed += self.press(swap, taken, mover);
+        }
+        // Where somebody waits, a cluster of which nothing would leave is no reason to keep others waiting.
+        let stuck = taken.is_none() || (taken == Some(0) && mover.is_waited_for());
+        let oldest = if stuck || self.is_probation_full(swap) { self.probation.pop() } else { None };
+        let mut waits = false;
+        if let Some(slot) = oldest {
+            freed += mover.store(slot);
+            waits = self.probation.is_late(slot);
+        }
+        if freed == 0 && mover.is_waited_for() {
+            // Frames that were kept to save work are worth more as room.
+            freed += mover.drop_spare_frames();
+        }
+        if freed == 0 && taken.is_none() && oldest.is_none() {
+            return self.shrink_pool(swap, mover);
+        }
+        match (freed, taken, oldest) {
+            (1.., _, _) => Progress::Freed(freed),
+            (0, None, None) => Progress::Nothing,
+            (0, _, _) if waits => Progress::Waits,
+            (0, _, _) => Progress::Moved,
+        }
+    }
+
+    /// Has the pool give memory, whatever room it has.
+    pub fn shrink_pool<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
+        match self.shrink(swap, PoolScope::Own, || true, mover) {
+            0 => Progress::Nothing,
+            freed => Progress::Freed(freed),
+        }
+    }
+
+    /// Makes room in a pool that nears its limit. Returns the pages that were freed at once, or will be soon.
+    fn trim<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> usize {
+        if swap.compact(COMPACT_CLUSTERS) > 0 {
+            mover.pool_changed();
+        }
+        let is_full = || swap.zswap().is_nearly_full();
+        if is_full() { self.shrink(swap, PoolScope::All, is_full, mover) } else { 0 }
+    }
+
+    /// Has the pool give a part of its memory: kept copies go, and where there are none, the entries under the clock
+    /// hand are written to the device while there should be `more`.
+    fn shrink<S: SpanSource>(
+        &self,
+        swap: &Swap<S>,
+        scope: PoolScope,
+        more: impl Fn() -> bool,
+        mover: &mut impl Mover,
+    ) -> usize {
+        let zswap = swap.zswap();
+        let pages = || zswap.pool_pages() - if scope == PoolScope::Own { zswap.frozen_pages() } else { 0 };
+        let before = pages();
+        let mut sent = 0;
+        if swap.drop_copies(TRIM_ENTRIES) == 0 {
+            // Where nothing else can leave, all entries are looked at.
+            let scan = if scope == PoolScope::Own { usize::MAX } else { TRIM_SCAN };
+            while sent < TRIM_ENTRIES && more() {
+                match self.write_back(swap, scan, scope, mover) {
+                    0 => break,
+                    step => sent += step,
+                }
+            }
+        }
+        mover.pool_changed();
+        before.saturating_sub(pages()) + sent / ENTRIES_A_PAGE
+    }
+
+    /// Passes the shrinker's hand over so many entries of the pool, and writes back what it finds, up to a few batches.
+    /// Returns how many are on their way.
+    pub fn write_back<S: SpanSource>(
+        &self,
+        swap: &Swap<S>,
+        scan: usize,
+        scope: PoolScope,
+        mover: &mut impl Mover,
+    ) -> usize {
+        if !mover.can_write_back() {
+            return 0;
+        }
+        let mut entries = std::mem::take(mover.entries());
+        entries.clear();
+        swap.scan(scan, SCAN_ROOM, scope, &mut entries);
+        let sent = mover.write_back(&entries);
+        *mover.entries() = entries;
+        sent
+    }
+
+    /// `taken` pages have left the program: the pool gives its part, if the shrinker has it so. Returns about how many
+    /// pages become free.
+    fn press<S: SpanSource>(&self, swap: &Swap<S>, taken: usize, mover: &mut impl Mover) -> usize {
+        let weight = f64::from_bits(self.pressure.load(Relaxed));
+        if weight <= 0.0 || !mover.can_write_back() {
+            return 0;
+        }
+        match swap.pressure(taken, weight) {
+            0 => 0,
+            scan => self.write_back(swap, scan, PoolScope::Own, mover) / ENTRIES_A_PAGE,
+        }
+    }
+
+    /// Stores those pages of the folio at `first` that are in `populated` and still on probation in a slot.
+    pub fn store_folio<S: SpanSource>(
+        &self,
+        swap: &Swap<S>,
+        slot: u16,
+        first: PageIndex,
+        populated: PageSet,
+        contents: &mut impl Contents,
+    ) -> StoredFolio {
+        let (begun, tried) = begin_folio(swap, slot, first, populated);
+        let begun = &begun[..tried];
+        let page = |nth: usize| first.cluster().page(begun[nth].0);
+        let poor = self.probation.poor(slot);
+        let whole = <&[_; FOLIO_PAGES]>::try_from(begun)
+            .ok()
+            .filter(|folio| !folio.iter().any(|&(offset, _)| poor.contains(offset)))
+            .map(|folio| contents.store_folio(first, &folio.map(|(_, kept)| kept)));
+        let shadow = self.probation.shadow(slot);
+        if let Some(place) = whole.as_ref().and_then(|outcomes| Stored::run(outcomes))
+            && swap.finish_store_run(first, FOLIO_PAGES, place, shadow)
+        {
+            contents.swapped(FOLIO_PAGES);
+            return StoredFolio { tried, placed: tried, new: tried };
+        }
+        let mut folio = StoredFolio { tried, ..StoredFolio::default() };
+        for (nth, &(offset, kept)) in begun.iter().enumerate() {
+            let stored = match &whole {
+                Some(outcomes) => outcomes[nth],
+                None => contents.store_page(page(nth), kept, poor.contains(offset)),
+            };
+            match stored {
+                Stored::Clean(place) | Stored::New(place) => {
+                    folio.placed += 1;
+                    folio.new += usize::from(matches!(stored, Stored::New(_)));
+                    contents.ended(page(nth), swap.finish_store(page(nth), place, shadow));
+                }
+                Stored::Refused(why, hash) => {
+                    if why == StoreError::Incompressible {
+                        self.probation.note_poor(slot, offset);
+                    }
+                    contents.refused(page(nth), why, hash);
+                }
+            }
+        }
+        folio
+    }
+}
+
+/// Claims the pages of a folio for storing. Returns the offset and the kept copy of each, and how many there are.
+fn begin_folio<S: SpanSource>(
+    swap: &Swap<S>,
+    slot: u16,
+    first: PageIndex,
+    populated: PageSet,
+) -> ([(usize, Option<Place>); FOLIO_PAGES], usize) {
+    let mut begun = [(0, None); FOLIO_PAGES];
+    let mut count = 0;
+    if let Some(mut cluster) = swap.table().lock(first.cluster()) {
+        for run in populated.runs() {
+            swap.begin_store(&mut cluster, slot, run, |offset, kept| {
+                begun[count] = (offset, kept);
+                count += 1;
+            });
+        }
+    }
+    (begun, count)
+}
