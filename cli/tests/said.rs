@@ -171,7 +171,9 @@ fn an_interpreter_that_is_missing_is_named() {
 /// Needs root, to be without `/proc`.
 #[test]
 fn without_proc_the_doctor_says_what_it_cannot_tell() {
-    let script = format!("mount --make-rprivate / && while umount -l /proc 2>/dev/null; do :; done; exec {PAGETIDE} doctor");
+    let script = format!(
+        "mount --make-rprivate / && while umount -l /proc 2>/dev/null; do :; done; exec {PAGETIDE} doctor"
+    );
     let output = Command::new("unshare").args(["-m", "sh", "-c", &script]).output().unwrap();
     let said = text(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{said}{}", text(&output.stderr));

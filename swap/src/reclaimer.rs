@@ -15,8 +15,9 @@ use crate::hash::PageHash;
 use crate::place::{Handle, Place};
 use crate::probation::Probation;
 use crate::swap::{PoolScope, StoreOutcome, Stored, Swap};
+use crate::word::State;
 use crate::zswap::pool::SpanSource;
-use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, FOLIO_PAGES, PageIndex, PageSet};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Entries that one step drops or writes back at most to make room in the pool: more than a step stores.
@@ -27,6 +28,8 @@ const TRIM_SCAN: usize = 16 * TRIM_ENTRIES;
 const ENTRIES_A_PAGE: usize = 4;
 /// Clusters whose entries in the pool one step moves together at most.
 const COMPACT_CLUSTERS: usize = 32;
+/// Frames of a slot are given back before the last of its pages has left if those that stay are in no more parts.
+const PARTS_MAX: usize = 64;
 /// Entries that one scan finds at most: a few batches of writes.
 const SCAN_ROOM: usize = 4 * crate::config::WRITE_BATCH_PAGES;
 
@@ -289,6 +292,26 @@ impl Reclaimer {
         }
         folio
     }
+}
+
+/// Returns which of the frames `populated` of a slot still hold a page on probation, if the others can be given back in
+/// few calls. To be called while no page is taken out into the slot.
+pub fn frames_in_use<S: SpanSource>(
+    swap: &Swap<S>,
+    slot: u16,
+    cluster: ClusterNumber,
+    populated: PageSet,
+) -> Option<PageSet> {
+    let mut used = populated;
+    if let Some(cluster) = swap.table().lock(cluster) {
+        for offset in populated.iter() {
+            let word = cluster.get(offset);
+            if word.state() != State::Cached || word.slot() != slot {
+                used.remove(offset);
+            }
+        }
+    }
+    (used.runs().count() <= PARTS_MAX).then_some(used)
 }
 
 /// Claims the pages of a folio for storing. Returns the offset and the kept copy of each, and how many there are.

@@ -14,6 +14,8 @@ use std::ops::Range;
 const STREAMS: usize = 8;
 /// The largest window: 2 MiB.
 const WINDOW_MAX: u64 = 512;
+/// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
+pub const AHEAD_MAX: usize = 16;
 /// Pages between a stream and the fault that continues it, at most: other threads' faults and pages that were present
 /// already leave small gaps.
 const GAP_MAX: u64 = 4;

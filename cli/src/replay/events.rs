@@ -40,6 +40,17 @@ pub enum Said {
 }
 
 impl Step {
+    #[cfg(test)]
+    pub(super) fn new(page: u32, said: Said) -> Self {
+        let (what, argument) = match said {
+            Said::Access { write: false } => (What::Read, 0),
+            Said::Access { write: true } => (What::Write, 0),
+            Said::Size(bytes) => (What::Size, bytes),
+            Said::Discard(pages) => (What::Discard, pages),
+        };
+        Self { page, what, argument }
+    }
+
     /// What it says.
     pub fn said(self) -> Said {
         match self.what {

@@ -5,9 +5,10 @@
 
 use super::events::{Said, Steps};
 use super::moving::{Counting, World};
+use pagetide::engine::Limits;
 use pagetide_swap::balance::{Balance, POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_swap::reclaimer::{Progress, Reclaimer};
-use pagetide_swap::streams::{Look, Streams};
+use pagetide_swap::streams::{AHEAD_MAX, Look, Streams};
 use pagetide_swap::{Config, Counter, PAGE_SIZE, PageIndex, Source, State, Swapin, Transfer, Window};
 use std::ops::Range;
 
@@ -88,12 +89,12 @@ pub fn replay(steps: &Steps, setting: Setting) -> Outcome {
 
 impl Machine {
     fn new(steps: &Steps, setting: Setting) -> Self {
-        let world = World::new(steps, &setting);
-        let probation = world.limits.probation;
+        let probation = Limits::for_cap(setting.memory).probation;
+        let slots = probation + SLOTS_MORE;
         let mut this = Self {
             setting,
-            world,
-            reclaimer: Reclaimer::new((probation + SLOTS_MORE) as u16, probation),
+            world: World::new(steps, &setting, slots),
+            reclaimer: Reclaimer::new(slots as u16, probation),
             streams: Streams::default(),
             balance: Balance::default(),
             faults: 0,
@@ -122,14 +123,8 @@ impl Machine {
                 let range = page.offset()..page.offset() + usize::from(pages);
                 let mut freed = Vec::new();
                 self.world.swap.discard(page.cluster(), range, |slot, _| freed.push(slot), || {});
-                freed.into_iter().for_each(|slot| self.release(slot, 1));
+                freed.into_iter().for_each(|slot| self.world.release(&self.reclaimer, slot, 1));
             }
-        }
-    }
-
-    fn release(&self, slot: u16, pages: usize) {
-        if self.reclaimer.probation.release(slot, pages) {
-            self.reclaimer.probation.add_empty(slot);
         }
     }
 
@@ -203,7 +198,7 @@ impl Machine {
         }
     }
 
-    fn bring_in(&self, transfer: &Transfer) {
+    fn bring_in(&mut self, transfer: &Transfer) {
         let swap = &self.world.swap;
         let keep = match transfer.source {
             Source::Memory => !swap.zswap().is_nearly_full(),
@@ -212,15 +207,16 @@ impl Machine {
         };
         swap.finish_swapin(transfer, transfer.length, keep);
         if let Source::Frames { slot } = transfer.source {
-            self.release(slot, transfer.length);
+            self.world.move_from(slot, transfer.pages());
+            self.world.release(&self.reclaimer, slot, transfer.length);
         }
     }
 
     /// Brings in pages from `next` on that nobody has asked for, up to `stop`, as far as there is room. Returns the
     /// first that it did not.
-    fn read_on(&self, mut next: PageIndex, stop: PageIndex, reads: &mut Vec<Transfer>) -> PageIndex {
+    fn read_on(&mut self, mut next: PageIndex, stop: PageIndex, reads: &mut Vec<Transfer>) -> PageIndex {
         let mut room = self.world.free() - reads.iter().map(|transfer| transfer.length as i64).sum::<i64>();
-        while next < stop {
+        while next < stop.min(self.world.end) && reads.len() < AHEAD_MAX {
             let window = Window::ahead((stop.0 - next.0) as usize);
             let found = self.world.swap.swapin(next, next..self.world.end, window);
             let Swapin::Inserted(mut transfer) = found else { break };
@@ -249,10 +245,10 @@ impl Machine {
     }
 
     /// Pages of a slot stay on probation.
-    fn let_go(&self, slot: u16) {
+    fn let_go(&mut self, slot: u16) {
         self.reclaimer.probation.hold(slot);
         self.reclaimer.probation.requeue(slot);
-        self.release(slot, 1);
+        self.world.release(&self.reclaimer, slot, 1);
     }
 
     /// Adds up what a fault cost that read so many pages from the device.

@@ -1,5 +1,7 @@
 //! `pagetide replay`: what the swap subsystem would do with a trace, in other memory or by other rules.
 
+#[cfg(test)]
+mod agreement;
 mod belady;
 mod events;
 mod machine;

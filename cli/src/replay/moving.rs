@@ -8,9 +8,10 @@ use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
-use pagetide_swap::reclaimer::{Contents, Mover, Progress, Reclaimer, writes_max};
+use pagetide_swap::reclaimer::{Contents, Mover, Progress, Reclaimer, frames_in_use, writes_max};
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{Counter, Counters, Handle, Place, State, StoreError, StoreOutcome, Stored, Swap};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A write that has not arrived.
@@ -36,14 +37,16 @@ pub(super) struct World {
     /// What each page takes, and which of its contents that is.
     sizes: Vec<u16>,
     versions: Vec<u32>,
-    /// The pages that each slot was filled with.
-    populated: Vec<PageSet>,
+    /// The frames of each slot that hold a page, or did.
+    frames: Vec<PageSet>,
+    /// How many they are.
+    frame_count: i64,
     writes: Vec<Write>,
     entries: Vec<(PageIndex, Handle)>,
 }
 
 impl World {
-    pub(super) fn new(steps: &Steps, setting: &Setting) -> Self {
+    pub(super) fn new(steps: &Steps, setting: &Setting, slots: usize) -> Self {
         // Room for every page, and as many copies.
         let blocks = if setting.device_ns > 0.0 { 2 * steps.pages as usize + 4096 } else { 0 };
         // Contents are told apart by numbers: there is nothing to hide or to prove.
@@ -64,7 +67,8 @@ impl World {
             has_device: blocks > 0,
             sizes: steps.sizes.clone(),
             versions: vec![0; steps.pages as usize],
-            populated: Vec::new(),
+            frames: vec![PageSet::default(); slots],
+            frame_count: 0,
             writes: Vec::new(),
             entries: Vec::new(),
         }
@@ -77,7 +81,30 @@ impl World {
     /// Pages that are free.
     pub(super) fn free(&self) -> i64 {
         let pool = self.swap.zswap().pool_pages() as i64;
-        self.memory - self.swap.present() - self.swap.cached() - pool - self.metadata
+        self.memory - self.swap.present() - self.frame_count - pool - self.metadata
+    }
+
+    /// Keeps those frames of a slot that are in `used`.
+    pub(super) fn keep_frames(&mut self, slot: u16, used: PageSet) {
+        let frames = &mut self.frames[usize::from(slot)];
+        let kept = frames.and(used);
+        self.frame_count -= (frames.len() - kept.len()) as i64;
+        *frames = kept;
+    }
+
+    /// Notes that pages have moved from the frames of a slot to the program.
+    pub(super) fn move_from(&mut self, slot: u16, pages: Range<PageIndex>) {
+        let first = pages.start.offset();
+        let moved = PageSet::range(first..first + (pages.end.0 - pages.start.0) as usize);
+        self.keep_frames(slot, PageSet::range(0..CLUSTER_PAGES).minus(moved));
+    }
+
+    /// Pages of a slot are on probation no more. With the last of them its frames are free.
+    pub(super) fn release(&mut self, reclaimer: &Reclaimer, slot: u16, pages: usize) {
+        if reclaimer.probation.release(slot, pages) {
+            self.keep_frames(slot, PageSet::default());
+            reclaimer.probation.add_empty(slot);
+        }
     }
 
     /// Whether there is room for so many pages.
@@ -134,16 +161,14 @@ impl<'a> Counting<'a> {
         progress
     }
 
-    fn release(&self, slot: u16, pages: usize) {
-        if self.reclaimer.probation.release(slot, pages) {
-            self.reclaimer.probation.add_empty(slot);
-        }
+    fn release(&mut self, slot: u16, pages: usize) {
+        self.world.release(self.reclaimer, slot, pages);
     }
 
     /// What was written has arrived.
     fn complete(&mut self) {
+        let swap = Arc::clone(&self.world.swap);
         for write in std::mem::take(&mut self.world.writes) {
-            let swap = &self.world.swap;
             match write {
                 Write::Store { slot, pages, block } => {
                     swap.counters().add(Counter::pswpout, pages.len() as u64);
@@ -162,7 +187,7 @@ impl<'a> Counting<'a> {
     }
 
     /// Pages of a slot are at blocks from `block` on.
-    fn end_stores(&self, slot: u16, pages: &[PageIndex], block: u64) {
+    fn end_stores(&mut self, slot: u16, pages: &[PageIndex], block: u64) {
         let shadow = self.reclaimer.probation.shadow(slot);
         let mut nth = 0;
         while let Some(&page) = pages.get(nth) {
@@ -183,11 +208,12 @@ impl<'a> Counting<'a> {
     }
 
     /// A page for which there is no place goes back to the program.
-    fn bring_back(&self, slot: u16, page: PageIndex) {
+    fn bring_back(&mut self, slot: u16, page: PageIndex) {
         let swap = &self.world.swap;
         swap.abandon_store(page);
         if let Some(transfer) = swap.swapin_cached(page) {
             swap.finish_swapin(&transfer, 1, false);
+            self.world.move_from(slot, transfer.pages());
             self.release(slot, 1);
         }
     }
@@ -208,11 +234,8 @@ impl Mover for Counting<'_> {
         probation.begin(slot, cluster.number(), out.taken, out.shadow);
         drop(cluster);
         probation.push(slot);
-        let at = usize::from(slot);
-        if self.world.populated.len() <= at {
-            self.world.populated.resize(at + 1, PageSet::default());
-        }
-        self.world.populated[at] = present;
+        self.world.frames[usize::from(slot)] = present;
+        self.world.frame_count += present.len() as i64;
         Some(out.taken)
     }
 
@@ -224,7 +247,7 @@ impl Mover for Counting<'_> {
             self.release(slot, 1);
             return 0;
         }
-        let (number, populated) = (probation.cluster(slot), self.world.populated[usize::from(slot)]);
+        let (number, populated) = (probation.cluster(slot), self.world.frames[usize::from(slot)]);
         let swap = Arc::clone(&self.world.swap);
         let reclaimer = self.reclaimer;
         let mut leaving = Leaving { counting: self, slot, outgoing: Outgoing::default() };
@@ -242,6 +265,11 @@ impl Mover for Counting<'_> {
         deferred.iter().for_each(|&page| _ = swap.abandon_store(page));
         if !deferred.is_empty() {
             probation.requeue(slot);
+        }
+        if probation.has_pages(slot)
+            && let Some(used) = frames_in_use(&swap, slot, number, self.world.frames[usize::from(slot)])
+        {
+            self.world.keep_frames(slot, used);
         }
         self.release(slot, 1);
         stored + sent

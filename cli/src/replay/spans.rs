@@ -5,16 +5,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 /// Memory of the pool: what is given back is used again, whatever it holds.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Spans(Arc<Mutex<Vec<Vec<u8>>>>);
+pub(super) struct Spans(Arc<Mutex<Vec<Box<[u8]>>>>);
 
 #[derive(Debug)]
 pub(super) struct Span {
-    bytes: Vec<u8>,
+    bytes: Box<[u8]>,
     home: Spans,
 }
 
 impl Spans {
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Vec<u8>>> {
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Box<[u8]>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -24,7 +24,7 @@ impl SpanSource for Spans {
     fn take(&self, bytes: usize) -> Option<Span> {
         let mut free = self.free();
         let old = free.iter().rposition(|span| span.len() == bytes).map(|at| free.swap_remove(at));
-        Some(Span { bytes: old.unwrap_or_else(|| vec![0; bytes]), home: self.clone() })
+        Some(Span { bytes: old.unwrap_or_else(|| vec![0; bytes].into()), home: self.clone() })
     }
 }
 

@@ -4,14 +4,11 @@ use super::wait_list::Parked;
 use super::{Engine, Workspace};
 use crate::memory::Memory;
 use crate::regions::Access;
-use pagetide_swap::streams::Look;
+use pagetide_swap::streams::{AHEAD_MAX, Look};
 use pagetide_swap::trace::{Event, Found};
 use pagetide_swap::{Counter, PageIndex, Source, Swapin, Window};
 use std::sync::PoisonError;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
-
-/// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
-pub(super) const AHEAD_MAX: usize = 16;
 
 impl<M: Memory> Engine<M> {
     /// Answers a fault, or leaves it parked for whoever can. `since` is when it was read.

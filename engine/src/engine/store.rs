@@ -5,15 +5,12 @@ use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::reclaimer::Contents;
+use pagetide_swap::reclaimer::{Contents, frames_in_use};
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, PageIndex, Place, Scratch, Source, State, StoreError,
+    CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, PageIndex, Place, Scratch, Source, StoreError,
     StoreOutcome, Stored,
 };
 use std::sync::atomic::Ordering::Relaxed;
-
-/// Frames of a slot are given back before the last of its pages has left if that takes no more calls.
-const PARTS_MAX: usize = 64;
 
 /// What becomes of pages for which the device has no time.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -157,18 +154,10 @@ impl<M: Memory> Engine<M> {
     /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
     /// The caller holds a reference of the slot.
     fn drop_stored(&self, slot_id: u16, number: ClusterNumber) {
-        let mut kept = lock(&self.staging[slot_id]).populated();
-        if let Some(cluster) = self.swap.table().lock(number) {
-            for offset in kept.iter() {
-                let word = cluster.get(offset);
-                if word.state() != State::Cached || word.slot() != slot_id {
-                    kept.remove(offset);
-                }
-            }
-        }
+        let populated = lock(&self.staging[slot_id]).populated();
         // No page comes into a slot but by a take-out, for which it must be empty: what has left stays away.
-        if kept.runs().count() <= PARTS_MAX {
-            self.drop_bytes(&mut lock(&self.staging[slot_id]), kept);
+        if let Some(used) = frames_in_use(&self.swap, slot_id, number, populated) {
+            self.drop_bytes(&mut lock(&self.staging[slot_id]), used);
         }
     }
 

@@ -4,10 +4,10 @@
 //! program; into the program itself where the pool refuses it. Nothing is written to the device any more. If all does
 //! not fit, the device is used as before.
 
-use super::fault::AHEAD_MAX;
 use super::requests::Pending;
 use super::{Engine, Workspace, lock};
 use crate::memory::Memory;
+use pagetide_swap::streams::AHEAD_MAX;
 use pagetide_swap::{DeviceRun, PAGE_SIZE, PageIndex, Source, Stored, Swapin, Transfer, WINDOW_MAX};
 use std::collections::VecDeque;
 use std::ops::Range;

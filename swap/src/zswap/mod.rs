@@ -23,6 +23,7 @@ use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
 use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Bytes before the payload of a page alone.
@@ -66,6 +67,8 @@ pub struct Zswap<S: SpanSource> {
     /// Whether it has reached that, and not fallen below the threshold since.
     full: AtomicBool,
     stored: Stored,
+    /// Bytes that a zero page compresses to, once a replay has asked.
+    zero_bytes: OnceLock<usize>,
 }
 
 /// What is in the pool.
@@ -121,6 +124,7 @@ impl<S: SpanSource + Clone + 'static> Zswap<S> {
             pages_max: AtomicUsize::new(0),
             full: AtomicBool::new(false),
             stored: Stored::default(),
+            zero_bytes: OnceLock::new(),
         }
     }
 }
@@ -286,8 +290,22 @@ impl<S: SpanSource> Zswap<S> {
         if let Err(error) = self.accepts() {
             return [Err(error); FOLIO_PAGES];
         }
-        let encoded = std::array::from_fn(|nth| self.sized(sizes[nth], hashes[nth]));
+        let encoded = std::array::from_fn(|nth| match sizes[nth] {
+            0 => self.sized(self.zero_bytes(), hashes[nth]),
+            size => self.sized(size, hashes[nth]),
+        });
         self.insert_folio(&encoded, |nth| Piece::unknown(check_of(hashes[nth]), PAGE_SIZE), alone)
+    }
+
+    /// Bytes that a repeated word takes in a folio of others.
+    fn zero_bytes(&self) -> usize {
+        *self.zero_bytes.get_or_init(|| {
+            let mut scratch = Scratch::default();
+            let (codecs, mut rooms) = scratch.room(1);
+            let room = rooms.next().expect("room for one");
+            let piece = Self::encode(self.switches(), &[0; PAGE_SIZE], PageHash::default(), codecs, room);
+            piece.map_or(PAGE_SIZE, |piece| piece.length)
+        })
     }
 
     fn sized(&self, size: usize, hash: PageHash) -> Result<Piece<'static>, StoreError> {
