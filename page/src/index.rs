@@ -39,6 +39,29 @@ impl PageIndex {
     }
 }
 
+/// The number of an object: a range of memory with one index, such as the private memory of a process.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ObjectId(pub u16);
+
+impl ObjectId {
+    /// The private memory of a process.
+    pub const PRIVATE: Self = Self(0);
+
+    /// One of the object's clusters, among those of all objects.
+    pub const fn cluster(self, number: ClusterNumber) -> ClusterKey {
+        ClusterKey { object: self, number }
+    }
+}
+
+/// Names a cluster among those of all objects.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ClusterKey {
+    /// The object.
+    pub object: ObjectId,
+    /// The cluster's number there.
+    pub number: ClusterNumber,
+}
+
 /// The number of a cluster in its object: page index / 512.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ClusterNumber(pub u64);

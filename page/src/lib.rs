@@ -11,7 +11,7 @@
 mod index;
 mod set;
 
-pub use index::{ClusterNumber, PageIndex};
+pub use index::{ClusterKey, ClusterNumber, ObjectId, PageIndex};
 pub use set::PageSet;
 
 /// Bytes in a page.

@@ -31,6 +31,7 @@ pub mod frontier;
 pub mod hash;
 pub mod held;
 mod latch;
+pub mod object;
 pub mod place;
 pub mod policy;
 pub mod probation;

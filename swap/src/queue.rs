@@ -5,33 +5,33 @@
 //! program no access bits of its own memory.
 
 use crate::sync::{Mutex, lock};
-use pagetide_page::ClusterNumber;
+use pagetide_page::ClusterKey;
 use std::collections::{HashSet, VecDeque};
 
 /// Clusters, oldest first: those that hold present pages, or those with pages in the pool.
 #[derive(Debug, Default)]
 pub struct Queue {
-    clusters: Mutex<VecDeque<ClusterNumber>>,
+    clusters: Mutex<VecDeque<ClusterKey>>,
 }
 
 impl Queue {
     /// Puts a cluster at the young end. The caller holds its lock, and has noted that it stands here.
-    pub fn push(&self, cluster: ClusterNumber) {
+    pub fn push(&self, cluster: ClusterKey) {
         lock(&self.clusters).push_back(cluster);
     }
 
     /// Puts a cluster back at the old end.
-    pub fn put_back(&self, cluster: ClusterNumber) {
+    pub fn put_back(&self, cluster: ClusterKey) {
         lock(&self.clusters).push_front(cluster);
     }
 
     /// Takes the oldest cluster out.
-    pub fn pop(&self) -> Option<ClusterNumber> {
+    pub fn pop(&self) -> Option<ClusterKey> {
         lock(&self.clusters).pop_front()
     }
 
     /// Moves those of `clusters` that are queued to the old end. Returns how many there are.
-    pub fn hasten(&self, clusters: &HashSet<ClusterNumber>) -> usize {
+    pub fn hasten(&self, clusters: &HashSet<ClusterKey>) -> usize {
         let mut queue = lock(&self.clusters);
         let (first, rest): (Vec<_>, Vec<_>) = queue.drain(..).partition(|id| clusters.contains(id));
         queue.extend(first.iter().chain(&rest));
@@ -39,7 +39,7 @@ impl Queue {
     }
 
     /// Number `nth` from the young end.
-    pub fn youngest(&self, nth: usize) -> Option<ClusterNumber> {
+    pub fn youngest(&self, nth: usize) -> Option<ClusterKey> {
         let clusters = lock(&self.clusters);
         clusters.len().checked_sub(nth + 1).map(|at| clusters[at])
     }
@@ -58,11 +58,12 @@ impl Queue {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetide_page::{ClusterNumber, ObjectId};
 
     #[test]
     fn clusters_that_are_hastened_leave_first_and_in_order() {
         let queue = Queue::default();
-        let ids: Vec<_> = (0..6).map(ClusterNumber).collect();
+        let ids: Vec<_> = (0..6).map(|number| ObjectId::PRIVATE.cluster(ClusterNumber(number))).collect();
         ids[..5].iter().for_each(|&id| queue.push(id));
         assert_eq!(queue.youngest(1), Some(ids[3]));
         assert_eq!(queue.hasten(&[ids[3], ids[1], ids[5]].into()), 2);

@@ -15,37 +15,37 @@ impl<S: SpanSource> Swap<S> {
     /// Moves the pool's entries together, if much of it is loose: those of so many clusters at most, each call goes on
     /// where the last one ended. Returns how many it moved.
     pub fn compact(&self, clusters: usize) -> usize {
-        let mut from = self.compacting.load(Relaxed);
+        let mut from = self.space.shrinking.compacting.load(Relaxed);
         if from == 0 {
-            let loose = self.zswap.loose_pages();
-            if loose < LOOSE_MIN.max(self.zswap.pool_pages() / LOOSE_PART) {
+            let loose = self.space.zswap.loose_pages();
+            if loose < LOOSE_MIN.max(self.space.zswap.pool_pages() / LOOSE_PART) {
                 return 0;
             }
-            self.zswap.compact();
+            self.space.zswap.compact();
             from = 1;
         }
         let mut next = 0;
         let mut moved = 0;
-        for (nth, number) in self.table.touched(from - 1..CLUSTERS_MAX).enumerate() {
+        for (nth, number) in self.object.table().touched(from - 1..CLUSTERS_MAX).enumerate() {
             if nth == clusters {
                 next = number.0 + 1;
                 break;
             }
             moved += self.compact_cluster(number);
         }
-        self.compacting.store(next, Relaxed);
+        self.space.shrinking.compacting.store(next, Relaxed);
         moved
     }
 
     /// Moves all entries of pages that are stored alone, and returns how many: for tests.
     #[cfg(feature = "shuttle")]
     pub fn compact_all(&self) -> usize {
-        self.zswap.empty();
-        self.table.touched(0..CLUSTERS_MAX).map(|number| self.compact_cluster(number)).sum()
+        self.space.zswap.empty();
+        self.object.table().touched(0..CLUSTERS_MAX).map(|number| self.compact_cluster(number)).sum()
     }
 
     fn compact_cluster(&self, number: ClusterNumber) -> usize {
-        let Some(mut cluster) = self.table.lock(number) else { return 0 };
+        let Some(mut cluster) = self.object.table().lock(number) else { return 0 };
         let (mut moved, mut offset) = (0, 0);
         while offset < CLUSTER_PAGES {
             let (word, count) = cluster.stretch(offset, CLUSTER_PAGES - offset);
@@ -53,11 +53,11 @@ impl<S: SpanSource> Swap<S> {
             if let Some(Place::Pool(handle)) = word.place()
                 && !word.is_locked()
                 && !word.is_writeback()
-                && let Some(there) = self.zswap.relocate(handle)
+                && let Some(there) = self.space.zswap.relocate(handle)
             {
                 let moved_word = word.with_place(Place::Pool(there)).with_referenced(word.is_referenced());
                 self.set(&mut cluster, offset, moved_word);
-                self.zswap.vacate(handle);
+                self.space.zswap.vacate(handle);
                 moved += 1;
             }
             offset += count;

@@ -15,13 +15,13 @@ const DROP_CLUSTERS: usize = 1024;
 impl<S: SpanSource> Swap<S> {
     /// Pages in the program of which the pool keeps a copy.
     pub fn copies(&self) -> i64 {
-        self.copies.load(Relaxed)
+        self.space.totals.copies()
     }
 
     /// Kept copies that turned out to be of older contents when their page left again. Those that did not
     /// are counted as `swap_reuse`.
     pub fn copies_stale(&self) -> u64 {
-        self.copies_stale.load(Relaxed)
+        self.space.admission.copies_stale.load(Relaxed)
     }
 
     /// Drops kept copies, about `wanted`, of the pages first that came in last: those leave last, and are the
@@ -32,13 +32,13 @@ impl<S: SpanSource> Swap<S> {
         while dropped < wanted
             && nth < DROP_CLUSTERS
             && self.copies() > 0
-            && let Some(id) = self.queue.youngest(nth)
+            && let Some(key) = self.space.queue.youngest(nth)
         {
-            let found = self.drop_copies_of(id);
+            let found = self.drop_copies_of(key.number);
             dropped += found;
             nth += usize::from(found < DROP_BATCH);
         }
-        self.counters.add(Counter::swap_copy_dropped, dropped as u64);
+        self.space.counters.add(Counter::swap_copy_dropped, dropped as u64);
         dropped
     }
 
@@ -46,7 +46,7 @@ impl<S: SpanSource> Swap<S> {
     pub fn drop_copies_of(&self, number: ClusterNumber) -> usize {
         let mut handles = [Handle::page(0); DROP_BATCH];
         let mut count = 0;
-        if let Some(mut cluster) = self.table.lock(number)
+        if let Some(mut cluster) = self.object.table().lock(number)
             && cluster.copies() > 0
         {
             for offset in 0..CLUSTER_PAGES {
@@ -62,7 +62,7 @@ impl<S: SpanSource> Swap<S> {
                 }
             }
         }
-        handles[..count].iter().for_each(|&handle| self.zswap.free(handle));
+        handles[..count].iter().for_each(|&handle| self.space.zswap.free(handle));
         count
     }
 }

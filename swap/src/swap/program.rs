@@ -1,12 +1,10 @@
 //! What the program changes in its memory.
 
 use super::Swap;
-use crate::sync::lock;
 use crate::table::ClusterGuard;
 use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
 use pagetide_page::{ClusterNumber, PageIndex};
-use std::sync::atomic::Ordering::Relaxed;
 
 /// What a discard released.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -64,7 +62,7 @@ impl<S: SpanSource> Swap<S> {
         range: std::ops::Range<usize>,
     ) -> Option<ClusterGuard<'_>> {
         loop {
-            let cluster = self.table.lock(number)?;
+            let cluster = self.object.table().lock(number)?;
             let busy = |cluster: &ClusterGuard<'_>| {
                 cluster.locked() > 0 && range.clone().any(|offset| cluster.get(offset).is_locked())
             };
@@ -72,20 +70,15 @@ impl<S: SpanSource> Swap<S> {
                 return Some(cluster);
             }
             drop(cluster);
-            self.waiters.fetch_add(1, Relaxed);
-            let guard = lock(&self.transfers);
-            // Look again with the lock held: an end that came before this is seen, one after notifies.
-            let still = self.table.lock(number).is_some_and(|cluster| busy(&cluster));
-            if still {
-                drop(self.transfer_ended.wait(guard).unwrap_or_else(std::sync::PoisonError::into_inner));
-            }
-            self.waiters.fetch_sub(1, Relaxed);
+            self.space
+                .transfers
+                .wait_while(|| self.object.table().lock(number).is_some_and(|cluster| busy(&cluster)));
         }
     }
 
     /// Tells the table that pages of an unmanaged past are in the program: a region is registered late.
     pub fn adopt_present(&self, number: ClusterNumber, offsets: impl Iterator<Item = usize>) -> usize {
-        let mut cluster = self.table.lock_or_create(number);
+        let mut cluster = self.object.table().lock_or_create(number);
         let mut count = 0;
         for offset in offsets {
             if cluster.get(offset).state() == State::Hole {
@@ -102,7 +95,7 @@ impl<S: SpanSource> Swap<S> {
     /// A fault says that a page is absent which the table has as present. If `is_absent` confirms that
     /// under the cluster's lock, the page is a hole: a system call that we did not see dropped it.
     pub fn lost(&self, page: PageIndex, is_absent: impl FnOnce() -> bool) -> bool {
-        let Some(mut cluster) = self.table.lock(page.cluster()) else { return false };
+        let Some(mut cluster) = self.object.table().lock(page.cluster()) else { return false };
         let word = cluster.get(page.offset());
         if word.state() != State::Present || word.is_locked() || !is_absent() {
             return false;
@@ -114,7 +107,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// Runs `poison` if a page is poisoned, under its cluster's lock: it is not once the program has dropped it.
     pub fn if_poisoned<T>(&self, page: PageIndex, poison: impl FnOnce() -> T) -> Option<T> {
-        let cluster = self.table.lock(page.cluster())?;
+        let cluster = self.object.table().lock(page.cluster())?;
         (cluster.get(page.offset()).state() == State::Poisoned).then(poison)
     }
 
@@ -138,11 +131,11 @@ impl<S: SpanSource> Swap<S> {
             }
         };
         if from.cluster() == to.cluster() {
-            let mut cluster = self.table.lock_or_create(from.cluster());
+            let mut cluster = self.object.table().lock_or_create(from.cluster());
             let word = take(&mut cluster);
             put(&mut cluster, word);
         } else {
-            let (mut a, mut b) = self.table.lock_pair(from.cluster(), to.cluster());
+            let (mut a, mut b) = self.object.table().lock_pair(from.cluster(), to.cluster());
             let word = take(&mut a);
             if word != Word::HOLE {
                 put(&mut b, word);

@@ -13,11 +13,22 @@ use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::Shrinker;
 use pagetide_page::FOLIO_PAGES;
 use pagetide_page::{PAGE_SIZE, PageIndex};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 /// After so many pages from the device that did not compress, one of so many is tried.
 const FAR_RUN: u32 = 64;
 const FAR_SAMPLE: u32 = 16;
+
+/// What was found of late about pages whose copy is kept.
+#[derive(Debug, Default)]
+pub(super) struct Admission {
+    /// Pages from the device, one after the other, that did not go into the pool when they left again.
+    far: AtomicU32,
+    /// Those that were or were not tried since, beyond [`FAR_RUN`].
+    tried: AtomicU32,
+    /// Kept copies that turned out to be of older contents.
+    pub(super) copies_stale: AtomicU64,
+}
 
 /// How a page was stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,7 +100,7 @@ impl<S: SpanSource> Swap<S> {
         let way = self.way(bytes, kept, scratch);
         self.put(way, |hash| match poor {
             true => Err(StoreError::Incompressible),
-            false => self.count_refusal(self.zswap.store(bytes, hash, scratch)),
+            false => self.count_refusal(self.space.zswap.store(bytes, hash, scratch)),
         })
     }
 
@@ -104,20 +115,22 @@ impl<S: SpanSource> Swap<S> {
             std::array::from_fn(|nth| self.way(page(nth), kept[nth], scratch));
         let Some(alone) = go_together(&ways) else {
             return std::array::from_fn(|nth| {
-                self.put(ways[nth], |hash| self.count_refusal(self.zswap.store(page(nth), hash, scratch)))
+                self.put(ways[nth], |hash| {
+                    self.count_refusal(self.space.zswap.store(page(nth), hash, scratch))
+                })
             });
         };
         let hashes = std::array::from_fn(|nth| match ways[nth] {
             StoreDecision::New(hash) | StoreDecision::Nearer(_, hash) => hash,
-            StoreDecision::Same(_) | StoreDecision::Clean(_) => self.keys.hash.hash(page(nth)),
+            StoreDecision::Same(_) | StoreDecision::Clean(_) => self.space.keys.hash.hash(page(nth)),
         });
-        let stored = self.zswap.store_folio(page, &hashes, alone, scratch);
+        let stored = self.space.zswap.store_folio(page, &hashes, alone, scratch);
         self.put_folio(&ways, |nth| stored[nth])
     }
 
     fn note_stored(&self, pages: usize) {
-        if self.zswap.switches().shrinker == Shrinker::Decay {
-            (0..pages).for_each(|_| self.decay.note_store(self.zswap.stored().0));
+        if self.space.zswap.switches().shrinker == Shrinker::Decay {
+            (0..pages).for_each(|_| self.space.shrinking.decay.note_store(self.space.zswap.stored().0));
         }
     }
 
@@ -131,17 +144,17 @@ impl<S: SpanSource> Swap<S> {
     ) -> [Stored; PAGES] {
         let ways: [StoreDecision; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
             0 => StoreDecision::Same(Place::ZERO),
-            _ => self.way_of(hashes[nth], kept[nth], |handle| self.zswap.is_of(handle, hashes[nth])),
+            _ => self.way_of(hashes[nth], kept[nth], |handle| self.space.zswap.is_of(handle, hashes[nth])),
         });
         if let (Ok(sizes), Ok(hashes)) =
             (<&[usize; FOLIO_PAGES]>::try_from(&sizes[..]), <&[PageHash; FOLIO_PAGES]>::try_from(&hashes[..]))
             && let Some(alone) = go_together(&ways)
         {
-            let stored = self.zswap.store_folio_sized(sizes, hashes, alone);
+            let stored = self.space.zswap.store_folio_sized(sizes, hashes, alone);
             return self.put_folio(&ways, |nth| stored[nth]);
         }
         std::array::from_fn(|nth| {
-            self.put(ways[nth], |hash| self.count_refusal(self.zswap.store_sized(sizes[nth], hash)))
+            self.put(ways[nth], |hash| self.count_refusal(self.space.zswap.store_sized(sizes[nth], hash)))
         })
     }
 
@@ -152,7 +165,7 @@ impl<S: SpanSource> Swap<S> {
         stored: impl Fn(usize) -> Result<Handle, StoreError>,
     ) -> [Stored; PAGES] {
         if (0..PAGES).all(|nth| stored(nth).is_ok()) {
-            self.counters.add(Counter::zswpout, PAGES as u64);
+            self.space.counters.add(Counter::zswpout, PAGES as u64);
             self.note_stored(PAGES);
             return std::array::from_fn(|nth| Stored::New(Place::Pool(stored(nth).expect("all are"))));
         }
@@ -172,7 +185,7 @@ impl<S: SpanSource> Swap<S> {
             Err(StoreError::PoolLimit) => Counter::pool_limit_hit,
             Err(StoreError::Disabled) => return stored,
         };
-        self.counters.add(counter, 1);
+        self.space.counters.add(counter, 1);
         stored
     }
 
@@ -180,8 +193,8 @@ impl<S: SpanSource> Swap<S> {
         if let Some(place) = Place::same_filled(bytes) {
             return StoreDecision::Same(place);
         }
-        let hash = self.keys.hash.hash(bytes);
-        self.way_of(hash, kept, |handle| self.zswap.holds(handle, bytes, hash, scratch))
+        let hash = self.space.keys.hash.hash(bytes);
+        self.way_of(hash, kept, |handle| self.space.zswap.holds(handle, bytes, hash, scratch))
     }
 
     /// The way of a page with this hash; `is_at` says whether an entry of the pool holds it.
@@ -193,24 +206,24 @@ impl<S: SpanSource> Swap<S> {
     ) -> StoreDecision {
         let clean = kept.filter(|&place| match place {
             Place::Pool(handle) => is_at(handle),
-            Place::Device(block) => self.blocks.hash(block) == Some(hash),
+            Place::Device(block) => self.space.blocks.hash(block) == Some(hash),
             Place::Same(_) => false,
         });
         match clean {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
-            Some(place @ Place::Device(_)) if self.zswap.has_room() && self.may_be_nearer() => {
+            Some(place @ Place::Device(_)) if self.space.zswap.has_room() && self.may_be_nearer() => {
                 StoreDecision::Nearer(place, hash)
             }
             Some(place) => StoreDecision::Clean(place),
             None => {
-                self.copies_stale.fetch_add(u64::from(kept.is_some()), Relaxed);
+                self.space.admission.copies_stale.fetch_add(u64::from(kept.is_some()), Relaxed);
                 StoreDecision::New(hash)
             }
         }
     }
 
     fn put(&self, way: StoreDecision, store: impl FnOnce(PageHash) -> Result<Handle, StoreError>) -> Stored {
-        let c = self.counters;
+        let c = self.space.counters;
         match way {
             StoreDecision::Same(place) => {
                 c.add(Counter::swpout_zero, 1);
@@ -222,8 +235,9 @@ impl<S: SpanSource> Swap<S> {
             }
             StoreDecision::Nearer(place, hash) => {
                 let stored = store(hash);
-                let far = if stored.is_ok() { 0 } else { self.far.load(Relaxed).saturating_add(1) };
-                self.far.store(far, Relaxed);
+                let far =
+                    if stored.is_ok() { 0 } else { self.space.admission.far.load(Relaxed).saturating_add(1) };
+                self.space.admission.far.store(far, Relaxed);
                 stored.map_or_else(
                     |_| {
                         c.add(Counter::swap_reuse, 1);
@@ -241,14 +255,15 @@ impl<S: SpanSource> Swap<S> {
 
     /// Whether a page from the device is tried in the pool: where many in a row did not compress, one in some.
     fn may_be_nearer(&self) -> bool {
-        self.far.load(Relaxed) < FAR_RUN || self.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
+        self.space.admission.far.load(Relaxed) < FAR_RUN
+            || self.space.admission.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
     }
 
     /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody
     /// waits for any of them, and no older copy is to be freed. Else nothing has changed, and each ends alone.
     pub fn finish_store_run(&self, first: PageIndex, count: usize, place: Place, shadow: Shadow) -> bool {
         {
-            let mut cluster = self.table.lock_or_create(first.cluster());
+            let mut cluster = self.object.table().lock_or_create(first.cluster());
             let at = first.offset();
             let (word, found) = cluster.stretch(at, count);
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
@@ -259,14 +274,14 @@ impl<S: SpanSource> Swap<S> {
             self.set_run(&mut cluster, at..at + count, word, swapped);
             self.note_pooled(&mut cluster, Some(place));
         }
-        self.notify();
+        self.space.transfers.notify();
         true
     }
 
     /// Ends a store. With a fault waiting the page stays locked, for [`Swap::finish_hit`].
     pub fn finish_store(&self, page: PageIndex, place: Place, shadow: Shadow) -> StoreOutcome {
         let outcome = {
-            let mut cluster = self.table.lock_or_create(page.cluster());
+            let mut cluster = self.object.table().lock_or_create(page.cluster());
             let word = cluster.get(page.offset());
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
             if word.place() != Some(place) {
@@ -283,7 +298,7 @@ impl<S: SpanSource> Swap<S> {
             }
         };
         if outcome == StoreOutcome::Swapped {
-            self.notify();
+            self.space.transfers.notify();
         }
         outcome
     }
@@ -291,7 +306,7 @@ impl<S: SpanSource> Swap<S> {
     /// Ends a store that found no place: the page stays in its frame, or is wanted.
     pub fn abandon_store(&self, page: PageIndex) -> StoreOutcome {
         let outcome = {
-            let mut cluster = self.table.lock_or_create(page.cluster());
+            let mut cluster = self.object.table().lock_or_create(page.cluster());
             let word = cluster.get(page.offset());
             if word.is_wanted() {
                 StoreOutcome::Wanted
@@ -300,40 +315,40 @@ impl<S: SpanSource> Swap<S> {
                 StoreOutcome::Swapped
             }
         };
-        self.notify();
+        self.space.transfers.notify();
         outcome
     }
 
     /// A wanted page was mapped from its frame: it is in the program, its copy (if any) is kept.
     pub fn finish_hit(&self, page: PageIndex) {
         {
-            let mut cluster = self.table.lock_or_create(page.cluster());
+            let mut cluster = self.object.table().lock_or_create(page.cluster());
             let word = cluster.get(page.offset());
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
             let kept = word.place().filter(|place| !matches!(place, Place::Same(_)));
             self.set(&mut cluster, page.offset(), Word::present(kept));
             self.enqueue(&mut cluster);
         }
-        self.counters.add(Counter::swap_cache_hit, 1);
-        self.counters.add(Counter::pgminfault, 1);
-        self.notify();
+        self.space.counters.add(Counter::swap_cache_hit, 1);
+        self.space.counters.add(Counter::pgminfault, 1);
+        self.space.transfers.notify();
     }
 
     /// A wanted page could not be mapped: it is on probation again.
     pub fn release_hit(&self, page: PageIndex) {
         {
-            let mut cluster = self.table.lock_or_create(page.cluster());
+            let mut cluster = self.object.table().lock_or_create(page.cluster());
             let word = cluster.get(page.offset());
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
             self.set(&mut cluster, page.offset(), word.unlocked());
         }
-        self.notify();
+        self.space.transfers.notify();
     }
 
     /// Prepares a page for `block`, and notes by which hash it will be known.
     pub fn seal(&self, block: u64, hash: PageHash, page: &mut [u8]) {
-        self.blocks.set_hash(block, hash);
-        if let Some(cipher) = &self.keys.cipher {
+        self.space.blocks.set_hash(block, hash);
+        if let Some(cipher) = &self.space.keys.cipher {
             cipher.apply(block, hash, page);
         }
     }

@@ -10,10 +10,21 @@ use crate::word::{State, Word};
 use crate::zswap::Scratch;
 use crate::zswap::pool::SpanSource;
 use pagetide_page::{CLUSTER_PAGES, PageIndex};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Pages that one transfer brings in at most: 256 KiB.
 pub const WINDOW_MAX: usize = 64;
+
+/// How many pages came back that a little more memory would have kept.
+#[derive(Debug, Default)]
+pub(super) struct Nearness {
+    /// How many others had left since those did that are written back, of late.
+    pub(super) age: AtomicU64,
+    /// Pages from the device that came back before twice as many had.
+    pub(super) near: AtomicU64,
+    /// Pages from the pool that came back before as many others had left as are in memory.
+    pub(super) pool_near: AtomicU64,
+}
 
 /// What a fault finds.
 #[derive(Debug)]
@@ -116,7 +127,7 @@ impl<S: SpanSource> Swap<S> {
     /// Begins to bring `page` in, and neighbours `within` a range that share its kind of place, as many as the
     /// `window` has at most.
     pub fn swapin(&self, page: PageIndex, within: std::ops::Range<PageIndex>, window: Window) -> Swapin {
-        let mut cluster = self.table.lock_or_create(page.cluster());
+        let mut cluster = self.object.table().lock_or_create(page.cluster());
         let at = page.offset();
         let word = cluster.get(at);
         match word.state() {
@@ -135,7 +146,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// The same for pages all of which are wanted, whatever readahead says: as many from the first on as go together.
     pub fn swapin_run(&self, pages: std::ops::Range<PageIndex>) -> Swapin {
-        let cluster = self.table.lock_or_create(pages.start.cluster());
+        let cluster = self.object.table().lock_or_create(pages.start.cluster());
         let word = cluster.get(pages.start.offset());
         if word.is_locked() {
             return Swapin::Pending;
@@ -150,7 +161,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// Begins to bring back a page that is on probation and that nobody moves. `None` if it is not (any more).
     pub fn swapin_cached(&self, page: PageIndex) -> Option<Transfer> {
-        let cluster = self.table.lock(page.cluster())?;
+        let cluster = self.object.table().lock(page.cluster())?;
         let word = cluster.get(page.offset());
         let source = source_of(word).filter(|_| word.state() == State::Cached && !word.is_locked())?;
         match self.claim(cluster, page, source, page..page.plus(1), Window::NONE) {
@@ -207,8 +218,8 @@ impl<S: SpanSource> Swap<S> {
 
     /// What of a window comes in from this source.
     pub fn reach(&self, page: PageIndex, source: Source, window: Window) -> Window {
-        let device = 1 << self.config.page_cluster;
-        match (self.config.readahead, source) {
+        let device = 1 << self.space.config.page_cluster;
+        match (self.space.config.readahead, source) {
             (Readahead::None, Source::Device { .. }) => Window::NONE,
             (Readahead::Object, Source::Device { .. }) => window.at_most(device),
             (Readahead::Cluster, Source::Device { .. } | Source::Memory | Source::Zero) => {
@@ -224,8 +235,8 @@ impl<S: SpanSource> Swap<S> {
 
     /// How many pages after one that is on its way may be on their way too.
     pub fn reach_ahead(&self, window: Window) -> usize {
-        match self.config.readahead {
-            Readahead::Object => window.at_most(1 << self.config.page_cluster).after,
+        match self.space.config.readahead {
+            Readahead::Object => window.at_most(1 << self.space.config.page_cluster).after,
             Readahead::Cluster | Readahead::None => 0,
         }
     }
@@ -241,7 +252,7 @@ impl<S: SpanSource> Swap<S> {
         match transfer.words[nth].place() {
             Some(Place::Same(pattern)) => Place::fill(pattern, out),
             Some(Place::Pool(handle)) => {
-                self.zswap.load(handle, out, &self.keys.hash, scratch)?;
+                self.space.zswap.load(handle, out, &self.space.keys.hash, scratch)?;
             }
             _ => unreachable!("only pages in memory are loaded"),
         }
@@ -253,11 +264,11 @@ impl<S: SpanSource> Swap<S> {
         let Some(Place::Device(block)) = transfer.words[nth].place() else {
             unreachable!("only pages on the device are read from it")
         };
-        let hash = self.blocks.hash(block).ok_or(LoadError::Hash)?;
-        if let Some(cipher) = &self.keys.cipher {
+        let hash = self.space.blocks.hash(block).ok_or(LoadError::Hash)?;
+        if let Some(cipher) = &self.space.keys.cipher {
             cipher.apply(block, hash, bytes);
         }
-        if self.keys.hash.hash(bytes) == hash { Ok(()) } else { Err(LoadError::Hash) }
+        if self.space.keys.hash.hash(bytes) == hash { Ok(()) } else { Err(LoadError::Hash) }
     }
 
     /// Ends a transfer: its first `mapped` pages are in the program, the others are as they were.
@@ -278,7 +289,7 @@ impl<S: SpanSource> Swap<S> {
         met: Option<MapConflict>,
     ) -> u64 {
         let mut wanted = 0;
-        let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+        let mut cluster = self.object.table().lock_or_create(transfer.first.cluster());
         let first = transfer.first.offset();
         let mut nth = 0;
         while nth < mapped {
@@ -311,7 +322,7 @@ impl<S: SpanSource> Swap<S> {
         if mapped > 0 {
             if matches!(transfer.source, Source::Frames { .. }) {
                 let mut history = cluster.history();
-                self.policy.hit(&mut history, mapped);
+                self.space.policy.hit(&mut history, mapped);
                 cluster.set_history(history);
             }
             self.judge(&mut cluster, &transfer.words[..mapped]);
@@ -319,7 +330,7 @@ impl<S: SpanSource> Swap<S> {
             self.count_in(transfer, mapped);
         }
         drop(cluster);
-        self.notify();
+        self.space.transfers.notify();
         wanted
     }
 
@@ -328,30 +339,33 @@ impl<S: SpanSource> Swap<S> {
         let (mut activated, mut restored) = (0, 0);
         let present = self.present().max(0) as u64;
         for word in words.iter().filter(|word| word.state() == State::Swapped) {
-            let refault = self.workingset.refault(word.shadow(), present);
+            let refault = self.space.workingset.refault(word.shadow(), present);
             activated += u64::from(refault.activate);
             restored += u64::from(refault.restore);
             match word.place() {
                 Some(Place::Device(_))
-                    if self.workingset.distance(word.shadow()) <= 2 * self.age.load(Relaxed) =>
+                    if self.space.workingset.distance(word.shadow())
+                        <= 2 * self.space.nearness.age.load(Relaxed) =>
                 {
-                    self.near.fetch_add(1, Relaxed);
+                    self.space.nearness.near.fetch_add(1, Relaxed);
                 }
-                Some(Place::Pool(_)) if refault.activate => _ = self.pool_near.fetch_add(1, Relaxed),
+                Some(Place::Pool(_)) if refault.activate => {
+                    _ = self.space.nearness.pool_near.fetch_add(1, Relaxed)
+                }
                 _ => {}
             }
         }
         if activated > 0 {
             let mut history = cluster.history();
-            self.policy.refault(&mut history, activated as usize);
+            self.space.policy.refault(&mut history, activated as usize);
             cluster.set_history(history);
-            self.counters.add(Counter::workingset_activate_anon, activated);
-            self.counters.add(Counter::workingset_restore_anon, restored);
+            self.space.counters.add(Counter::workingset_activate_anon, activated);
+            self.space.counters.add(Counter::workingset_restore_anon, restored);
         }
     }
 
     fn count_in(&self, transfer: &Transfer, mapped: usize) {
-        let c = self.counters;
+        let c = self.space.counters;
         let count = mapped as u64;
         let (counter, major) = match transfer.source {
             Source::Hole => (Counter::pgalloc, false),
@@ -367,10 +381,10 @@ impl<S: SpanSource> Swap<S> {
             c.add(Counter::workingset_refault_anon, count);
             c.add(Counter::swap_ra, count - asked);
             if !transfer.ahead {
-                self.decay.note_swapin();
+                self.space.shrinking.decay.note_swapin();
             }
             if matches!(transfer.source, Source::Device { .. }) {
-                self.second_chance.note_disk_swapins(count);
+                self.space.shrinking.second_chance.note_disk_swapins(count);
             }
         }
     }
@@ -382,12 +396,12 @@ impl<S: SpanSource> Swap<S> {
     pub fn fail_swapin(&self, transfer: &Transfer) {
         assert_eq!(transfer.length, 1, "one page is poisoned at a time");
         {
-            let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+            let mut cluster = self.object.table().lock_or_create(transfer.first.cluster());
             self.free_place(transfer.words[0].place());
             self.set(&mut cluster, transfer.first.offset(), Word::POISONED);
         }
-        self.counters.add(Counter::poisoned, 1);
-        self.notify();
+        self.space.counters.add(Counter::poisoned, 1);
+        self.space.transfers.notify();
     }
 }
 

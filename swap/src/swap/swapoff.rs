@@ -34,19 +34,19 @@ impl<S: SpanSource> Swap<S> {
     /// returns.
     pub fn device_runs(&self, block: u64, most: usize) -> Vec<DeviceRun> {
         let mut lowest = std::collections::BinaryHeap::with_capacity(most + 1);
-        for number in self.table.touched(0..CLUSTERS_MAX) {
+        for number in self.object.table().touched(0..CLUSTERS_MAX) {
             let mut kept = false;
             let mut offset = 0;
             while offset < CLUSTER_PAGES {
                 let page = number.page(offset);
-                let word = self.table.peek(page);
+                let word = self.object.table().peek(page);
                 offset += 1;
                 let Some(Place::Device(first)) = word.place() else { continue };
                 if word.state() != State::Swapped {
                     kept = true;
                     continue;
                 }
-                let run = self.table.has_page(page, 0, CLUSTER_PAGES - offset).unwrap_or_default();
+                let run = self.object.table().has_page(page, 0, CLUSTER_PAGES - offset).unwrap_or_default();
                 offset += run.after;
                 if first >= block {
                     lowest.push(DeviceRun { block: first, first: page, length: run.after + 1 });
@@ -63,7 +63,7 @@ impl<S: SpanSource> Swap<S> {
     }
 
     fn drop_device_copies(&self, number: ClusterNumber) {
-        let Some(mut cluster) = self.table.lock(number) else { return };
+        let Some(mut cluster) = self.object.table().lock(number) else { return };
         for offset in 0..CLUSTER_PAGES {
             let word = cluster.get(offset);
             if let Some(place @ Place::Device(_)) = word.place()
@@ -81,7 +81,7 @@ impl<S: SpanSource> Swap<S> {
     pub fn finish_move(&self, transfer: &Transfer, places: &[Option<Place>]) -> u64 {
         let mut wanted = 0;
         {
-            let mut cluster = self.table.lock_or_create(transfer.first.cluster());
+            let mut cluster = self.object.table().lock_or_create(transfer.first.cluster());
             for (nth, place) in places.iter().enumerate() {
                 let (offset, word) = (transfer.first.offset() + nth, transfer.words()[nth]);
                 wanted |= u64::from(cluster.get(offset).is_wanted()) << nth;
@@ -94,7 +94,7 @@ impl<S: SpanSource> Swap<S> {
                 }
             }
         }
-        self.notify();
+        self.space.transfers.notify();
         wanted
     }
 }

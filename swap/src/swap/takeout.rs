@@ -44,8 +44,9 @@ impl<S: SpanSource> Swap<S> {
     /// A cluster with a transfer under way is passed over: its pages are on the move.
     pub fn victim(&self) -> Option<ClusterGuard<'_>> {
         // All may be as hot as can be.
-        for _ in 0..=SPARED_MAX * self.queue.len() {
-            let mut cluster = self.table.lock_or_create(self.queue.pop()?);
+        for _ in 0..=SPARED_MAX * self.space.queue.len() {
+            let key = self.space.queue.pop()?;
+            let mut cluster = self.object_of(key).table().lock_or_create(key.number);
             let history = cluster.history();
             let history = History { queued: false, ..history };
             cluster.set_history(history);
@@ -56,7 +57,7 @@ impl<S: SpanSource> Swap<S> {
                 continue;
             }
             let mut judged = history;
-            if cluster.locked() > 0 || self.policy.spares(&mut judged, cluster.present()) {
+            if cluster.locked() > 0 || self.space.policy.spares(&mut judged, cluster.present()) {
                 cluster.set_history(judged);
                 self.enqueue(&mut cluster);
                 continue;
@@ -68,7 +69,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// Locks a cluster whether or not its turn has come.
     pub fn candidate(&self, number: ClusterNumber) -> Candidate<'_> {
-        match self.table.lock(number) {
+        match self.object.table().lock(number) {
             Some(cluster) if cluster.locked() > 0 => Candidate::Moving,
             Some(cluster) if cluster.present() > 0 => Candidate::Ready(cluster),
             _ => Candidate::Empty,
@@ -77,9 +78,9 @@ impl<S: SpanSource> Swap<S> {
 
     /// Tells the policy what has come back so far: to be called every few hundredths of a second.
     pub fn observe(&self) {
-        self.policy.observe(Seen {
-            hits: self.counters.get(Counter::swap_cache_hit),
-            refaults: self.counters.get(Counter::workingset_refault_anon),
+        self.space.policy.observe(Seen {
+            hits: self.space.counters.get(Counter::swap_cache_hit),
+            refaults: self.space.counters.get(Counter::workingset_refault_anon),
             cached: self.cached().max(0) as u64,
             swapped: self.swapped().max(0) as u64,
         });
@@ -87,12 +88,12 @@ impl<S: SpanSource> Swap<S> {
 
     /// What has come and gone so far, for [`crate::balance`]; pages from the device were waited for so long.
     pub fn totals(&self, device_ns: u64) -> Totals {
-        let get = |counter| self.counters.get(counter);
+        let get = |counter| self.space.counters.get(counter);
         Totals {
             pool_in: get(Counter::zswpin),
             device_in: get(Counter::pswpin),
-            device_near: self.near.load(Relaxed),
-            pool_near: self.pool_near.load(Relaxed),
+            device_near: self.space.nearness.near.load(Relaxed),
+            pool_near: self.space.nearness.pool_near.load(Relaxed),
             device_ns,
             hits: get(Counter::swap_cache_hit),
             displaced: get(Counter::pool_limit_hit) + get(Counter::zswpwb),
@@ -105,30 +106,30 @@ impl<S: SpanSource> Swap<S> {
     /// What is where, for [`crate::balance`].
     pub fn sizes(&self) -> Sizes {
         Sizes {
-            stored: self.zswap.stored().0,
-            pool: self.zswap.pool_pages() as u64,
-            device: self.blocks.used(),
+            stored: self.space.zswap.stored().0,
+            pool: self.space.zswap.pool_pages() as u64,
+            device: self.space.blocks.used(),
             resident: self.present().max(0) as u64,
-            full: !self.zswap.has_room(),
+            full: !self.space.zswap.has_room(),
         }
     }
 
     /// Whether more pages are on probation than should be.
     pub fn is_probation_full(&self) -> bool {
         let cached = self.cached().max(0) as usize;
-        cached > self.policy.probation(cached + self.present().max(0) as usize)
+        cached > self.space.policy.probation(cached + self.present().max(0) as usize)
     }
 
     /// Makes the clusters of a range the next victims, hot or not. Returns how many there are.
     pub fn hasten(&self, range: std::ops::Range<PageIndex>) -> usize {
         let numbers = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
-        let ids = self.table.touched(numbers).filter_map(|number| {
-            let mut cluster = self.table.lock(number)?;
+        let ids = self.object.table().touched(numbers).filter_map(|number| {
+            let mut cluster = self.object.table().lock(number)?;
             let history = cluster.history();
             cluster.set_history(History { heat: 0, ..history });
-            Some(number)
+            Some(self.object.id().cluster(number))
         });
-        self.queue.hasten(&ids.collect())
+        self.space.queue.hasten(&ids.collect())
     }
 
     /// Puts a victim back that could not be taken out.
@@ -183,12 +184,12 @@ impl<S: SpanSource> Swap<S> {
             }
         }
         let history = cluster.history();
-        out.shadow = self.workingset.evict(out.taken as u64, history.workingset);
+        out.shadow = self.space.workingset.evict(out.taken as u64, history.workingset);
         cluster.set_history(History { heat: 0, taken: out.taken as u16, workingset: false, ..history });
         if cluster.present() > 0 {
             self.enqueue(cluster);
         }
-        self.counters.add(Counter::pgsteal, out.taken as u64);
+        self.space.counters.add(Counter::pgsteal, out.taken as u64);
         out
     }
 }

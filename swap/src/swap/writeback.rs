@@ -1,6 +1,6 @@
 //! Entries of the pool go to the device.
 
-use super::{AGE_PART, Swap};
+use super::Swap;
 use crate::hash::PageHash;
 use crate::place::{Handle, Place};
 use crate::stats::Counter;
@@ -8,12 +8,28 @@ use crate::table::History;
 use crate::word::State;
 use crate::zswap::Scratch;
 use crate::zswap::pool::SpanSource;
-use crate::zswap::shrinker::{Pooled, SCAN_RATE, Shrinker};
+use crate::zswap::shrinker::{Decay, Pooled, SCAN_RATE, SecondChance, Shrinker};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Entries that the shrinker's hand passes at once, at least.
 const SCAN_BATCH: f64 = 32.0;
+
+/// What an entry's age counts, when it is written back, against that of those before it.
+const AGE_PART: u64 = 256;
+
+/// Where the shrinker and compaction are.
+#[derive(Debug, Default)]
+pub(super) struct Shrinking {
+    /// The page at which the shrinker's hand has stopped amid a cluster; 0 if at an end.
+    hand: AtomicU64,
+    /// Entries that the hand should pass and has not, as bits of a float.
+    due: AtomicU64,
+    pub(super) second_chance: SecondChance,
+    pub(super) decay: Decay,
+    /// One more than the cluster whose entries compaction looks at next; 0 if there is none under way.
+    pub(super) compacting: AtomicU64,
+}
 
 /// Which entries of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,15 +54,16 @@ impl<S: SpanSource> Swap<S> {
         scope: PoolScope,
         into: &mut Vec<(PageIndex, Handle)>,
     ) -> usize {
-        let chances = self.zswap.switches().shrinker == Shrinker::SecondChance;
+        let chances = self.space.zswap.switches().shrinker == Shrinker::SecondChance;
         let mut scanned = 0;
         // Twice round: all may have been stored of late.
-        for _ in 0..2 * self.pooled.len() {
+        for _ in 0..2 * self.space.pooled.len() {
             if scanned >= scan || into.len() >= room {
                 break;
             }
-            let Some(number) = self.pooled.pop() else { break };
-            let mut cluster = self.table.lock_or_create(number);
+            let Some(key) = self.space.pooled.pop() else { break };
+            let number = key.number;
+            let mut cluster = self.object_of(key).table().lock_or_create(number);
             let mut offset = self.take_hand(number);
             let mut pooled = offset > 0;
             while offset < CLUSTER_PAGES && scanned < scan && into.len() < room {
@@ -57,7 +74,7 @@ impl<S: SpanSource> Swap<S> {
                 };
                 pooled = true;
                 let busy = word.is_locked() || word.is_writeback();
-                if busy || (scope == PoolScope::Own && self.zswap.is_frozen(handle)) {
+                if busy || (scope == PoolScope::Own && self.space.zswap.is_frozen(handle)) {
                     offset += count;
                     continue;
                 }
@@ -75,10 +92,10 @@ impl<S: SpanSource> Swap<S> {
             }
             let history = cluster.history();
             if offset < CLUSTER_PAGES {
-                self.hand.store(number.page(offset).0, Relaxed);
-                self.pooled.put_back(number);
+                self.space.shrinking.hand.store(number.page(offset).0, Relaxed);
+                self.space.pooled.put_back(key);
             } else if pooled {
-                self.pooled.push(number);
+                self.space.pooled.push(key);
             } else {
                 cluster.set_history(History { pooled, ..history });
             }
@@ -88,27 +105,28 @@ impl<S: SpanSource> Swap<S> {
 
     /// Where in this cluster the hand stopped: at its start, if that was in another.
     fn take_hand(&self, number: ClusterNumber) -> usize {
-        let hand = PageIndex(self.hand.swap(0, Relaxed));
+        let hand = PageIndex(self.space.shrinking.hand.swap(0, Relaxed));
         if hand.cluster() == number { hand.offset() } else { 0 }
     }
 
     /// `taken` pages have left the program: how many entries of the pool the shrinker's hand should pass for that,
     /// where the pool is pressed `weight` times as hard.
     pub fn pressure(&self, taken: usize, weight: f64) -> usize {
-        let pooled = Pooled { stored: self.zswap.stored().0, backing: self.zswap.pool_pages() as u64 };
-        let shrinker = self.zswap.switches().shrinker;
+        let pooled =
+            Pooled { stored: self.space.zswap.stored().0, backing: self.space.zswap.pool_pages() as u64 };
+        let shrinker = self.space.zswap.switches().shrinker;
         let eligible = match shrinker {
-            Shrinker::SecondChance => self.second_chance.eligible(pooled),
-            Shrinker::Decay => self.decay.eligible(pooled),
+            Shrinker::SecondChance => self.space.shrinking.second_chance.eligible(pooled),
+            Shrinker::Decay => self.space.shrinking.decay.eligible(pooled),
             Shrinker::None => 0,
         } as f64;
         let part = taken as f64 / self.present().max(1) as f64;
-        let before = f64::from_bits(self.due.load(Relaxed));
+        let before = f64::from_bits(self.space.shrinking.due.load(Relaxed));
         let due = (before + weight * SCAN_RATE * part * eligible).min(2.0 * eligible);
         let scan = if due < SCAN_BATCH { 0 } else { due as usize };
-        self.due.store((due - scan as f64).to_bits(), Relaxed);
+        self.space.shrinking.due.store((due - scan as f64).to_bits(), Relaxed);
         match shrinker {
-            Shrinker::Decay if !self.decay.permits(scan as u64, pooled.stored) => 0,
+            Shrinker::Decay if !self.space.shrinking.decay.permits(scan as u64, pooled.stored) => 0,
             _ => scan,
         }
     }
@@ -125,7 +143,7 @@ impl<S: SpanSource> Swap<S> {
         // The entry may be freed once that is done, and the handle be another page's: then the flag is gone, or the
         // hashes differ, and the end of the writeback drops what was written.
         if self.claim_writeback(owner, handle) {
-            self.zswap.load(handle, out, &self.keys.hash, scratch).ok()
+            self.space.zswap.load(handle, out, &self.space.keys.hash, scratch).ok()
         } else {
             None
         }
@@ -133,7 +151,7 @@ impl<S: SpanSource> Swap<S> {
 
     /// Says in the page's word that its entry is being written back, if it has it still. Returns whether it has.
     pub fn claim_writeback(&self, owner: PageIndex, handle: Handle) -> bool {
-        let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
+        let Some(mut cluster) = self.object.table().lock(owner.cluster()) else { return false };
         let word = cluster.get(owner.offset());
         if word.state() != State::Swapped
             || word.is_locked()
@@ -155,20 +173,21 @@ impl<S: SpanSource> Swap<S> {
         hash: PageHash,
         written: Option<u64>,
     ) -> bool {
-        let Some(mut cluster) = self.table.lock(owner.cluster()) else { return false };
+        let Some(mut cluster) = self.object.table().lock(owner.cluster()) else { return false };
         let word = cluster.get(owner.offset());
         let current = word.is_writeback()
             && !word.is_locked()
             && word.state() == State::Swapped
             && word.place() == Some(Place::Pool(handle))
-            && self.zswap.is_of(handle, hash);
+            && self.space.zswap.is_of(handle, hash);
         match written {
             Some(block) if current => {
-                let (age, old) = (self.workingset.distance(word.shadow()), self.age.load(Relaxed));
-                self.age.store(old - old / AGE_PART + age / AGE_PART, Relaxed);
+                let (age, old) =
+                    (self.space.workingset.distance(word.shadow()), self.space.nearness.age.load(Relaxed));
+                self.space.nearness.age.store(old - old / AGE_PART + age / AGE_PART, Relaxed);
                 self.set(&mut cluster, owner.offset(), word.with_place(Place::Device(block)));
-                self.zswap.free(handle);
-                self.counters.add(Counter::zswpwb, 1);
+                self.space.zswap.free(handle);
+                self.space.counters.add(Counter::zswpwb, 1);
                 true
             }
             _ => {
