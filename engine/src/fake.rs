@@ -16,9 +16,9 @@ use crate::regions::Regions;
 use pagetide_device::Device;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
-use pagetide_swap::config::SPAN_PAGES;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
+use pagetide_swap::zswap::pool::SPAN_PAGES;
 use pagetide_swap::{
     CLUSTER_PAGES, Config, Counter, Counters, PAGE_SIZE, PageIndex, SpanMemory, SpanSource, Swap,
 };

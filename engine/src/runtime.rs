@@ -18,6 +18,7 @@ mod sample;
 mod sharing;
 mod start;
 mod starving;
+mod wakeup;
 
 pub use start::{OpenKernel, StartArgs, StartError, StartMode, Started};
 
@@ -28,7 +29,7 @@ use crate::pause::Pause;
 use crate::program_memory::ProgramMemory;
 use crate::readers::Readers;
 use crate::recorder::Writer;
-use control::{ControlTask, Wakeup};
+use control::ControlTask;
 use pagetide_swap::balance::{Balance, Copies};
 use pagetide_sys::procfs;
 use sample::Discount;
@@ -37,6 +38,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+use wakeup::Wakeup;
 
 type ProgramEngine = Engine<ProgramMemory>;
 

@@ -370,18 +370,6 @@ impl Blocks {
     }
 }
 
-/// The positions of the bits that are set.
-pub(crate) struct Bits(pub u64);
-
-impl Iterator for Bits {
-    type Item = usize;
-    fn next(&mut self) -> Option<usize> {
-        let bit = self.0.trailing_zeros() as usize;
-        self.0 &= self.0.wrapping_sub(1);
-        (bit < 64).then_some(bit)
-    }
-}
-
 fn release(counts: &[AtomicU8], held: &Held, frontier: &Frontier, block: usize) -> bool {
     let was_held = held.clear(block);
     // Both are written by other processes too: what does not fit together is let be.

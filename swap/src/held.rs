@@ -14,7 +14,7 @@
 //! A process may be killed at any instant: a page's bit in the summary is set before any of the page's, and never
 //! cleared while the process lives.
 
-use crate::blocks::Bits;
+use crate::bits::Bits;
 use std::sync::atomic::{AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed};
 
 /// Words of the bitmap that are summed up in one bit: a page of memory.

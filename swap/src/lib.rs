@@ -23,6 +23,7 @@
 #![forbid(unsafe_code)]
 
 pub mod balance;
+mod bits;
 pub mod blocks;
 pub mod cipher;
 pub mod config;
@@ -49,7 +50,7 @@ pub mod word;
 pub mod workingset;
 pub mod zswap;
 
-pub use config::{Allocator, Compression, Compressor, Config, Switches};
+pub use config::Config;
 pub use error::{LoadError, StoreError};
 pub use pagetide_page::{CLUSTER_PAGES, ClusterNumber, FOLIO_PAGES, PAGE_SIZE, PageIndex};
 pub use place::{Handle, Place};
@@ -62,4 +63,6 @@ pub use swap::{
 };
 pub use word::{State, Word};
 pub use zswap::Scratch;
-pub use zswap::pool::{SpanMemory, SpanSource};
+pub use zswap::compression::{Compression, Compressor};
+pub use zswap::pool::{Allocator, SpanMemory, SpanSource};
+pub use zswap::switches::Switches;

@@ -9,41 +9,11 @@ use crate::injection::Fault;
 use pagetide_swap::{Counter, PageIndex};
 use pagetide_sys::task;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_millis(10);
-
-#[derive(Debug, Default)]
-pub(super) struct Wakeup {
-    pub(super) due: Mutex<bool>,
-    pub(super) arrived: Condvar,
-    pub(super) sleeping: AtomicBool,
-}
-
-impl Wakeup {
-    pub(super) fn now(&self) {
-        *lock(&self.due) = true;
-        self.arrived.notify_all();
-    }
-    pub(super) fn wait(&self, timeout: Duration) {
-        let due = lock(&self.due);
-        self.sleeping.store(true, SeqCst);
-        let (mut due, _) = self
-            .arrived
-            .wait_timeout_while(due, timeout, |due| !*due)
-            .unwrap_or_else(PoisonError::into_inner);
-        *due = false;
-        self.sleeping.store(false, SeqCst);
-    }
-    /// A wake-up that costs nothing while reclaim is at work, or has been woken and is not awake yet.
-    pub(super) fn if_sleeping(&self) {
-        if self.sleeping.load(SeqCst) && self.sleeping.swap(false, SeqCst) {
-            self.now();
-        }
-    }
-}
 
 /// Work that a thread of the program hands to the control thread, and waits for. Descriptors of the engine
 /// are in the engine threads' table only: whatever asks the kernel about the program's memory runs on an engine thread.

@@ -1,8 +1,8 @@
 //! How an engine comes to be, and its threads.
 
-use super::control::Wakeup;
 use super::sample::Discount;
 use super::sharing::Sharing;
+use super::wakeup::Wakeup;
 use super::{Runtime, clock, lock};
 use crate::engine::{Engine, Limits, Parts};
 use crate::group::{Field, Group, ProcessSlot};
@@ -16,9 +16,9 @@ use crate::regions::{AtFork, Region, Regions};
 use pagetide_device::{Device, File, FileKind};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
-use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
+use pagetide_swap::zswap::pool::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::{Allocator, CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap};
 use pagetide_sys::handout::Thing;
 use pagetide_sys::kernel::Kernel;

@@ -1,6 +1,6 @@
 //! The codecs of the pool, behind one trait. What one thread needs for them is kept in [`Codecs`].
 
-use crate::config::{Compression, Compressor};
+use super::compression::{Compression, Compressor};
 use crate::error::{LoadError, StoreError};
 use lz4::block::{compress_to_buffer, decompress_to_buffer};
 use pagetide_page::PAGE_SIZE;

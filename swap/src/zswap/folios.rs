@@ -13,8 +13,9 @@
 //! ```
 
 use super::CODEC_SHIFT;
+use super::compression::Compressor;
+use super::pool::FOLIO_SPAN_BYTES;
 use super::pool::{SpanMemory, SpanSource};
-use crate::config::{Compressor, FOLIO_SPAN_BYTES};
 use crate::hash::Check;
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};

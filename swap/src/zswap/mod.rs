@@ -9,22 +9,26 @@
 //! ```
 
 pub mod codec;
+pub mod compression;
 pub mod folios;
 pub mod pool;
 pub mod shrinker;
+pub mod switches;
 
-use crate::config::{Allocator, Compressor, Switches};
 use crate::error::{LoadError, StoreError};
 use crate::hash::{Check, HashKey, PageHash, check_of};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
+use compression::Compressor;
 use folios::{Folios, Piece, is_unknown, split_word};
 use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
+use pool::Allocator;
 use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use switches::Switches;
 
 /// Bytes before the payload of a page alone.
 pub const HEADER_BYTES: usize = size_of::<Check>() + 2;

@@ -7,14 +7,41 @@ pub mod zsmalloc;
 use pagetide_page::PAGE_SIZE;
 use std::ops::DerefMut;
 
+/// Bytes of a pool span, the unit in which the pool takes and returns memory.
+pub const SPAN_BYTES: usize = 64 * 1024;
+/// Pages of a pool span.
+pub const SPAN_PAGES: usize = SPAN_BYTES / PAGE_SIZE;
+/// Bytes of a span of folios: it takes and returns memory by the page.
+pub const FOLIO_SPAN_BYTES: usize = 256 * 1024;
+
+const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE) && FOLIO_SPAN_BYTES.is_multiple_of(PAGE_SIZE));
+
+/// The allocator of the pool's memory, for pages that leave alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Allocator {
+    /// [`zsmalloc`], and [`crate::zswap::folios`] for pages that leave together.
+    #[default]
+    Zsmalloc = 0,
+    /// [`zbud`].
+    Zbud = 1,
+}
+
+impl Allocator {
+    /// The allocator of this number; the default for others.
+    pub const fn from_bits(bits: u64) -> Self {
+        if bits == Self::Zbud as u64 { Self::Zbud } else { Self::Zsmalloc }
+    }
+}
+
 /// Where the pool's memory comes from.
 ///
 /// A span is owned, and returned to the source when it is dropped. Freeing must not allocate.
 pub trait SpanSource: Send {
     /// One span's memory.
     type Span: SpanMemory;
-    /// Takes a span of [`SPAN_BYTES`](crate::config::SPAN_BYTES), of
-    /// [`FOLIO_SPAN_BYTES`](crate::config::FOLIO_SPAN_BYTES) or of a page; `None` when there is no memory.
+    /// Takes a span of [`SPAN_BYTES`], of
+    /// [`FOLIO_SPAN_BYTES`] or of a page; `None` when there is no memory.
     fn take(&self, bytes: usize) -> Option<Self::Span>;
 }
 

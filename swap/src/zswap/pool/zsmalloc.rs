@@ -19,7 +19,7 @@
 
 use super::links::Links;
 use super::{PoolSize, SpanMemory, SpanSource, Zpool};
-use crate::config::{SPAN_BYTES, SPAN_PAGES};
+use super::{SPAN_BYTES, SPAN_PAGES};
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
 use pagetide_page::PAGE_SIZE;

@@ -1,0 +1,108 @@
+//! How pages are compressed: the codecs, and how users name them.
+
+/// A codec of the compressed pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[repr(u8)]
+pub enum Compressor {
+    /// LZ4 block format.
+    #[default]
+    Lz4 = 1,
+    /// Zstandard.
+    Zstd = 2,
+    /// Stores pages as they are.
+    None = 0,
+}
+
+impl Compressor {
+    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
+        match bits {
+            0 => Some(Self::None),
+            1 => Some(Self::Lz4),
+            2 => Some(Self::Zstd),
+            _ => None,
+        }
+    }
+}
+
+/// How pages are compressed that are stored from now on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Compression {
+    /// The codec.
+    pub compressor: Compressor,
+    /// How hard Zstandard tries; negative levels are faster. 0 for the others.
+    pub level: i8,
+}
+
+impl Compression {
+    /// Levels that Zstandard has, those below being little else than copies.
+    pub const ZSTD_LEVELS: std::ops::RangeInclusive<i8> = -7..=19;
+    /// The level if none is given.
+    pub const ZSTD_LEVEL: i8 = 1;
+
+    /// As one word.
+    pub const fn to_bits(self) -> u64 {
+        self.compressor as u64 | (self.level as u8 as u64) << 8
+    }
+
+    /// From [`Compression::to_bits`]; the default for others.
+    pub fn from_bits(bits: u64) -> Self {
+        let level =
+            |bits: u64| ((bits >> 8) as u8 as i8).clamp(*Self::ZSTD_LEVELS.start(), *Self::ZSTD_LEVELS.end());
+        Compressor::from_bits(bits as u8)
+            .map_or_else(Self::default, |compressor| Self { compressor, level: level(bits) })
+    }
+}
+
+impl std::fmt::Display for Compression {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.compressor {
+            Compressor::None => f.write_str("none"),
+            Compressor::Lz4 => f.write_str("lz4"),
+            Compressor::Zstd => write!(f, "zstd:{}", self.level),
+        }
+    }
+}
+
+impl std::str::FromStr for Compression {
+    type Err = String;
+
+    /// `lz4`, `zstd`, `zstd:LEVEL` or `none`.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, level) = text.split_once(':').map_or((text, None), |(name, level)| (name, Some(level)));
+        let compressor = match name {
+            "lz4" => Compressor::Lz4,
+            "zstd" => Compressor::Zstd,
+            "none" => Compressor::None,
+            _ => return Err(format!("`{text}`: there are lz4, zstd, zstd:LEVEL and none")),
+        };
+        let level = match (compressor, level) {
+            (Compressor::Zstd, None) => Self::ZSTD_LEVEL,
+            (Compressor::Zstd, Some(level)) => {
+                let (low, high) = Self::ZSTD_LEVELS.into_inner();
+                let level = level.parse().ok().filter(|level| Self::ZSTD_LEVELS.contains(level));
+                level.ok_or_else(|| format!("`{text}`: levels of zstd are {low} to {high}"))?
+            }
+            (_, None) => 0,
+            (_, Some(_)) => return Err(format!("`{text}`: only zstd has levels")),
+        };
+        Ok(Self { compressor, level })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_compression_is_what_its_name_says() {
+        for name in ["lz4", "none", "zstd:1", "zstd:-7", "zstd:19"] {
+            let compression: Compression = name.parse().unwrap();
+            assert_eq!(compression.to_string(), name);
+            assert_eq!(Compression::from_bits(compression.to_bits()), compression);
+        }
+        assert_eq!("zstd".parse::<Compression>().unwrap().level, Compression::ZSTD_LEVEL);
+        for name in ["", "lzo", "lz4:1", "none:0", "zstd:", "zstd:20", "zstd:-8", "zstd:x", "zstd:1:1"] {
+            assert!(name.parse::<Compression>().is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What of the pool may change while a run goes on.
+
+use super::compression::{Compression, Compressor};
+use super::shrinker::Shrinker;
+use pagetide_page::PAGE_SIZE;
+
+/// What may change while a run goes on: see [`crate::zswap::Zswap::switch`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Switches {
+    /// Whether pages are stored in the pool at all. What is there stays readable.
+    pub enabled: bool,
+    /// How pages are compressed.
+    pub compression: Compression,
+    /// A page whose compressed form is larger than this, in percent, is incompressible.
+    pub max_compression_ratio: u8,
+    /// A pool that has reached its limit takes pages again when it is below this part of it, in percent.
+    pub accept_threshold_percent: u8,
+    /// What of the pool is written back under pressure.
+    pub shrinker: Shrinker,
+    /// Whether the pool may take its most whatever misses cost, and the shrinker is asked whenever pages leave the
+    /// program.
+    pub fixed_share: bool,
+}
+
+impl Default for Switches {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            compression: Compression::default(),
+            max_compression_ratio: 75,
+            accept_threshold_percent: 90,
+            shrinker: Shrinker::default(),
+            fixed_share: false,
+        }
+    }
+}
+
+impl Switches {
+    /// As one word.
+    pub const fn to_bits(self) -> u64 {
+        self.compression.to_bits()
+            | (self.enabled as u64) << 16
+            | (self.max_compression_ratio as u64) << 24
+            | (self.accept_threshold_percent as u64) << 32
+            | (self.shrinker as u64) << 40
+            | (self.fixed_share as u64) << 48
+    }
+
+    /// From [`Switches::to_bits`].
+    pub fn from_bits(bits: u64) -> Self {
+        Self {
+            enabled: bits >> 16 & 1 == 1,
+            compression: Compression::from_bits(bits & 0xffff),
+            max_compression_ratio: ((bits >> 24) as u8).clamp(1, 100),
+            accept_threshold_percent: ((bits >> 32) as u8).clamp(1, 100),
+            shrinker: Shrinker::from_bits(bits >> 40 & 0xff),
+            fixed_share: bits >> 48 & 1 == 1,
+        }
+    }
+
+    /// The largest compressed form that is stored, in bytes.
+    pub const fn compressed_max(self) -> usize {
+        match self.compression.compressor {
+            Compressor::None => PAGE_SIZE,
+            _ => PAGE_SIZE * self.max_compression_ratio as usize / 100,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn switches_are_one_word() {
+        let compression = "zstd:-3".parse().unwrap();
+        let switches = Switches {
+            enabled: false,
+            compression,
+            max_compression_ratio: 99,
+            accept_threshold_percent: 1,
+            shrinker: Shrinker::None,
+            fixed_share: true,
+        };
+        for switches in [switches, Switches::default()] {
+            assert_eq!(Switches::from_bits(switches.to_bits()), switches);
+        }
+    }
+}
