@@ -18,7 +18,7 @@ Runs lie in bench/runs/DATE-MACHINE/BENCHMARK[-VARIANT].json. One file is one ta
       "columns": [{"name": "case"}, {"name": "native", "unit": "s", "digits": 1}, …],
       "rows": [{"case": "heap pages", "native": 4.5, "kernel": [24.8, 26.3, 29.1], "goal": "1.0: holds"}, …],
       "notes": ["what a reader must know of this run"],           may be left out
-      "transcribed": true                 the table was typed from an earlier README; left out by scripts
+      "transcribed": true                 the table was typed from earlier documents; left out by scripts
     }
 
 A cell is a text, a number, `[first quartile, median, third quartile]`, or null (or left out). `digits` rounds numbers.
@@ -29,7 +29,8 @@ The newest run of a (benchmark, variant) is shown. A document quotes a figure by
     5.1<!-- figure: speed; heap pages in order; kernel / Pagetide --> times
 
 names the run (BENCHMARK or BENCHMARK-VARIANT), the row by its first cell, and the column. The quoted number must be
-the stored one, rounded to as many digits as are quoted.
+the stored one, rounded to as many digits as are quoted. And a line `<!-- output: picture -->` says that the block of
+code behind it is what a run printed (its key `output`, a list of lines); this script writes it there.
 """
 
 import argparse
@@ -45,6 +46,7 @@ REPO = Path(__file__).resolve().parent.parent
 RUNS = REPO / "bench" / "runs"
 PAGE = REPO / "docs" / "measured.md"
 MARKER = re.compile(r"(\d(?:[\d  ]*\d)?(?:\.\d+)?)([^\d<>]{0,16})<!-- figure: ([^;>]+); ([^;>]+); ([^;>]+?) -->")
+OUTPUT = re.compile(r"(<!-- output: ([\w.-]+) -->\n+```\w*\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
 KEYS = ("benchmark", "machine", "date", "commit", "command", "columns", "rows")
 
 # Benchmarks in the order of the page: name, heading, what is measured. Others follow by name.
@@ -108,6 +110,8 @@ SECTIONS = (
     ),
     ("programs", "Real programs of many kinds", "[programs.md](programs.md) has the table of single programs."),
     ("codecs", "Codecs", "Up to 2048 pages of each kind. In each field: ratio, µs in, µs out; a page that does not get smaller counts as it is."),
+    ("experiments", "Costs of the kernel's primitives", ""),
+    ("findings", "Single findings", ""),
     ("picture", "The README's example", "One run, sampled by `pagetide stat`. It made [memory.svg](memory.svg)."),
 )
 
@@ -246,7 +250,7 @@ def origin(run):
     source = f"[{run['path'].name}](../{run['path']})"
     if run.get("transcribed"):
         code = code.replace("commit", "published by commit")
-        source = f"**transcribed** from an earlier README: {source}"
+        source = f"**transcribed** from earlier documents: {source}"
     return f"`{run['command']}` · {where} · {run['date']} · {code} · {source}"
 
 
@@ -257,7 +261,7 @@ def page(runs):
     yield ""
     yield "Made by `bench/measured.py` from the runs that are stored below `bench/runs/`; do not edit it. Above each table"
     yield "stand the command, the machine, the day and the code that was measured. A table that says *transcribed* was typed"
-    yield "from an earlier README, before runs were stored: nobody can look at its single rounds any more."
+    yield "from earlier documents, before runs were stored: nobody can look at its single rounds any more."
     yield ""
     yield "A field `a (b–c)` is a median with its quartiles. [testing.md](testing.md#benchmarks) says what the scripts need."
     for name, title, text in (*SECTIONS, *((name, name, "") for name in others)):
@@ -266,9 +270,7 @@ def page(runs):
             continue
         yield ""
         yield f"## {title}"
-        if text:
-            yield ""
-            yield text
+        yield from ("", text) if text else ()
         for run in sorted(found, key=lambda run: (run.get("order", 0), run.get("variant", ""))):
             yield ""
             if run.get("title"):
@@ -330,6 +332,17 @@ def wrong_quotes(runs):
                 yield f"{place}:{line}: quotes {digits}, stored is {value:g} ({'; '.join(quote.groups()[2:])})"
 
 
+def with_outputs(text, runs):
+    """A document with what runs printed."""
+
+    def block(found):
+        run = runs.get(found[2], {})
+        lines = run.get("output")
+        return found[1] + ("".join(f"{line}\n" for line in lines) if lines else f"no run {found[2]} has an output\n") + found[4]
+
+    return OUTPUT.sub(block, text)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if something is not as it is stored")
@@ -347,6 +360,13 @@ def main():
     if not options.check:
         PAGE.write_text(text)
     wrong = list(wrong_quotes(runs))
+    for path in documents():
+        found = path.read_text()
+        made = with_outputs(found, runs)
+        if made != found and options.check:
+            wrong.append(f"{path.relative_to(REPO)}: what a run printed is not what it prints now: run bench/measured.py")
+        elif made != found:
+            path.write_text(made)
     if options.check and PAGE.read_text() != text:
         wrong.insert(0, "docs/measured.md is not what bench/measured.py makes: run it")
     for line in wrong:
