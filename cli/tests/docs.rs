@@ -2,7 +2,7 @@
 //! exist, figures are those that were stored, and shell blocks that are to be run do run.
 //!
 //! `PAGETIDE_BLESS=1 cargo test -p pagetide-cli --test docs` writes what is made from the code: docs/internals/files.md
-//! and docs/measured.md.
+//! and docs/measured.md; and it follows files that have moved.
 
 use pagetide::{injection, mask::Mask};
 use pagetide_swap::Counter;
@@ -23,15 +23,15 @@ const FOLDERS: [&str; 11] =
 const LIMITS: [(&str, usize); 2] = [("README.md", 130), ("ARCHITECTURE.md", 200)];
 /// Options of other programs that documents name.
 const OTHERS: [(&str, &[&str]); 9] = [
-    ("cargo", &["--all", "--all-targets", "--example", "--features", "--lib", "--release", "--target", "--test"]),
-    ("cargo and rustc", &["--cfg", "--locked", "--no-deps", "--path", "--tests", "--workspace"]),
+    ("cargo", &["--all", "--all-targets", "--example", "--features", "--release", "--target", "--test"]),
+    ("cargo and rustc", &["--cfg", "--tests", "--workspace"]),
     ("docker", &["--cap-add", "--device", "--group-add", "--security-opt"]),
     ("git", &["--aggressive", "--tags"]),
     ("setpriv", &["--inh-caps", "--ambient-caps"]),
     ("chromium", &["--no-sandbox", "--no-zygote"]),
     ("zstd", &["--long"]),
     ("gdb", &["--batch"]),
-    ("every program", &["--help", "--version"]),
+    ("every program", &["--help"]),
 ];
 
 fn house() -> PathBuf {
@@ -122,7 +122,9 @@ impl Document {
                 Event::End(TagEnd::CodeBlock) => document.blocks.extend(block.take()),
                 Event::Start(Tag::TableRow) => (row, cell) = (Vec::new(), 0),
                 Event::End(TagEnd::TableCell) => cell += 1,
-                Event::End(TagEnd::TableRow) => document.rows.push((section.clone(), std::mem::take(&mut row))),
+                Event::End(TagEnd::TableRow) => {
+                    document.rows.push((section.clone(), std::mem::take(&mut row)))
+                }
                 Event::Code(code) => {
                     if cell == 0 {
                         row.push(code.to_string());
@@ -262,6 +264,11 @@ fn options_that_are_named_exist() {
         })
         .collect();
     none(&wrong);
+    let named: BTreeSet<_> =
+        documents().iter().flat_map(|document| words(&document.text, "--", &['-'])).collect();
+    let unused: Vec<_> =
+        OTHERS.iter().flat_map(|(_, options)| *options).filter(|option| !named.contains(**option)).collect();
+    assert!(unused.is_empty(), "no document names these options of other programs: {unused:?}");
 }
 
 #[test]
@@ -314,6 +321,18 @@ fn variables_are_named_in_documents_and_in_code_alike() {
         documents().iter().flat_map(|document| words(&document.text, "PAGETIDE_", &['_'])).collect();
     assert_eq!(told.difference(&code).collect::<Vec<_>>(), Vec::<&String>::new(), "no code has these");
     assert_eq!(code.difference(&told).collect::<Vec<_>>(), Vec::<&String>::new(), "no document has these");
+    // Those of the product stand in one table; tests of a file may have their own.
+    let mut product = BTreeSet::new();
+    for room in ROOMS {
+        for file in files(&house.join(room).join("src"), &[".rs"]) {
+            product.extend(words(&read(&file), "PAGETIDE_", &['_']));
+        }
+    }
+    product.retain(|variable| !variable.contains("_TEST_"));
+    let run = document("docs/run.md");
+    let table = run.table("Environment");
+    let missing: Vec<_> = product.iter().filter(|variable| !table.contains(variable.as_str())).collect();
+    assert_eq!(missing, Vec::<&String>::new(), "the table in docs/run.md lacks these");
 }
 
 #[test]
@@ -347,7 +366,8 @@ fn shell_blocks_that_are_to_be_run_do_run() {
                 continue;
             }
             count += 1;
-            let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("docs-{}-{count}", std::process::id()));
+            let scratch =
+                Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("docs-{}-{count}", std::process::id()));
             fs::create_dir_all(&scratch).unwrap();
             let mut shell = Command::new("bash");
             shell.args(["-euo", "pipefail", "-c", block]).current_dir(&scratch).env("PATH", &path);
@@ -366,31 +386,59 @@ fn shell_blocks_that_are_to_be_run_do_run() {
     assert!(count > 0, "no document has a block of `sh run`");
 }
 
+/// Where a file that is gone may lie now: under the same name elsewhere in its room, or as the folder of its name.
+fn moved(gone: &str, sources: &[String]) -> Vec<String> {
+    let room = gone.split('/').next().unwrap_or_default();
+    let file = gone.rsplit('/').next().unwrap_or_default();
+    let folder = gone.strip_suffix(".rs").map(|stem| format!("{stem}/mod.rs"));
+    let of_this_name = |path: &&String| {
+        path.starts_with(&format!("{room}/")) && path.ends_with(&format!("/{file}"))
+            || Some(*path) == folder.as_ref()
+    };
+    sources.iter().filter(of_this_name).cloned().collect()
+}
+
+/// What is named in backticks and looks like a file of this repository. `PAGETIDE_BLESS=1` follows files that moved, where
+/// there is one place that it can be.
 #[test]
 fn files_that_are_named_exist() {
     let house = house();
     let sources: Vec<_> = files(&house, &[".rs", ".py", ".c", ".md"]).iter().map(|path| name(path)).collect();
     let mut wrong = Vec::new();
     for document in documents() {
+        let mut text = document.text.clone();
         let blocks = document.blocks.iter().map(|(_, text)| text);
         for code in document.codes.iter().chain(blocks) {
             for word in code.split(|c: char| c.is_whitespace() || ",;:()'\"=`|".contains(c)) {
                 let word = word.strip_prefix("./").unwrap_or(word).trim_end_matches('.');
-                let Some((first, rest)) = word.split_once('/') else { continue };
+                let Some((first, rest)) = word.split_once('/') else {
+                    if word.ends_with(".rs")
+                        && !sources.iter().any(|path| path.ends_with(&format!("/{word}")))
+                    {
+                        wrong.push(format!("{}: no file is called {word}", document.name()));
+                    }
+                    continue;
+                };
                 // Patterns and placeholders (DATE-MACHINE, NAME) name no file.
                 let placeholder = ["DATE", "NAME"].iter().any(|word| rest.contains(word));
                 if !FOLDERS.contains(&first) || rest.contains(['*', '…', '<', '{', '[']) || placeholder {
                     continue;
                 }
                 let in_a_room = ROOMS.iter().any(|room| house.join(room).join(word).exists());
-                if !house.join(word).exists() && !in_a_room {
-                    let file = word.rsplit('/').next().unwrap_or_default();
-                    let like: Vec<_> =
-                        sources.iter().filter(|path| path.ends_with(&format!("/{file}"))).cloned().collect();
-                    let hint = if like.is_empty() { String::new() } else { format!(" ({}?)", like.join(", ")) };
-                    wrong.push(format!("{}: there is no {word}{hint}", document.name()));
+                if house.join(word).exists() || in_a_room {
+                    continue;
+                }
+                match moved(word, &sources).as_slice() {
+                    [one] if bless() => text = text.replace(word, one),
+                    [] => wrong.push(format!("{}: there is no {word}", document.name())),
+                    some => {
+                        wrong.push(format!("{}: there is no {word} ({}?)", document.name(), some.join(", ")))
+                    }
                 }
             }
+        }
+        if text != document.text {
+            fs::write(&document.path, text).unwrap();
         }
     }
     wrong.dedup();
@@ -411,6 +459,20 @@ fn tests_that_are_named_exist() {
         }
     }
     none(&wrong);
+}
+
+#[test]
+fn programs_of_tests_are_listed() {
+    let testing = document("docs/testing.md");
+    let listed = testing.table("Programs under load");
+    let programs = files(&house().join("tests/programs"), &[".c", ".py"]);
+    let missing: Vec<_> = programs
+        .iter()
+        .map(|path| name(path).replacen("tests/programs/", "", 1))
+        .filter(|program| !listed.contains(program.as_str()))
+        .map(|program| format!("docs/testing.md does not list {program}"))
+        .collect();
+    none(&missing);
 }
 
 /// The first sentence of a file's documentation.
@@ -471,7 +533,9 @@ fn tree() -> BTreeSet<String> {
     let mut above: Vec<(usize, String)> = Vec::new();
     for line in block.expect("ARCHITECTURE.md has a tree").lines() {
         let indent = line.len() - line.trim_start().len();
-        let Some(folder) = line.split_whitespace().next().filter(|word| word.ends_with('/')) else { continue };
+        let Some(folder) = line.split_whitespace().next().filter(|word| word.ends_with('/')) else {
+            continue;
+        };
         if folder.contains('*') {
             continue;
         }
