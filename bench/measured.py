@@ -309,8 +309,7 @@ def stored(runs, name, first, column):
 
 def documents():
     """Every Markdown file of the repository but the page itself."""
-    listed = subprocess.run(["git", "-C", REPO, "ls-files", "-co", "--exclude-standard", "*.md"], capture_output=True, text=True, check=True)
-    return [REPO / name for name in listed.stdout.splitlines() if REPO / name != PAGE and (REPO / name).exists()]
+    return [path for path in sorted(REPO.rglob("*.md")) if path != PAGE and path.relative_to(REPO).parts[0] not in ("target", ".git")]
 
 
 def wrong_quotes(runs):
