@@ -302,6 +302,61 @@ fn counters_are_those_that_the_program_has() {
 }
 
 #[test]
+fn fields_of_the_statistics_are_those_that_are_written() {
+    let output = Command::new(PAGETIDE)
+        .args(["run", "--quiet", "--memory", "64M", "--no-disk", "--stats", "-", "--", "true"])
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let report: serde_json::Value =
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"));
+    let written: BTreeSet<_> = report.as_object().expect("an object").keys().map(String::as_str).collect();
+    let run = document("docs/run.md");
+    let counters: BTreeSet<_> = Counter::ALL.iter().map(|counter| counter.name()).collect();
+    // `.p99` goes on with what stands before it.
+    let told: BTreeSet<_> = run
+        .table("Statistics")
+        .into_iter()
+        .filter(|field| !field.starts_with('.') && !counters.contains(field))
+        .map(|field| field.split('.').next().unwrap_or_default())
+        .collect();
+    assert_eq!(
+        told,
+        written.iter().copied().filter(|field| !counters.contains(field)).collect(),
+        "docs/run.md, and --stats"
+    );
+    let inside = ["/bytes/now", "/zswap", "/swap_file", "/fault_latency_us"]
+        .into_iter()
+        .filter_map(|part| report.pointer(part)?.as_object());
+    let unnamed: Vec<_> = inside
+        .flat_map(|object| object.keys())
+        .filter(|&key| {
+            !run.codes
+                .iter()
+                .any(|code| code.trim_start_matches("fault_latency_us").trim_start_matches('.') == key)
+        })
+        .filter(|key| !counters.contains(key.as_str()))
+        .collect();
+    assert!(unnamed.is_empty(), "docs/run.md does not name these fields: {unnamed:?}");
+}
+
+#[test]
+fn what_may_be_set_is_told() {
+    let output = Command::new(PAGETIDE).args(["set", "--help"]).output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let names: Vec<_> = help
+        .lines()
+        .filter_map(|line| line.strip_prefix("  ")?.split_once('='))
+        .map(|(name, _)| name)
+        .filter(|name| name.chars().all(|c| c.is_ascii_lowercase() || c == '_'))
+        .collect();
+    assert!(names.contains(&"compressor"), "set --help lists nothing: {help}");
+    let run = document("docs/run.md");
+    let untold: Vec<_> = names.iter().filter(|name| !run.codes.iter().any(|code| code == *name)).collect();
+    assert!(untold.is_empty(), "docs/run.md does not name these: {untold:?}");
+}
+
+#[test]
 fn masks_and_injected_faults_are_those_that_the_program_has() {
     let testing = document("docs/testing.md");
     let masks: BTreeSet<_> = Mask::NAMES.iter().map(|(name, _)| *name).collect();
