@@ -5,24 +5,26 @@
     bench/measured.py --check     # writes nothing; fails if the page or a quoted figure is not what is stored
     bench/measured.py --keys      # what can be quoted
 
-Runs lie in bench/runs/DATE-MACHINE/BENCHMARK[-VARIANT].json. One file is one table:
+Runs lie in bench/runs/DATE-MACHINE/NAME.json, where NAME is the script's without .py. A script stores
 
     {
-      "benchmark": "speed",               the script's name without .py
-      "variant": "4g",                    tells tables of one script apart; may be left out
-      "title": "Zero pages, 4 GiB",       above the table; may be left out where there is no variant
-      "machine": {"model": …, "processors": …, "kernel": …, …},   lib.machine(); null where it is not known
+      "machine": {"model": …, "processors": …, "kernel": …, …},
       "date": "2026-11-26",
       "commit": "9c593bf",                of the code that was measured; null where it is not known
       "command": "bench/speed.py --pairs 9",
-      "columns": [{"name": "case"}, {"name": "native", "unit": "s", "digits": 1}, …],
-      "rows": [{"case": "heap pages", "native": 4.5, "kernel": [24.8, 26.3, 29.1], "goal": "1.0: holds"}, …],
-      "notes": ["what a reader must know of this run"],           may be left out
-      "transcribed": true                 the table was typed from earlier documents; left out by scripts
+      "rows": [{…}, …]                    as the script has them; and what it wants to keep besides
     }
 
+and bench/measured_tables.py makes tables of its rows. A file that is a table already says so by its columns:
+
+      "benchmark": "speed", "variant": "4g",    the variant tells tables of one benchmark apart; it may be left out
+      "title": "Zero pages, 4 GiB", "order": 1, above the table, and its place among those; may be left out
+      "columns": [{"name": "case"}, {"name": "native", "unit": "s", "digits": 1}, …],
+      "rows": [{"case": "heap pages", "native": 4.5, "kernel": [24.8, 26.3, 29.1], "goal": "1.0: holds"}, …],
+      "notes": ["what a reader must know of this run"],
+      "transcribed": true                       the table was typed from earlier documents
+
 A cell is a text, a number, `[first quartile, median, third quartile]`, or null (or left out). `digits` rounds numbers.
-A script stores its table by `measured.store(…)`. What else a script wants to keep goes into further keys.
 
 The newest run of a (benchmark, variant) is shown. A document quotes a figure by a comment behind it:
 
@@ -37,10 +39,11 @@ import argparse
 import datetime
 import json
 import re
-import statistics
 import subprocess
 import sys
 from pathlib import Path
+
+from measured_tables import TABLES, plain
 
 REPO = Path(__file__).resolve().parent.parent
 RUNS = REPO / "bench" / "runs"
@@ -152,42 +155,26 @@ def key(run):
     return "-".join(filter(None, (run["benchmark"], run.get("variant", ""))))
 
 
-def start_run(path, found):
-    """`start.json`, which holds every block of starts, as a table."""
-    rows, native = [], {}
-    for result in found["results"]:
-        kind, blocks = result["kind"], result["blocks"]
-        native.setdefault(kind, blocks)
-        row = {"start": f"{kind}, {result['arm']}"}
-        for number, (name, unit) in enumerate((("wall", "µs"), ("processor time", "µs"), ("page faults", ""))):
-            row[name] = round(statistics.median(block[number] for block in blocks))
-            row[f"{name} more"] = round(statistics.median(b[number] - a[number] for a, b in zip(native[kind], blocks)))
-        rows.append(row)
-    names = ("wall", "wall more", "processor time", "processor time more", "page faults", "page faults more")
-    columns = [{"name": "start"}, *({"name": name} if "faults" in name else {"name": name, "unit": "µs"} for name in names)]
-    more = {"date": path.parent.name[:10], "commit": found.get("commit"), "command": "bench/start.py", "notes": []}
-    return {"benchmark": "start", "machine": found["machine"], "columns": columns, "rows": rows, **more}
+def stored_rows(path):
+    """What a script stored: a file, or a directory of one file a row with `machine.json` beside them."""
+    if not path.is_dir():
+        return json.loads(path.read_text())
+    machine = json.loads((path / "machine.json").read_text())
+    rows = [json.loads(file.read_text()) for file in sorted(path.glob("*.json")) if file.name != "machine.json"]
+    return {"machine": machine, "date": machine["date"], "rows": rows}
 
 
-def programs_run(directory):
-    """What bench/programs.py stored, one file a program, in figures of all of them."""
-    machine = json.loads((directory / "machine.json").read_text())
-    results = [json.loads(path.read_text()) for path in sorted(directory.glob("*.json")) if path.name != "machine.json"]
-    ran = [result for result in results if "ours" in result]
-    slow = {one["program"]: one["ours"]["wall_seconds"] / one["native"]["wall_seconds"] for one in ran}
-    slowest = max(slow, key=slow.get)
-    rows = [
-        ("programs that ran", len(ran)),
-        ("of them with the same output", sum(one["same_output"] for one in ran)),
-        ("cap as a part of the native peak", ran[0]["factor"]),
-        ("median slow-down", statistics.median(slow.values())),
-        ("programs that took at most 3 times as long", sum(factor < 3.05 for factor in slow.values())),
-        (f"largest slow-down ({slowest})", slow[slowest]),
-        ("median of the managed share, %", 100 * statistics.median(one["managed_share"] for one in ran)),
-    ]
-    columns = [{"name": "figure"}, {"name": "value", "digits": 1}]
-    more = {"date": machine["date"], "commit": machine.get("commit"), "command": "bench/programs.py", "notes": []}
-    return {"benchmark": "programs", "machine": machine, "columns": columns, "rows": [dict(zip(("figure", "value"), row)) for row in rows], **more}
+def tables(path):
+    """The runs of a file, each with one table."""
+    found = stored_rows(path)
+    # Before there was one shape, start.py had another name for its rows.
+    found.setdefault("rows", found.pop("results", None))
+    if "columns" in found:
+        return [found]
+    made = TABLES.get(path.stem, plain)(found)
+    common = {name: found.get(name) for name in ("machine", "commit", "command", "transcribed") if found.get(name) != "unknown"}
+    common = {"commit": None, "command": f"bench/{path.stem}.py", **{name: value for name, value in common.items() if value}}
+    return [{"benchmark": path.stem, "date": found.get("date", path.parent.name[:10]), **common, **one} for one in made]
 
 
 def load():
@@ -195,18 +182,12 @@ def load():
     runs = {}
     for directory in sorted(RUNS.iterdir()):
         for path in sorted(directory.iterdir()):
-            if path.is_dir():
-                run = programs_run(path)
-            else:
-                run = json.loads(path.read_text())
-                run = start_run(path, run) if "benchmark" not in run and path.stem == "start" else run
-            if missing := [name for name in KEYS if name not in run]:
-                sys.exit(f"measured.py: {path.relative_to(REPO)} lacks {', '.join(missing)}")
-            run["path"] = (path / "machine.json" if path.is_dir() else path).relative_to(REPO)
-            if not path.is_dir() and key(run) != path.stem:
-                sys.exit(f"measured.py: {run['path']} should be called {key(run)}.json")
-            if key(run) not in runs or runs[key(run)]["date"] <= run["date"]:
-                runs[key(run)] = run
+            for run in tables(path):
+                if missing := [name for name in KEYS if name not in run]:
+                    sys.exit(f"measured.py: {path.relative_to(REPO)} lacks {', '.join(missing)}")
+                run["path"] = (path / "machine.json" if path.is_dir() else path).relative_to(REPO)
+                if key(run) not in runs or runs[key(run)]["date"] <= run["date"]:
+                    runs[key(run)] = run
     return runs
 
 

@@ -10,18 +10,20 @@ what is in the program, in the pool and on disk. The picture needs Python's stan
 
 import argparse
 import json
+import os
+import platform
 import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import lib
 import measured
 
+PAGETIDE = measured.REPO / "target" / "release" / "pagetide"
 PICTURE = measured.REPO / "docs" / "memory.svg"
 EXAMPLE = ["python3", "examples/analytics.py"]
-CAP = "250M"
+CAP_MIB = 250
 INTERVAL_SECONDS = 0.25
 MIB = 1 << 20
 
@@ -30,6 +32,15 @@ GREY, CAP_COLOUR, DATA_COLOUR = "#7a828c", "#e5484d", "#7a828c"
 BANDS = (("program", "in the program", "#3b82f6"), ("pool", "compressed in the pool", "#0fa58f"), ("disk", "on disk", "#9a7be8"))
 WIDTH, HEIGHT = 860, 350
 LEFT, RIGHT, TOP, BOTTOM = 52, 92, 26, 36
+
+
+def machine():
+    """The facts that stand beside the figures."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // MIB
+    kernel = f"{platform.system()} {platform.release()} {platform.machine()}"
+    return {"kernel": kernel, "processors": os.cpu_count(), "model": model, "memory_mib": memory, "load": os.getloadavg()[0]}
 
 
 def sample(pagetide, pid):
@@ -54,10 +65,10 @@ def sample(pagetide, pid):
 def run(options):
     """Runs the example, and stores what was sampled."""
     if not options.pagetide.exists():
-        raise lib.BenchError("cargo build --release comes first")
-    facts = lib.print_machine()
+        sys.exit("picture.py: cargo build --release comes first")
+    facts = machine()
     program = options.pagetide.relative_to(measured.REPO) if options.pagetide.is_relative_to(measured.REPO) else options.pagetide
-    command = [f"./{program}", "run", "--memory", CAP, "--", *EXAMPLE]
+    command = [f"./{program}", "run", "--memory", f"{CAP_MIB}M", "--", *EXAMPLE]
     started = time.monotonic()
     process = subprocess.Popen(command, cwd=measured.REPO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     samples = []
@@ -69,11 +80,11 @@ def run(options):
     output, errors = process.communicate()
     sys.stdout.write(errors + output)
     if process.returncode:
-        raise lib.BenchError(f"the example ended with {process.returncode}")
+        sys.exit(f"picture.py: the example ended with {process.returncode}")
     highest = {name: max(one[name] for one in samples) / MIB for name in ("total", "data", "pool", "disk")}
     rows = [
         {"figure": "seconds in all", "value": round(seconds, 1)},
-        {"figure": "cap, MiB", "value": lib.parse_bytes(CAP) // MIB},
+        {"figure": "cap, MiB", "value": CAP_MIB},
         {"figure": "in memory at most, MiB", "value": round(highest["total"])},
         {"figure": "data of the program at most, MiB", "value": round(highest["data"])},
         {"figure": "in the pool at most, MiB", "value": round(highest["pool"])},
@@ -162,7 +173,7 @@ def draw(stored):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draw", action="store_true", help="run nothing: draw the newest stored run")
-    parser.add_argument("--pagetide", type=Path, default=lib.PAGETIDE, help="the program to run (default target/release)")
+    parser.add_argument("--pagetide", type=Path, default=PAGETIDE, help="the program to run (default target/release)")
     return parser.parse_args()
 
 
@@ -171,10 +182,10 @@ def main(options):
         print(f"stored {run(options).relative_to(measured.REPO)}")
     runs = measured.load()
     if "picture" not in runs:
-        raise lib.BenchError("no run is stored: call it without --draw")
+        sys.exit("picture.py: no run is stored: call it without --draw")
     draw(runs["picture"])
     return 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    sys.exit(main(parse()))
