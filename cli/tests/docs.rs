@@ -14,7 +14,6 @@ use std::path::{Component, Path, PathBuf};
 use std::process::Command;
 
 const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
-const COMMANDS: [&str; 7] = ["run", "stat", "set", "swapoff", "swapon", "replay", "doctor"];
 /// What code lies in, and what names files of this repository.
 const ROOMS: [&str; 6] = ["cli", "preload", "engine", "device", "swap", "sys"];
 const FOLDERS: [&str; 11] =
@@ -236,6 +235,17 @@ fn links_lead_to_files_and_headings_that_exist() {
     none(&wrong);
 }
 
+/// The commands of ours.
+fn commands() -> Vec<String> {
+    let output = Command::new(PAGETIDE).arg("--help").output().unwrap();
+    let help = String::from_utf8(output.stdout).unwrap();
+    let named =
+        help.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names: Vec<_> = named.filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect();
+    assert!(names.iter().any(|name| name == "run"), "pagetide --help lists no commands: {help}");
+    names.into_iter().filter(|name| name != "help").collect()
+}
+
 /// The options of a command of ours.
 fn options(command: &str) -> BTreeSet<String> {
     let output = Command::new(PAGETIDE).args([command, "--help"]).output().unwrap();
@@ -249,7 +259,7 @@ fn options(command: &str) -> BTreeSet<String> {
 
 #[test]
 fn options_that_are_named_exist() {
-    let mut known: BTreeSet<String> = COMMANDS.into_iter().flat_map(options).collect();
+    let mut known: BTreeSet<String> = commands().iter().flat_map(|command| options(command)).collect();
     known.extend(OTHERS.iter().flat_map(|(_, options)| options.iter().map(|&option| option.to_owned())));
     for folder in ["bench", "tests", "examples"] {
         for file in files(&house().join(folder), &[".py", ".c", ".sh"]) {
@@ -403,6 +413,15 @@ fn figures_are_those_that_were_stored() {
     let script = house().join("bench/measured.py");
     let check = if bless() { &[][..] } else { &["--check"] };
     let output = Command::new("python3").arg(script).args(check).output().expect("python3 is installed");
+    assert!(output.status.success(), "\n{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn tables_are_made_of_stored_rows() {
+    let output = Command::new("python3")
+        .arg(house().join("bench/test_measured.py"))
+        .output()
+        .expect("python3 is installed");
     assert!(output.status.success(), "\n{}", String::from_utf8_lossy(&output.stderr));
 }
 
