@@ -1,11 +1,11 @@
 //! `pagetide doctor`: what this machine, this user and this container give.
 
-use crate::container;
+use crate::disk::swapfile::SwapFile;
 use crate::failure::Failure;
-use crate::limits::Limits;
+use crate::machine::container;
+use crate::machine::limits::Limits;
 use crate::out;
-use crate::size::show_bytes;
-use crate::swapfile::SwapFile;
+use crate::units::show_bytes;
 use pagetide_device::file;
 use pagetide_sys::pagemap::Pagemap;
 use pagetide_sys::uffd::{DEVICE, FEATURE_MOVE, FEATURE_POISON, FEATURE_WP_ASYNC, Uffd};

@@ -2,40 +2,20 @@
 
 #![deny(unsafe_code)]
 
-mod command;
-mod container;
+mod accounts;
+mod control;
 mod cpu_budget;
-mod descriptor_server;
+mod disk;
 mod doctor;
-mod exact;
 mod failure;
-mod growth;
-mod killed;
-mod launch;
-mod library;
-mod limits;
-mod load;
-#[allow(unsafe_code, reason = "the only file that may")]
-mod os;
+mod machine;
 mod out;
-mod outside;
+mod processes;
 mod replay;
-mod report;
-mod responsiveness;
-mod runs;
+mod run;
 mod sampler;
-mod set;
-mod shmem;
-mod size;
-mod stall;
-mod stat;
-mod statfile;
-mod strict;
-mod summary;
-mod swapfile;
-mod swapoff;
-mod tree;
-mod unmanaged;
+mod show;
+mod units;
 mod verbosity;
 
 use clap::Parser;
@@ -52,11 +32,11 @@ struct Cli {
 
 #[derive(clap::Subcommand, Debug)]
 enum Verb {
-    Run(launch::RunArgs),
-    Stat(stat::StatArgs),
-    Set(set::SetArgs),
-    Swapoff(swapoff::SwapoffArgs),
-    Swapon(swapoff::SwaponArgs),
+    Run(run::RunArgs),
+    Stat(show::stat::StatArgs),
+    Set(control::set::SetArgs),
+    Swapoff(control::swapoff::SwapoffArgs),
+    Swapon(control::swapoff::SwaponArgs),
     Replay(replay::ReplayArgs),
     Doctor(doctor::DoctorArgs),
 }
@@ -75,11 +55,11 @@ fn main() -> ExitCode {
         }
     };
     let result = match &cli.command {
-        Verb::Run(args) => launch::run(args),
-        Verb::Stat(args) => stat::stat(args),
-        Verb::Set(args) => set::set(args),
-        Verb::Swapoff(args) => swapoff::swapoff(args),
-        Verb::Swapon(args) => swapoff::swapon(args),
+        Verb::Run(args) => run::run(args),
+        Verb::Stat(args) => show::stat::stat(args),
+        Verb::Set(args) => control::set::set(args),
+        Verb::Swapoff(args) => control::swapoff::swapoff(args),
+        Verb::Swapon(args) => control::swapoff::swapon(args),
         Verb::Replay(args) => replay::replay(args),
         Verb::Doctor(args) => doctor::doctor(args),
     };

@@ -5,11 +5,11 @@ mod events;
 mod machine;
 mod plot;
 
+use crate::control::set::{POOL_PERCENT, parse_shrinker};
 use crate::failure::Failure;
-use crate::launch::{Neighbours, Policy};
 use crate::out;
-use crate::set::{POOL_PERCENT, parse_shrinker};
-use crate::size::{Size, parse_size, show_bytes, show_count};
+use crate::run::{Neighbours, Policy};
+use crate::units::{Size, parse_size, show_bytes, show_count};
 use events::Steps;
 use machine::{Outcome, Setting, replay as run};
 use pagetide_swap::config::PAGE_CLUSTER_MAX;

@@ -1,9 +1,9 @@
 //! The last lines of a run: whether its cap held, who broke it, what swapping cost, and who killed it.
 
-use crate::exact::Counted;
-use crate::report::{Pages, Report};
-use crate::size::{show_bytes, show_count, show_nanos};
-use crate::strict::is_passed;
+use crate::accounts::exact::Counted;
+use crate::sampler::strict::is_passed;
+use crate::show::report::{Pages, Report};
+use crate::units::{show_bytes, show_count, show_nanos};
 use pagetide::census::Reason;
 use pagetide::latency;
 use pagetide_swap::Counter;
@@ -243,8 +243,8 @@ fn over(total: u64, cap: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::killed::Killer;
-    use crate::report::tests::{group, report};
+    use crate::processes::killed::Killer;
+    use crate::show::report::tests::{group, report};
 
     fn lines(report: &Report) -> Vec<String> {
         let line = |line: Line| if line.warning { format!("! {}", line.text) } else { line.text };

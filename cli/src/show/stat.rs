@@ -2,12 +2,12 @@
 
 use crate::failure::Failure;
 use crate::out::{self, Audience};
-use crate::outside::Program;
-use crate::report::{Gathered, Pages, Report, ended, latencies};
-use crate::runs::{Purpose, Run, command};
-use crate::size::{parse_time, show_bytes};
-use crate::summary::Most;
-use crate::unmanaged;
+use crate::processes::runs::{Purpose, Run, command};
+use crate::sampler::outside::Program;
+use crate::sampler::unmanaged;
+use crate::show::report::{Gathered, Pages, Report, ended, latencies};
+use crate::show::summary::Most;
+use crate::units::{parse_time, show_bytes};
 use pagetide::group::{Field, Group, ProcessSlot};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;

@@ -8,7 +8,7 @@
 //! A thread of its own does that, and never waits for anybody but at `poll`: whoever connects and does nothing, or
 //! never reads, takes one of a few places, of which each process may have some.
 
-use crate::tree;
+use crate::processes::tree;
 use pagetide_sys::handout::{self, Address, Thing};
 use pagetide_sys::uffd::DEVICE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -2,8 +2,8 @@
 
 use crate::failure::Failure;
 use crate::out;
-use crate::runs::{Purpose, Run};
-use crate::size::show_bytes;
+use crate::processes::runs::{Purpose, Run};
+use crate::units::show_bytes;
 use pagetide::group::{Field, Group, OffState, ProcessSlot};
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ fn answering(stat: &str) -> Option<char> {
 }
 
 fn stopped(pid: u32) -> Responsiveness {
-    if crate::tree::is_stopped(pid) { Responsiveness::Stopped } else { Responsiveness::Answers }
+    if crate::processes::tree::is_stopped(pid) { Responsiveness::Stopped } else { Responsiveness::Answers }
 }
 
 /// Whether a process has begun to exit, or is gone.

@@ -1,7 +1,7 @@
 //! Who killed a run, as far as it can be told: Pagetide, the kernel's OOM killer, or somebody else.
 
-use crate::limits::{self, Directory};
-use crate::size::show_bytes;
+use crate::machine::limits::{self, Directory};
+use crate::units::show_bytes;
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::out;
-use crate::runs::{Purpose, Run};
+use crate::processes::runs::{Purpose, Run};
 use pagetide::group::Knobs;
 use pagetide_swap::zswap::shrinker::Shrinker;
 

@@ -1,8 +1,8 @@
 //! What a run has done and holds: gathered from its group page, and as JSON.
 
-use crate::killed::Killer;
-use crate::outside::Outside;
-use crate::summary::Most;
+use crate::processes::killed::Killer;
+use crate::sampler::outside::Outside;
+use crate::show::summary::Most;
 use pagetide::census::Reason;
 use pagetide::group::{Ended, Field, Group, ProcessSlot};
 use pagetide::latency;

@@ -4,17 +4,24 @@
 //! themselves (those whose engine does not run yet, and those that have no slot), asks for pages when the
 //! cap is overdrawn, and keeps the peaks.
 
-use crate::exact::Exact;
-use crate::load::{LoadControl, Seen};
-use crate::outside::Outside;
-use crate::report::{Gathered, Pages};
-use crate::responsiveness;
-use crate::shmem::SharedMemory;
-use crate::stall::{Stall, Waited};
-use crate::strict::is_passed;
-use crate::summary::{Holder, Most, NAMED};
-use crate::tree;
-use crate::unmanaged::{Members, Unmanaged};
+pub mod load;
+pub mod outside;
+pub mod responsiveness;
+pub mod shmem;
+pub mod stall;
+pub mod strict;
+pub mod unmanaged;
+
+use crate::accounts::exact::Exact;
+use crate::processes::tree;
+use crate::sampler::load::{LoadControl, Seen};
+use crate::sampler::outside::Outside;
+use crate::sampler::shmem::SharedMemory;
+use crate::sampler::stall::{Stall, Waited};
+use crate::sampler::strict::is_passed;
+use crate::sampler::unmanaged::{Members, Unmanaged};
+use crate::show::report::{Gathered, Pages};
+use crate::show::summary::{Holder, Most, NAMED};
 use pagetide::group::{Field, Group, ProcessSlot, Responsiveness};
 use pagetide_swap::Counter;
 use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};

@@ -4,9 +4,9 @@
 //! asks the kernel for each process's share of its pages, has every process asked for what is too much, and a second
 //! look, when all that were asked have given it or have nothing to give, decides.
 
-use crate::exact;
-use crate::report::Pages;
-use crate::tree;
+use crate::accounts::exact;
+use crate::processes::tree;
+use crate::show::report::Pages;
 use pagetide::group::{Field, Group, ProcessSlot};
 use std::sync::atomic::Ordering::AcqRel;
 

@@ -7,8 +7,8 @@
 //! - beyond 4 × the cap only while half of the file is in use: before, blocks that were given up are taken again, one by
 //!   one if need be.
 
-use crate::size::show_bytes;
-use crate::swapfile::SwapFile;
+use crate::disk::swapfile::SwapFile;
+use crate::units::show_bytes;
 use pagetide_device::file::{self, Room};
 use pagetide_swap::frontier::{EXTENT, Frontier};
 use std::time::{Duration, Instant};

@@ -1,22 +1,25 @@
 //! `pagetide run`: sets a run up, starts CMD, and stays beside it.
 
-use crate::command;
-use crate::descriptor_server::{DescriptorServer, Place, Things};
+pub mod command;
+pub mod descriptor_server;
+pub mod library;
+pub mod statfile;
+
+use crate::control::set::{POOL_PERCENT, parse_shrinker};
+use crate::disk::growth::{News, Use};
+use crate::disk::swapfile::SwapFile;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
-use crate::growth::{News, Use};
-use crate::killed::{BY_SIGKILL, Killer, OomWatch};
-use crate::library;
-use crate::limits::Limits;
-use crate::os::{self, Received, Signals};
-use crate::report::{Report, ended, latencies};
+use crate::machine::limits::Limits;
+use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
+use crate::processes::os::{self, Received, Signals};
+use crate::processes::tree;
+use crate::run::descriptor_server::{DescriptorServer, Place, Things};
+use crate::run::statfile::{Stage, StatFile};
+use crate::sampler::strict::{Passed, Strict};
 use crate::sampler::{INTERVAL, Sampler};
-use crate::set::{POOL_PERCENT, parse_shrinker};
-use crate::size::{Size, parse_size, parse_time, show_bytes};
-use crate::statfile::{Stage, StatFile};
-use crate::strict::{Passed, Strict};
-use crate::summary::Line;
-use crate::swapfile::SwapFile;
-use crate::tree;
+use crate::show::report::{Report, ended, latencies};
+use crate::show::summary::Line;
+use crate::units::{Size, parse_size, parse_time, show_bytes};
 use crate::verbosity::Verbosity;
 use pagetide::group::{ENVIRONMENT, Group, Knobs, Setup};
 use pagetide::injection::{self, Injection};

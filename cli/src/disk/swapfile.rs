@@ -1,8 +1,8 @@
 //! Where a run's swap file lies, and how large it may become.
 
-use crate::container;
-use crate::growth::Growth;
-use crate::size::show_bytes;
+use crate::disk::growth::Growth;
+use crate::machine::container;
+use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
 use pagetide::group;
 use pagetide_device::file;

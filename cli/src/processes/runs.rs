@@ -1,7 +1,7 @@
 //! The runs that go on on this machine: which is meant, and what it is called.
 
 use crate::failure::Failure;
-use crate::tree;
+use crate::processes::tree;
 use crate::{Cli, Verb};
 use clap::Parser;
 use pagetide::group::{Group, OpenError};

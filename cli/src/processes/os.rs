@@ -155,7 +155,7 @@ pub fn send(pid: u32, signal: i32, value: Option<usize>) {
 pub fn send_to_descendant(pid: u32, signals: &[i32]) {
     use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
     let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
-    if !crate::tree::descends(pid, std::process::id()) {
+    if !crate::processes::tree::descends(pid, std::process::id()) {
         return;
     }
     for &signal in signals {

@@ -12,8 +12,8 @@
 //! at two looks, a quarter of a second from each other.
 
 use crate::cpu_budget::CpuBudget;
-use crate::outside::{Outside, Reason};
-use crate::tree;
+use crate::processes::tree;
+use crate::sampler::outside::{Outside, Reason};
 use pagetide::group::{Group, ProcessSlot};
 use pagetide_sys::mapped_files::{self, FileId};
 use pagetide_sys::procfs::{self, Memory, Stat, Watched};

@@ -1,7 +1,7 @@
 //! Programs that run without Pagetide: which, why, and what is said of them.
 
-use crate::command::{self, Format};
-use crate::size::show_bytes;
+use crate::run::command::{self, Format};
+use crate::units::show_bytes;
 use pagetide::group::ENVIRONMENT;
 use pagetide_sys::PAGE;
 use pagetide_sys::procfs::{self, Stat};

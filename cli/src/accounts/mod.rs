@@ -1,0 +1,3 @@
+//! Memory of a run, counted.
+
+pub mod exact;

@@ -1,0 +1,4 @@
+//! Commands that change a run while it goes on.
+
+pub mod set;
+pub mod swapoff;

@@ -1,0 +1,4 @@
+//! The swap file of a run.
+
+pub mod growth;
+pub mod swapfile;

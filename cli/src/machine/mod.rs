@@ -1,0 +1,4 @@
+//! What this machine, or this container, gives.
+
+pub mod container;
+pub mod limits;

@@ -1,0 +1,5 @@
+//! What a run did and holds, for people and programs to read.
+
+pub mod report;
+pub mod stat;
+pub mod summary;
