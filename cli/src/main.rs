@@ -15,6 +15,8 @@ mod replay;
 mod run;
 mod sampler;
 mod show;
+#[cfg(test)]
+mod testing;
 mod units;
 mod verbosity;
 

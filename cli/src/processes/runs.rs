@@ -191,7 +191,7 @@ mod tests {
         use std::io::{BufRead, BufReader};
         use std::os::fd::AsRawFd;
         use std::process::{Command, Stdio};
-        let (page, _) = crate::sampler::tests::group(1000);
+        let (page, _) = crate::testing::group(1000);
         let (own, page) = (std::process::id(), page.as_raw_fd());
         let script = format!("exec 9<>/proc/{own}/fd/{page}; (while :; do sleep 1; done) & echo $!; wait");
         let mut shell = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().unwrap();

@@ -5,6 +5,7 @@ pub mod descriptor_server;
 pub mod library;
 pub mod statfile;
 
+use crate::accounts::gathered::{ended, latencies};
 use crate::control::set::{POOL_PERCENT, parse_shrinker};
 use crate::disk::growth::{News, Use};
 use crate::disk::swapfile::SwapFile;
@@ -17,7 +18,7 @@ use crate::run::descriptor_server::{DescriptorServer, Place, Things};
 use crate::run::statfile::{Stage, StatFile};
 use crate::sampler::strict::{Passed, Strict};
 use crate::sampler::{INTERVAL, Sampler};
-use crate::show::report::{Report, ended, latencies};
+use crate::show::report::Report;
 use crate::show::summary::Line;
 use crate::units::{Size, parse_size, parse_time, show_bytes};
 use crate::verbosity::Verbosity;

@@ -12,16 +12,17 @@ pub mod stall;
 pub mod strict;
 pub mod unmanaged;
 
+use crate::accounts::cap::is_passed;
 use crate::accounts::exact::Exact;
+use crate::accounts::gathered::Gathered;
+use crate::accounts::most::{Holder, Most, NAMED};
+use crate::accounts::pages::Pages;
 use crate::processes::tree;
 use crate::sampler::load::{LoadControl, Seen};
 use crate::sampler::outside::Outside;
 use crate::sampler::shmem::SharedMemory;
 use crate::sampler::stall::{Stall, Waited};
-use crate::sampler::strict::is_passed;
 use crate::sampler::unmanaged::{Members, Unmanaged};
-use crate::show::report::{Gathered, Pages};
-use crate::show::summary::{Holder, Most, NAMED};
 use pagetide::group::{Field, Group, ProcessSlot, Responsiveness};
 use pagetide_swap::Counter;
 use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
@@ -532,34 +533,13 @@ fn slot_spare(slot: ProcessSlot) -> i64 {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use pagetide::group::{Knobs, Setup};
+    use crate::testing::group;
     use std::process::{Child, Command};
 
     fn identity(pid: u32) -> Identity {
         Identity { pid, start_time: procfs::start_time(pid).unwrap(), ..Identity::own() }
-    }
-
-    /// The group page of a run.
-    pub fn group(cap_pages: u64) -> (OwnedFd, Group) {
-        let setup = Setup {
-            cap_pages,
-            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
-            zpool: 0,
-            reclaim: 0,
-            readahead: 0,
-            page_cluster: 9,
-            blocks: 0,
-            launcher: Identity::own(),
-            swap_fd: 0,
-            swap_identity: (0, 0),
-            trace_fd: None,
-            mask: 0,
-            encrypt: 1,
-            injection: 0,
-        };
-        Group::create(setup).unwrap()
     }
 
     /// Of a run whose launcher has no children: those of this process are other tests'.

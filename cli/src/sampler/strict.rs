@@ -4,15 +4,14 @@
 //! asks the kernel for each process's share of its pages, has every process asked for what is too much, and a second
 //! look, when all that were asked have given it or have nothing to give, decides.
 
+use crate::accounts::cap::is_passed;
 use crate::accounts::exact;
+use crate::accounts::pages::Pages;
 use crate::processes::tree;
-use crate::show::report::Pages;
 use pagetide::group::{Field, Group, ProcessSlot};
 use std::sync::atomic::Ordering::AcqRel;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// A cap is passed beyond so much of it.
-const PASSED: f64 = 1.03;
 /// Samples between looks at a run whose upper bound alone is above the cap: a look walks page tables.
 const PAUSE: u32 = 12;
 
@@ -69,11 +68,6 @@ impl Strict {
     }
 }
 
-/// Whether so many bytes are more than a cap, by more than sampling explains.
-pub fn is_passed(bytes: u64, cap_pages: u64) -> bool {
-    bytes as f64 > (cap_pages * PAGE) as f64 * PASSED
-}
-
 fn listeners(group: &Group) -> impl Iterator<Item = ProcessSlot> {
     group.live().filter(|slot| slot.get(Field::Listens) != 0)
 }
@@ -95,28 +89,8 @@ fn ask(group: &Group, pages: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetide::group::{Knobs, Setup};
+    use crate::testing::group;
     use pagetide_sys::procfs::Identity;
-
-    fn group(cap_pages: u64) -> (std::os::fd::OwnedFd, Group) {
-        let setup = Setup {
-            cap_pages,
-            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
-            zpool: 0,
-            reclaim: 0,
-            readahead: 0,
-            page_cluster: 9,
-            blocks: 0,
-            launcher: Identity::own(),
-            swap_fd: 0,
-            swap_identity: (0, 0),
-            trace_fd: None,
-            mask: 0,
-            encrypt: 1,
-            injection: 0,
-        };
-        Group::create(setup).unwrap()
-    }
 
     fn holding(pages: u64) -> Pages {
         Pages { total: pages, ..Pages::default() }

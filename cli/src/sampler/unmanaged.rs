@@ -346,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_process_without_a_slot_is_charged_at_once_and_while_it_lives() {
-        let (_fd, group) = crate::sampler::tests::group(100_000);
+        let (_fd, group) = crate::testing::group(100_000);
         let (parent, child) = stranger("sleep 100 & wait");
         let mut unmanaged = Unmanaged::new();
         unmanaged.look_now(Instant::now(), &group, parent.id(), &Members::default());
@@ -381,7 +381,7 @@ mod tests {
 
     #[test]
     fn a_slot_that_a_fork_waits_for_is_no_members_yet() {
-        let (_fd, group) = crate::sampler::tests::group(1000);
+        let (_fd, group) = crate::testing::group(1000);
         assert!(!Members::default().lack_one(&group));
         let slot = group.claim(pagetide_sys::procfs::Identity::UNKNOWN).unwrap();
         assert!(Members::default().lack_one(&group));
@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn a_program_that_another_has_replaced_is_known() {
-        let (fd, group) = crate::sampler::tests::group(1000);
+        let (fd, group) = crate::testing::group(1000);
         let stat = rustix::fs::fstat(&fd).unwrap();
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         let page = FileId { device, inode: stat.st_ino };
@@ -409,7 +409,7 @@ mod tests {
 
     #[test]
     fn a_program_that_stays_is_said_once_with_its_reason() {
-        let (_fd, group) = crate::sampler::tests::group(100_000);
+        let (_fd, group) = crate::testing::group(100_000);
         let (parent, child) = stranger("env -i sleep 100 & wait");
         let mut unmanaged = Unmanaged::new();
         let mut look = || {
@@ -430,7 +430,7 @@ mod tests {
 
     #[test]
     fn what_is_not_looked_at_in_time_is_known() {
-        let (_fd, group) = crate::sampler::tests::group(100_000);
+        let (_fd, group) = crate::testing::group(100_000);
         let mut unmanaged = Unmanaged::new();
         unmanaged.looked = Instant::now();
         unmanaged.latest = Duration::ZERO;

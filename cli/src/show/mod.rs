@@ -3,3 +3,5 @@
 pub mod report;
 pub mod stat;
 pub mod summary;
+#[cfg(test)]
+pub mod testing;

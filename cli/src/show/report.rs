@@ -1,235 +1,19 @@
 //! What a run has done and holds: gathered from its group page, and as JSON.
 
+use crate::accounts::gathered::Gathered;
+use crate::accounts::most::Most;
+use crate::accounts::pages::Pages;
 use crate::processes::killed::Killer;
 use crate::sampler::outside::Outside;
-use crate::show::summary::Most;
 use pagetide::census::Reason;
-use pagetide::group::{Ended, Field, Group, ProcessSlot};
+use pagetide::group::Ended;
 use pagetide::latency;
-use pagetide_swap::{Counter, Counters};
+use pagetide_swap::Counter;
 use serde_json::{Value, json};
 use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 const VERSION: u64 = 1;
-
-macro_rules! pages {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        /// Memory and disk of a run, in pages. Processes share what a fork left in common: sums over
-        /// processes are upper bounds.
-        #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-        pub struct Pages { $($(#[$doc])* pub $name: u64),+ }
-
-        impl Pages {
-            /// The larger of each.
-            pub fn max(self, other: Self) -> Self {
-                Self { $($name: self.$name.max(other.$name)),+ }
-            }
-            fn add(&mut self, other: Self) {
-                $(self.$name += other.$name;)+
-            }
-        }
-    };
-}
-
-pages! {
-    /// Charged to the processes, as the kernel has it.
-    total,
-    /// In the programs.
-    resident,
-    /// Of the compressed pool.
-    pool,
-    /// Of the engines' own data.
-    metadata,
-    /// In frames.
-    frames,
-    /// That the engine does not manage.
-    unmanaged,
-    /// Of those, in shared memory, each once.
-    shared,
-    /// On the device.
-    disk,
-    /// Out of the programs, at a place.
-    swapped,
-    /// On probation.
-    cached,
-    /// What the run would take without an engine.
-    needed,
-    /// In the programs and in the pool.
-    working,
-}
-
-impl Pages {
-    /// What one process holds.
-    pub fn of(slot: ProcessSlot) -> Self {
-        let get = |field| slot.get(field);
-        let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
-        let mut pages = Self {
-            total: observed,
-            resident: get(Field::Resident),
-            pool: get(Field::Pool),
-            metadata: get(Field::Metadata),
-            frames: get(Field::Frames),
-            unmanaged: get(Field::Unmanaged),
-            disk: get(Field::Disk),
-            swapped: get(Field::Swapped),
-            cached: get(Field::Cached),
-            ..Self::default()
-        };
-        if armed {
-            pages.needed = pages.resident + pages.swapped + pages.cached + pages.unmanaged;
-        } else {
-            // It was handed out `resident` pages, and has touched some of them.
-            pages.resident = pages.resident.min(observed);
-            pages.unmanaged = observed - pages.resident;
-            pages.needed = observed;
-        }
-        pages.working = pages.resident + pages.pool;
-        pages
-    }
-
-    /// What the group page, the launcher and processes without a slot hold.
-    pub fn of_strangers(pages: u64) -> Self {
-        Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
-    }
-
-    /// What the run has of shared memory.
-    pub fn of_shared(pages: u64) -> Self {
-        Self { shared: pages, ..Self::of_strangers(pages) }
-    }
-
-    fn json(self) -> Value {
-        json!({
-            "total": self.total * PAGE,
-            "resident": self.resident * PAGE,
-            "pool": self.pool * PAGE,
-            "metadata": self.metadata * PAGE,
-            "frames": self.frames * PAGE,
-            "unmanaged": self.unmanaged * PAGE,
-            "shared": self.shared * PAGE,
-            "disk": self.disk * PAGE,
-            "swapped": self.swapped * PAGE,
-        })
-    }
-}
-
-/// What the group page says at one time.
-#[derive(Clone, Copy, Debug)]
-pub struct Gathered {
-    /// Counters of the living and the dead.
-    pub counters: [u64; Counters::CELLS],
-    /// What the living hold.
-    pub pages: Pages,
-    /// Pages stored in the pool, and the bytes of their payload.
-    pub stored: (u64, u64),
-    /// Those of them that are stored as they are.
-    pub stored_raw: u64,
-    /// Pages that are a repeated word.
-    pub same_filled: u64,
-    /// Pages of the pool that would be free if its entries lay together.
-    pub loose: u64,
-    /// Blocks of the swap file: what it has grown to, what it may grow to just now, and what it may ever.
-    pub file: [u64; 3],
-    /// Faults that wait.
-    pub stalled: u64,
-    /// Processes that live.
-    pub processes: usize,
-    /// Of them, those whose engine runs.
-    pub armed: usize,
-}
-
-impl Gathered {
-    /// Reads the group page.
-    pub fn from(group: &Group) -> Self {
-        let mut this = Self {
-            counters: [0; Counters::CELLS],
-            pages: Pages::default(),
-            stored: (0, 0),
-            stored_raw: 0,
-            same_filled: 0,
-            loose: 0,
-            file: [group.frontier().open(), group.frontier().allowed(), group.setup().blocks],
-            stalled: 0,
-            processes: 0,
-            armed: 0,
-        };
-        this.count(group.dead());
-        let (shared, launcher) = group.own_pages();
-        this.pages.add(Pages::of_strangers(shared + launcher + group.unmanaged_pages()));
-        this.pages.add(Pages::of_shared(group.shared_pages()));
-        for slot in group.live() {
-            this.count(slot);
-            this.pages.add(Pages::of(slot));
-            this.stored.0 += slot.get(Field::StoredPages);
-            this.stored.1 += slot.get(Field::StoredBytes);
-            this.stored_raw += slot.get(Field::StoredRaw);
-            this.same_filled += slot.get(Field::SameFilled);
-            this.loose += slot.get(Field::Loose);
-            this.stalled += slot.get(Field::Stalled);
-            this.processes += 1;
-            this.armed += usize::from(slot.get(Field::Armed) != 0);
-        }
-        this
-    }
-
-    fn count(&mut self, slot: ProcessSlot) {
-        for &counter in Counter::ALL {
-            let count = &mut self.counters[counter as usize];
-            *count = count.saturating_add(slot.counters().get(counter));
-        }
-    }
-
-    /// The pool, under the names of `/sys/kernel/debug/zswap`; and the bytes of payload and of what lies loose.
-    fn zswap(&self) -> Value {
-        let mut zswap = json!({
-            "pool_total_size": self.pages.pool * PAGE,
-            "stored_pages": self.stored.0,
-            "stored_incompressible_pages": self.stored_raw,
-            "same_filled_pages": self.same_filled,
-            "written_back_pages": self.counter(Counter::zswpwb),
-            "stored_bytes": self.stored.1,
-            "loose_bytes": self.loose * PAGE,
-        });
-        for counter in [
-            Counter::pool_limit_hit,
-            Counter::reject_reclaim_fail,
-            Counter::reject_alloc_fail,
-            Counter::reject_compress_fail,
-            Counter::reject_compress_poor,
-            Counter::decompress_fail,
-        ] {
-            zswap[counter.name()] = self.counter(counter).into();
-        }
-        zswap
-    }
-
-    /// The swap file, in bytes.
-    fn swap_file(&self) -> Value {
-        let [size, allowed, most] = self.file.map(|blocks| blocks * PAGE);
-        json!({ "size": size, "may_grow_to_now": allowed.max(size), "may_grow_to": most })
-    }
-
-    /// A counter.
-    pub fn counter(&self, counter: Counter) -> u64 {
-        self.counters[counter as usize]
-    }
-
-    /// What the pool's compression gains, if it holds anything.
-    pub fn ratio(&self) -> Option<f64> {
-        let (pages, bytes) = self.stored;
-        (bytes > 0).then(|| (pages * PAGE) as f64 / bytes as f64)
-    }
-}
-
-/// The latencies of all faults of a run.
-pub fn latencies(group: &Group) -> [u64; latency::WORDS] {
-    let mut sum = [0; latency::WORDS];
-    group.dead().latency().add_to(&mut sum);
-    for slot in group.live() {
-        slot.latency().add_to(&mut sum);
-    }
-    sum
-}
 
 /// A report on a run.
 #[derive(Clone, Debug)]
@@ -275,11 +59,6 @@ fn ended_json(ended: Ended) -> Value {
     json!({ "processes": ended.processes, "stuck_bytes": stuck })
 }
 
-/// The processes of a run that ended for want of memory, if any did.
-pub fn ended(group: &Group) -> Option<Ended> {
-    Some(group.ended()).filter(|ended| ended.processes > 0)
-}
-
 impl Report {
     /// The report as JSON.
     pub fn json(&self) -> Value {
@@ -323,53 +102,11 @@ impl Report {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use pagetide::group::{Knobs, Setup};
+    use crate::show::testing::{group, report};
+    use pagetide::group::Field;
     use pagetide_sys::procfs::Identity;
-
-    /// The group page of a run of 250 MiB.
-    pub fn group() -> (std::os::fd::OwnedFd, Group) {
-        let setup = Setup {
-            cap_pages: 64_000,
-            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
-            zpool: 0,
-            reclaim: 0,
-            readahead: 0,
-            page_cluster: 9,
-            blocks: 0,
-            launcher: Identity::own(),
-            swap_fd: 0,
-            swap_identity: (0, 0),
-            trace_fd: None,
-            mask: 0,
-            encrypt: 1,
-            injection: 0,
-        };
-        Group::create(setup).unwrap()
-    }
-
-    /// A report on it, after 33.1 s.
-    pub fn report(group: &Group, peak: Pages) -> Report {
-        let now = Gathered::from(group);
-        Report {
-            pid: 7,
-            command: vec!["prog".into()],
-            exit_status: None,
-            elapsed: Duration::from_millis(33_100),
-            cpu: None,
-            cap_pages: 64_000,
-            now,
-            peak: Some(peak),
-            most: Most { pages: peak, ..Most::default() },
-            killer: None,
-            ratio: now.ratio(),
-            latencies: latencies(group),
-            outside: Outside::default(),
-            latest_look: None,
-            ended: ended(group),
-        }
-    }
 
     #[test]
     fn the_summary_adds_up_the_living_and_the_dead() {
@@ -417,18 +154,5 @@ pub mod tests {
         );
         assert_eq!(json["bytes"]["peak"]["swapped"], 115_456 * PAGE);
         assert_eq!((&json["running"], &json["processes"]), (&true.into(), &1.into()));
-    }
-
-    #[test]
-    fn memory_that_was_handed_out_and_not_touched_is_not_resident() {
-        let (_fd, group) = group();
-        let slot = group.claim(Identity::own()).unwrap();
-        slot.set(Field::Resident, 1000);
-        slot.set(Field::Observed, 300);
-        let pages = Pages::of(slot);
-        assert_eq!((pages.resident, pages.unmanaged, pages.needed), (300, 0, 300));
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Swapped, 500);
-        assert_eq!(Pages::of(slot).needed, 1500);
     }
 }

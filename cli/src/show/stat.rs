@@ -1,12 +1,14 @@
 //! `pagetide stat`: shows a run from its group page, while it goes on.
 
+use crate::accounts::gathered::{Gathered, ended, latencies};
+use crate::accounts::most::Most;
+use crate::accounts::pages::Pages;
 use crate::failure::Failure;
 use crate::out::{self, Audience};
 use crate::processes::runs::{Purpose, Run, command};
 use crate::sampler::outside::Program;
 use crate::sampler::unmanaged;
-use crate::show::report::{Gathered, Pages, Report, ended, latencies};
-use crate::show::summary::Most;
+use crate::show::report::Report;
 use crate::units::{parse_time, show_bytes};
 use pagetide::group::{Field, Group, ProcessSlot};
 use pagetide_swap::Counter;

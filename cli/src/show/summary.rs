@@ -1,16 +1,15 @@
 //! The last lines of a run: whether its cap held, who broke it, what swapping cost, and who killed it.
 
+use crate::accounts::cap::is_passed;
 use crate::accounts::exact::Counted;
-use crate::sampler::strict::is_passed;
-use crate::show::report::{Pages, Report};
+use crate::accounts::most::{Holder, Most};
+use crate::show::report::Report;
 use crate::units::{show_bytes, show_count, show_nanos};
 use pagetide::census::Reason;
 use pagetide::latency;
 use pagetide_swap::Counter;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// Programs that are named, of those that broke a cap.
-pub const NAMED: usize = 3;
 /// Exit statuses of what a signal has ended.
 const BY_SIGNAL: std::ops::RangeInclusive<u8> = 129..=192;
 /// A part of what is too much that is not worth a name.
@@ -26,33 +25,6 @@ pub struct Line {
     pub warning: bool,
     /// What it says.
     pub text: String,
-}
-
-/// What a run held when it held the most, and who held of it what Pagetide does not manage.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Most {
-    /// What it held.
-    pub pages: Pages,
-    /// Those that held the most, in order, if that was above the cap.
-    pub holders: Vec<Holder>,
-    /// What was found where each page was counted once, if that was done: `pages` counts what a fork left shared in
-    /// each process.
-    pub counted: Option<Counted>,
-    /// The most pages that were held at a look that found no more than the cap, where nothing was counted exactly.
-    pub within: u64,
-}
-
-/// A process, and its pages that are not managed.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Holder {
-    /// Its pid.
-    pub pid: u32,
-    /// What it is called; empty if it has gone.
-    pub name: String,
-    /// The pages.
-    pub pages: u64,
-    /// Whether none of its memory is managed.
-    pub stranger: bool,
 }
 
 impl Report {
@@ -226,14 +198,6 @@ impl Report {
     }
 }
 
-impl Holder {
-    fn describe(&self) -> String {
-        let name = if self.name.is_empty() { "one that has ended" } else { &self.name };
-        let stranger = if self.stranger { ", which runs without Pagetide" } else { "" };
-        format!("{} in {name} (pid {}{stranger})", show_bytes(self.pages * PAGE), self.pid)
-    }
-}
-
 /// By how much `total` is above `cap`.
 fn over(total: u64, cap: u64) -> String {
     let part = total as f64 / cap.max(1) as f64;
@@ -243,8 +207,9 @@ fn over(total: u64, cap: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::accounts::pages::Pages;
     use crate::processes::killed::Killer;
-    use crate::show::report::tests::{group, report};
+    use crate::show::testing::{group, report};
 
     fn lines(report: &Report) -> Vec<String> {
         let line = |line: Line| if line.warning { format!("! {}", line.text) } else { line.text };

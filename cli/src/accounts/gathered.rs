@@ -1,0 +1,132 @@
+//! What the group page of a run says, the parts of its processes added up.
+
+use crate::accounts::pages::Pages;
+use pagetide::group::{Ended, Field, Group, ProcessSlot};
+use pagetide::latency;
+use pagetide_swap::{Counter, Counters};
+use serde_json::{Value, json};
+
+const PAGE: u64 = pagetide_sys::PAGE as u64;
+
+/// What the group page says at one time.
+#[derive(Clone, Copy, Debug)]
+pub struct Gathered {
+    /// Counters of the living and the dead.
+    pub counters: [u64; Counters::CELLS],
+    /// What the living hold.
+    pub pages: Pages,
+    /// Pages stored in the pool, and the bytes of their payload.
+    pub stored: (u64, u64),
+    /// Those of them that are stored as they are.
+    pub stored_raw: u64,
+    /// Pages that are a repeated word.
+    pub same_filled: u64,
+    /// Pages of the pool that would be free if its entries lay together.
+    pub loose: u64,
+    /// Blocks of the swap file: what it has grown to, what it may grow to just now, and what it may ever.
+    pub file: [u64; 3],
+    /// Faults that wait.
+    pub stalled: u64,
+    /// Processes that live.
+    pub processes: usize,
+    /// Of them, those whose engine runs.
+    pub armed: usize,
+}
+
+impl Gathered {
+    /// Reads the group page.
+    pub fn from(group: &Group) -> Self {
+        let mut this = Self {
+            counters: [0; Counters::CELLS],
+            pages: Pages::default(),
+            stored: (0, 0),
+            stored_raw: 0,
+            same_filled: 0,
+            loose: 0,
+            file: [group.frontier().open(), group.frontier().allowed(), group.setup().blocks],
+            stalled: 0,
+            processes: 0,
+            armed: 0,
+        };
+        this.count(group.dead());
+        let (shared, launcher) = group.own_pages();
+        this.pages.add(Pages::of_strangers(shared + launcher + group.unmanaged_pages()));
+        this.pages.add(Pages::of_shared(group.shared_pages()));
+        for slot in group.live() {
+            this.count(slot);
+            this.pages.add(Pages::of(slot));
+            this.stored.0 += slot.get(Field::StoredPages);
+            this.stored.1 += slot.get(Field::StoredBytes);
+            this.stored_raw += slot.get(Field::StoredRaw);
+            this.same_filled += slot.get(Field::SameFilled);
+            this.loose += slot.get(Field::Loose);
+            this.stalled += slot.get(Field::Stalled);
+            this.processes += 1;
+            this.armed += usize::from(slot.get(Field::Armed) != 0);
+        }
+        this
+    }
+
+    fn count(&mut self, slot: ProcessSlot) {
+        for &counter in Counter::ALL {
+            let count = &mut self.counters[counter as usize];
+            *count = count.saturating_add(slot.counters().get(counter));
+        }
+    }
+
+    /// The pool, under the names of `/sys/kernel/debug/zswap`; and the bytes of payload and of what lies loose.
+    pub fn zswap(&self) -> Value {
+        let mut zswap = json!({
+            "pool_total_size": self.pages.pool * PAGE,
+            "stored_pages": self.stored.0,
+            "stored_incompressible_pages": self.stored_raw,
+            "same_filled_pages": self.same_filled,
+            "written_back_pages": self.counter(Counter::zswpwb),
+            "stored_bytes": self.stored.1,
+            "loose_bytes": self.loose * PAGE,
+        });
+        for counter in [
+            Counter::pool_limit_hit,
+            Counter::reject_reclaim_fail,
+            Counter::reject_alloc_fail,
+            Counter::reject_compress_fail,
+            Counter::reject_compress_poor,
+            Counter::decompress_fail,
+        ] {
+            zswap[counter.name()] = self.counter(counter).into();
+        }
+        zswap
+    }
+
+    /// The swap file, in bytes.
+    pub fn swap_file(&self) -> Value {
+        let [size, allowed, most] = self.file.map(|blocks| blocks * PAGE);
+        json!({ "size": size, "may_grow_to_now": allowed.max(size), "may_grow_to": most })
+    }
+
+    /// A counter.
+    pub fn counter(&self, counter: Counter) -> u64 {
+        self.counters[counter as usize]
+    }
+
+    /// What the pool's compression gains, if it holds anything.
+    pub fn ratio(&self) -> Option<f64> {
+        let (pages, bytes) = self.stored;
+        (bytes > 0).then(|| (pages * PAGE) as f64 / bytes as f64)
+    }
+}
+
+/// The latencies of all faults of a run.
+pub fn latencies(group: &Group) -> [u64; latency::WORDS] {
+    let mut sum = [0; latency::WORDS];
+    group.dead().latency().add_to(&mut sum);
+    for slot in group.live() {
+        slot.latency().add_to(&mut sum);
+    }
+    sum
+}
+
+/// The processes of a run that ended for want of memory, if any did.
+pub fn ended(group: &Group) -> Option<Ended> {
+    Some(group.ended()).filter(|ended| ended.processes > 0)
+}

@@ -1,0 +1,128 @@
+//! Memory and disk of a run, in pages.
+
+use pagetide::group::{Field, ProcessSlot};
+use serde_json::{Value, json};
+
+const PAGE: u64 = pagetide_sys::PAGE as u64;
+
+macro_rules! pages {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        /// Memory and disk of a run, in pages. Processes share what a fork left in common: sums over
+        /// processes are upper bounds.
+        #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+        pub struct Pages { $($(#[$doc])* pub $name: u64),+ }
+
+        impl Pages {
+            /// The larger of each.
+            pub fn max(self, other: Self) -> Self {
+                Self { $($name: self.$name.max(other.$name)),+ }
+            }
+            /// Adds what another has.
+            pub fn add(&mut self, other: Self) {
+                $(self.$name += other.$name;)+
+            }
+        }
+    };
+}
+
+pages! {
+    /// Charged to the processes, as the kernel has it.
+    total,
+    /// In the programs.
+    resident,
+    /// Of the compressed pool.
+    pool,
+    /// Of the engines' own data.
+    metadata,
+    /// In frames.
+    frames,
+    /// That the engine does not manage.
+    unmanaged,
+    /// Of those, in shared memory, each once.
+    shared,
+    /// On the device.
+    disk,
+    /// Out of the programs, at a place.
+    swapped,
+    /// On probation.
+    cached,
+    /// What the run would take without an engine.
+    needed,
+    /// In the programs and in the pool.
+    working,
+}
+
+impl Pages {
+    /// What one process holds.
+    pub fn of(slot: ProcessSlot) -> Self {
+        let get = |field| slot.get(field);
+        let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
+        let mut pages = Self {
+            total: observed,
+            resident: get(Field::Resident),
+            pool: get(Field::Pool),
+            metadata: get(Field::Metadata),
+            frames: get(Field::Frames),
+            unmanaged: get(Field::Unmanaged),
+            disk: get(Field::Disk),
+            swapped: get(Field::Swapped),
+            cached: get(Field::Cached),
+            ..Self::default()
+        };
+        if armed {
+            pages.needed = pages.resident + pages.swapped + pages.cached + pages.unmanaged;
+        } else {
+            // It was handed out `resident` pages, and has touched some of them.
+            pages.resident = pages.resident.min(observed);
+            pages.unmanaged = observed - pages.resident;
+            pages.needed = observed;
+        }
+        pages.working = pages.resident + pages.pool;
+        pages
+    }
+
+    /// What the group page, the launcher and processes without a slot hold.
+    pub fn of_strangers(pages: u64) -> Self {
+        Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
+    }
+
+    /// What the run has of shared memory.
+    pub fn of_shared(pages: u64) -> Self {
+        Self { shared: pages, ..Self::of_strangers(pages) }
+    }
+
+    /// The figures as JSON, in bytes.
+    pub fn json(self) -> Value {
+        json!({
+            "total": self.total * PAGE,
+            "resident": self.resident * PAGE,
+            "pool": self.pool * PAGE,
+            "metadata": self.metadata * PAGE,
+            "frames": self.frames * PAGE,
+            "unmanaged": self.unmanaged * PAGE,
+            "shared": self.shared * PAGE,
+            "disk": self.disk * PAGE,
+            "swapped": self.swapped * PAGE,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::group;
+    use pagetide_sys::procfs::Identity;
+
+    #[test]
+    fn memory_that_was_handed_out_and_not_touched_is_not_resident() {
+        let (_fd, group) = group(64_000);
+        let slot = group.claim(Identity::own()).unwrap();
+        slot.set(Field::Resident, 1000);
+        slot.set(Field::Observed, 300);
+        let pages = Pages::of(slot);
+        assert_eq!((pages.resident, pages.unmanaged, pages.needed), (300, 0, 300));
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Swapped, 500);
+        assert_eq!(Pages::of(slot).needed, 1500);
+    }
+}
