@@ -1,0 +1,358 @@
+//! The process beside CMD: waits for signals, samples, ends the run, and reports.
+
+use crate::accounts::gathered::{ended, latencies};
+use crate::disk::growth::{News, Use};
+use crate::disk::swapfile::SwapFile;
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
+use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
+use crate::processes::os::{self, Received, Signals};
+use crate::processes::tree;
+use crate::run::args::RunArgs;
+use crate::run::descriptor_server::{DescriptorServer, Place, Things};
+use crate::run::statfile::{Stage, StatFile};
+use crate::sampler::strict::{Passed, Strict};
+use crate::sampler::{INTERVAL, Sampler};
+use crate::show::report::Report;
+use crate::show::summary::Line;
+use crate::units::show_bytes;
+use pagetide::group::Group;
+use pagetide_swap::Counter;
+use pagetide_swap::frontier::Frontier;
+use pagetide_sys::procfs::{Identity, Stat};
+use pagetide_sys::task::say;
+use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
+use std::os::fd::OwnedFd;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const PAGE: u64 = pagetide_sys::PAGE as u64;
+const STATS_INTERVAL: Duration = Duration::from_secs(1);
+/// Between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The process beside CMD.
+pub struct Launcher<'a> {
+    args: &'a RunArgs,
+    signals: Signals,
+    child: u32,
+    started: Instant,
+    group: Group,
+    sampler: Sampler,
+    stats: Option<StatFile>,
+    /// That they cannot be written was said.
+    stats_failed: bool,
+    next_sample: Instant,
+    next_stats: Instant,
+    ending: Option<Ending>,
+    strict: Option<Strict>,
+    oom: OomWatch,
+    /// Processes of the run open these two through `/proc`.
+    group_fd: OwnedFd,
+    swap: Option<SwapFile>,
+    /// Where those that cannot ask for them.
+    _place: Option<Place>,
+}
+
+/// A run that is being ended.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// It was asked to, and has until then.
+    Asked(Instant),
+    /// It was killed, and should be gone by then.
+    Killed(Instant),
+    /// So it was for passing its cap.
+    KilledByStrict(Instant),
+}
+
+impl<'a> Launcher<'a> {
+    pub fn start(
+        args: &'a RunArgs,
+        mut command: Command,
+        group: Group,
+        group_fd: OwnedFd,
+        swap: Option<SwapFile>,
+        descriptor_server: Option<(DescriptorServer, Option<OwnedFd>)>,
+    ) -> Result<Self, Failure> {
+        // Best effort: where it is forbidden, orphans go to init as ever.
+        let _ = rustix::process::set_child_subreaper(Some(getpid()));
+        let now = Instant::now();
+        let mut this = Self {
+            args,
+            signals: Signals::block(),
+            child: 0,
+            started: now,
+            group,
+            sampler: Sampler::new(group, &group_fd, args.max_stall, !args.no_load_control),
+            stats: args.stats.as_deref().map(StatFile::new).transpose()?,
+            stats_failed: false,
+            next_sample: now + INTERVAL,
+            next_stats: now + STATS_INTERVAL,
+            ending: None,
+            strict: args.strict.then(Strict::default),
+            oom: OomWatch::new(),
+            group_fd,
+            swap,
+            _place: None,
+        };
+        // With all signals blocked, which are the other thread's.
+        if let Some((descriptor_server, trace)) = descriptor_server {
+            this._place = descriptor_server.start(this.things(trace)?);
+        }
+        this.sampler.charge_own(&this.group_fd);
+        let report = this.report(None);
+        if let Some(stats) = &this.stats {
+            stats.write(&report.json(), Stage::Running)?;
+        }
+        this.child = this.signals.spawn(&mut command).map_err(|error| {
+            let status =
+                if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+            Failure::new(status, format!("{}: {error}", args.command[0].display()))
+        })?;
+        this.sampler.note_command(this.child);
+        Ok(this)
+    }
+
+    /// What is handed out.
+    fn things(&self, trace: Option<OwnedFd>) -> Result<Things, String> {
+        let clone = |fd: &OwnedFd| fd.try_clone().map_err(|error| format!("no descriptor is left: {error}"));
+        let swap = self.swap.as_ref().map(|swap| clone(&swap.fd)).transpose()?;
+        Ok(Things { group: clone(&self.group_fd)?, swap, trace })
+    }
+
+    pub fn stay(mut self) -> Result<u8, Failure> {
+        let status = loop {
+            let timeout = self.next_sample.saturating_duration_since(Instant::now());
+            match self.signals.wait(timeout) {
+                Some(Received { signal: libc::SIGCHLD, .. }) => {
+                    if let Some(status) = self.reap() {
+                        break status;
+                    }
+                }
+                Some(received) => self.relay(received),
+                None => {}
+            }
+            self.sample_if_due();
+            if let Some(status) = self.end_if_due() {
+                break status;
+            }
+        };
+        Ok(self.finish(status))
+    }
+
+    /// Collects children, ours and orphans. Returns the exit status when CMD has ended.
+    fn reap(&mut self) -> Option<u8> {
+        let mut status = None;
+        while let Ok(Some((pid, change))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
+        {
+            if pid.as_raw_nonzero().get() as u32 != self.child {
+                continue;
+            }
+            if change.stopped() {
+                self.stop_with_child();
+            } else {
+                status = Some(exit_status(change));
+            }
+        }
+        // A run that is being ended ends when all its processes have.
+        status.filter(|_| self.ending.is_none())
+    }
+
+    /// CMD was stopped: so is the launcher, for whoever started it to see. Whichever is continued, both go on.
+    fn stop_with_child(&mut self) {
+        // Init cannot be stopped. And whoever continued CMD meanwhile wants it to run.
+        if getpid() == Pid::INIT || !tree::is_stopped(self.child) {
+            return;
+        }
+        os::stop_until(|| !tree::is_stopped(self.child));
+        self.sampler.note_stop();
+        // Here we are again. SIGCONT to the whole group has reached CMD already.
+        if tree::is_stopped(self.child) {
+            os::send(self.child, libc::SIGCONT, None);
+        }
+    }
+
+    /// Hands a signal on that was sent to the launcher alone.
+    fn relay(&self, received: Received) {
+        let Received { signal, sender } = received;
+        if self.ending.is_some() {
+            // CMD may be reaped, and its pid another's.
+            return;
+        }
+        let forward = match sender {
+            // CMD sent it to its whole group, or to its parent.
+            Some(sender) if sender.pid != 0 => !self.sampler.knows(sender.pid),
+            Some(_) => true,
+            // A key on the terminal reached the whole group. Only a hangup is sent to the session's leader alone.
+            None => signal == libc::SIGHUP && leads_session(),
+        };
+        // One SIGCONT continued the launcher, and CMD with it.
+        if forward && (signal != libc::SIGCONT || tree::is_stopped(self.child)) {
+            os::send(self.child, signal, sender.and_then(|sender| sender.value));
+        }
+    }
+
+    fn sample_if_due(&mut self) {
+        let now = Instant::now();
+        if now < self.next_sample {
+            return;
+        }
+        self.sampler.charge_own(&self.group_fd);
+        // Before the sample, which answers whoever is about to end for want of a place.
+        self.look_at_swap(SwapFile::look);
+        let stalled = self.sampler.sample();
+        self.tell_news();
+        if stalled && self.ending.is_none() {
+            let window = self.args.max_stall.unwrap_or_default();
+            say(&format!(
+                "threads of the run did little but wait for their pages in the last {window:?} (--max-stall): ending it"
+            ));
+            self.send_all(libc::SIGTERM);
+            self.ending = Some(Ending::Asked(now + GRACE));
+        }
+        self.oom.follow(&self.child.to_string());
+        self.check_cap(now);
+        self.next_sample = Instant::now() + INTERVAL;
+        if now >= self.next_stats {
+            self.next_stats = now + STATS_INTERVAL;
+            self.write_stats(None);
+        }
+    }
+
+    /// Lets the swap file grow, or not.
+    fn look_at_swap(&mut self, look: fn(&mut SwapFile, Frontier, Use) -> Vec<News>) {
+        let Some(swap) = &mut self.swap else { return };
+        let now = self.sampler.now();
+        let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
+        for news in look(swap, self.group.frontier(), now) {
+            match news {
+                News::Passed(line) => self.args.verbosity().tell(&line),
+                News::Full(line) => self.args.verbosity().warn(&line),
+            }
+        }
+    }
+
+    /// Says which programs were found to run without Pagetide: once, and at once.
+    fn tell_news(&mut self) {
+        for line in self.sampler.outside().news() {
+            self.args.verbosity().warn(&line);
+        }
+    }
+
+    /// Ends a run that `--strict` forbids.
+    fn check_cap(&mut self, now: Instant) {
+        let Some(strict) = self.strict.as_mut().filter(|_| self.ending.is_none()) else { return };
+        let (held, processes) = (self.sampler.now().pages, || self.sampler.processes());
+        let Some(Passed { bytes, most: (pid, name, most) }) = strict.sample(&self.group, held, processes)
+        else {
+            return;
+        };
+        say(&format!(
+            "the run holds {}, its cap is {}, and no more can leave (--strict): ending it; {name} (pid {pid}) holds most, {}",
+            show_bytes(bytes),
+            show_bytes(self.group.setup().cap_pages * PAGE),
+            show_bytes(most),
+        ));
+        self.send_all(libc::SIGKILL);
+        self.ending = Some(Ending::KilledByStrict(now + GRACE));
+    }
+
+    /// Sees a run off that is being ended.
+    fn end_if_due(&mut self) -> Option<u8> {
+        let (deadline, status) = match self.ending? {
+            Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
+            Ending::KilledByStrict(deadline) => (deadline, BY_SIGKILL),
+        };
+        if self.sampler.processes().is_empty() {
+            return Some(status);
+        }
+        if Instant::now() < deadline {
+            return None;
+        }
+        if !matches!(self.ending, Some(Ending::Asked(_))) {
+            return Some(status);
+        }
+        self.send_all(libc::SIGKILL);
+        self.ending = Some(Ending::Killed(Instant::now() + GRACE));
+        None
+    }
+
+    fn send_all(&self, signal: i32) {
+        for pid in self.sampler.processes() {
+            // One that is stopped could not act on it.
+            os::send_to_descendant(pid, &[signal, libc::SIGCONT]);
+        }
+    }
+
+    fn finish(mut self, status: u8) -> u8 {
+        self.sampler.sample_last();
+        self.look_at_swap(SwapFile::look_now);
+        // Who was killed may have been so before it could answer.
+        if status < 128 {
+            self.sampler.note_end(&self.args.command[0].to_string_lossy());
+        }
+        self.tell_news();
+        let report = self.report(Some(status));
+        self.write_stats(Some(status));
+        for Line { warning, text } in report.summary() {
+            if warning {
+                self.args.verbosity().warn(&text);
+            } else {
+                self.args.verbosity().tell(&text);
+            }
+        }
+        status
+    }
+
+    fn report(&mut self, exit_status: Option<u8>) -> Report {
+        Report {
+            pid: std::process::id(),
+            command: self.args.command(),
+            exit_status,
+            elapsed: self.started.elapsed(),
+            cpu: Some(os::children_cpu()),
+            cap_pages: self.group.setup().cap_pages,
+            now: self.sampler.now(),
+            peak: Some(self.sampler.peak()),
+            most: self.sampler.most(),
+            killer: exit_status.and_then(|status| {
+                let strict = matches!(self.ending, Some(Ending::KilledByStrict(_)));
+                Killer::find(strict, self.group.ended().processes, &self.oom, status)
+            }),
+            ratio: self.sampler.ratio(),
+            latencies: latencies(&self.group),
+            outside: self.sampler.outside().clone(),
+            latest_look: self.sampler.latest_look(),
+            ended: ended(&self.group),
+        }
+    }
+
+    fn write_stats(&mut self, exit_status: Option<u8>) {
+        if self.stats.is_none() {
+            return;
+        }
+        let report = self.report(exit_status);
+        let Some(stats) = &self.stats else { return };
+        let stage = if exit_status.is_some() { Stage::Ended } else { Stage::Running };
+        if let Err(error) = stats.write(&report.json(), stage) {
+            // Once is enough, but for the last report, which is lost.
+            if !self.stats_failed || stage == Stage::Ended {
+                self.args.verbosity().warn(&error);
+            }
+            self.stats_failed = true;
+        }
+    }
+}
+
+/// Whether this process leads its session.
+fn leads_session() -> bool {
+    let leader = Stat::of("self").and_then(|stat| stat.session);
+    leader.is_some() && leader == Some(Identity::own().pid)
+}
+
+fn exit_status(change: WaitStatus) -> u8 {
+    match (change.exit_status(), change.terminating_signal()) {
+        (Some(status), _) => status as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => OURS,
+    }
+}
