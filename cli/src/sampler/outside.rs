@@ -1,6 +1,6 @@
 //! Programs that run without Pagetide: which, why, and what is said of them.
 
-use crate::run::command::{self, Format};
+use crate::processes::program::{self, Format};
 use crate::units::show_bytes;
 use pagetide::group::ENVIRONMENT;
 use pagetide_sys::PAGE;
@@ -64,7 +64,7 @@ impl Reason {
         let stack = || Stat::of(pid).map(|stat| stat.stack).filter(|&stack| stack != 0);
         let before = stack()?;
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
-        (stack() == Some(before) && !command::is_told_of_a_run(&environment, ENVIRONMENT))
+        (stack() == Some(before) && !program::is_told_of_a_run(&environment, ENVIRONMENT))
             .then_some(Self::Environment)
     }
 
