@@ -7,10 +7,10 @@
 //! - beyond 4 × the cap only while half of the file is in use: before, blocks that were given up are taken again, one by
 //!   one if need be.
 
-use crate::disk::swapfile::SwapFile;
 use crate::units::show_bytes;
-use pagetide_device::file::{self, Room};
+use pagetide_device::file::Room;
 use pagetide_swap::frontier::{EXTENT, Frontier};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = pagetide_device::BLOCK as u64;
@@ -49,14 +49,15 @@ impl Said {
 
 /// What is seen at a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Seen {
-    room: Room,
+pub struct Seen {
+    /// The room on its disk.
+    pub room: Room,
     /// Bytes of disk that the file has.
-    taken: u64,
+    pub taken: u64,
     /// Blocks below the frontier.
-    open: u64,
+    pub open: u64,
     /// Blocks that processes hold.
-    held: u64,
+    pub held: u64,
 }
 
 /// Something to be said.
@@ -73,6 +74,53 @@ impl Growth {
     pub fn new(most: u64, pledge: Option<u64>) -> Self {
         let [most, pledge] = [Some(most), pledge].map(|bytes| bytes.map(|bytes| bytes / BLOCK));
         Self { most: most.expect("given"), pledge, next: Instant::now(), passed: Said::No, full: Said::No }
+    }
+
+    /// Whether it is time for a look, or the file is about to reach what it may grow to.
+    pub fn is_due(&self, frontier: Frontier) -> bool {
+        let allowed = frontier.allowed();
+        let near = frontier.open() + STEP / 2 > allowed && allowed < self.most;
+        near || Instant::now() >= self.next
+    }
+
+    /// Notes that a look is taken now.
+    pub fn note_look(&mut self) {
+        self.next = Instant::now() + INTERVAL;
+    }
+
+    /// Lets the file grow as far as what is `seen` allows. Returns what is to be said of the file in `directory`, which
+    /// `bound` keeps from growing further.
+    pub fn follow(
+        &mut self,
+        frontier: Frontier,
+        seen: &Seen,
+        refused: u64,
+        directory: &Path,
+        bound: &str,
+    ) -> Vec<News> {
+        frontier.allow(self.allowed(seen));
+        let mut news = Vec::new();
+        let directory = directory.display();
+        if let Some(pledge) = self.pledge
+            && self.passed.once(seen.open > pledge)
+        {
+            let [pledge, most] = [pledge, self.most].map(|blocks| show_bytes(blocks * BLOCK));
+            news.push(News::Passed(format!(
+                "the swap file has passed 4 × the cap ({pledge}); it may grow to {most}, {bound} (--swap-size)"
+            )));
+        }
+        if self.full.once(self.is_stopped(seen)) {
+            news.push(News::Full(format!(
+                "{directory} is 95 % full: the swap file grows again when there is room, and pages stay in memory until \
+                 then (--swap-dir)"
+            )));
+        }
+        if self.full.once(refused > 0) {
+            news.push(News::Full(format!(
+                "{directory} is full: pages stay in memory until there is room for the swap file (--swap-dir)"
+            )));
+        }
+        news
     }
 
     /// Blocks that there may be now.
@@ -109,52 +157,6 @@ pub struct Use {
     pub held: u64,
     /// Writes for which there was no room.
     pub refused: u64,
-}
-
-impl SwapFile {
-    /// Looks whether the file may grow, if it is time. Returns what is to be said.
-    pub fn look(&mut self, frontier: Frontier, now: Use) -> Vec<News> {
-        let open = frontier.open();
-        let near = open + STEP / 2 > frontier.allowed() && frontier.allowed() < self.growth.most;
-        if !near && Instant::now() < self.growth.next {
-            return Vec::new();
-        }
-        self.look_now(frontier, now)
-    }
-
-    /// The same, at once.
-    pub fn look_now(&mut self, frontier: Frontier, Use { held, refused }: Use) -> Vec<News> {
-        self.growth.next = Instant::now() + INTERVAL;
-        // In this order: what is written meanwhile is not counted as room.
-        let (open, taken) = (frontier.open(), file::taken_bytes(&self.fd));
-        let (Ok(taken), Ok(room)) = (taken, file::room(&self.fd)) else { return Vec::new() };
-        let seen = Seen { room, taken, open, held };
-        let growth = &mut self.growth;
-        frontier.allow(growth.allowed(&seen));
-        let mut news = Vec::new();
-        let directory = self.directory.display();
-        if let Some(pledge) = growth.pledge
-            && growth.passed.once(open > pledge)
-        {
-            let [pledge, most] = [pledge, growth.most].map(|blocks| show_bytes(blocks * BLOCK));
-            let bound = &self.bound;
-            news.push(News::Passed(format!(
-                "the swap file has passed 4 × the cap ({pledge}); it may grow to {most}, {bound} (--swap-size)"
-            )));
-        }
-        if growth.full.once(growth.is_stopped(&seen)) {
-            news.push(News::Full(format!(
-                "{directory} is 95 % full: the swap file grows again when there is room, and pages stay in memory until \
-                 then (--swap-dir)"
-            )));
-        }
-        if growth.full.once(refused > 0) {
-            news.push(News::Full(format!(
-                "{directory} is full: pages stay in memory until there is room for the swap file (--swap-dir)"
-            )));
-        }
-        news
-    }
 }
 
 #[cfg(test)]

@@ -1,11 +1,12 @@
 //! Where a run's swap file lies, and how large it may become.
 
-use crate::disk::growth::Growth;
+use crate::disk::growth::{Growth, News, Seen, Use};
 use crate::machine::container;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
 use pagetide::group;
 use pagetide_device::file;
+use pagetide_swap::frontier::Frontier;
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ const SMALLEST: u64 = 1 << 20;
 const CAPS: u64 = 4;
 /// The part of an address space that is limited which the run's books may take: each of its processes maps them.
 const BOOKS_PART: u64 = 16;
+/// Bytes of the run's books that a block takes, rounded up.
+const BOOKS_OF_BLOCK: u64 = 33;
 
 /// A swap file.
 #[derive(Debug)]
@@ -30,7 +33,7 @@ pub struct SwapFile {
     /// What that is.
     pub bound: String,
     /// How far it may grow just now.
-    pub growth: Growth,
+    growth: Growth,
 }
 
 /// What a process may have, in bytes.
@@ -70,9 +73,6 @@ fn largest(pledge: u64, free: u64, directory: &Path, contained: bool, allowance:
     let most = half.min(allowance.file.unwrap_or(u64::MAX)).min(by_books).max(pledge.min(half));
     (most, "as far as ulimit allows".to_owned())
 }
-
-/// Bytes of the run's books that a block takes, rounded up.
-const BOOKS_OF_BLOCK: u64 = 33;
 
 impl SwapFile {
     /// Blocks that it has.
@@ -131,6 +131,21 @@ impl SwapFile {
         }
         let growth = Growth::new(bytes, size.is_none().then_some(pledge));
         Ok(Some(Self { fd, directory, bytes, bound, growth }))
+    }
+
+    /// Looks whether the file may grow, if it is time. Returns what is to be said.
+    pub fn look(&mut self, frontier: Frontier, now: Use) -> Vec<News> {
+        if self.growth.is_due(frontier) { self.look_now(frontier, now) } else { Vec::new() }
+    }
+
+    /// The same, at once.
+    pub fn look_now(&mut self, frontier: Frontier, Use { held, refused }: Use) -> Vec<News> {
+        self.growth.note_look();
+        // In this order: what is written meanwhile is not counted as room.
+        let (open, taken) = (frontier.open(), file::taken_bytes(&self.fd));
+        let (Ok(taken), Ok(room)) = (taken, file::room(&self.fd)) else { return Vec::new() };
+        let seen = Seen { room, taken, open, held };
+        self.growth.follow(frontier, &seen, refused, &self.directory, &self.bound)
     }
 
     /// Where a swap file may lie if nothing is said, the first choice first.
