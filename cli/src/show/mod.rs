@@ -3,5 +3,6 @@
 pub mod report;
 pub mod stat;
 pub mod summary;
+mod table;
 #[cfg(test)]
 pub mod testing;

@@ -6,16 +6,14 @@ use crate::accounts::pages::Pages;
 use crate::failure::Failure;
 use crate::out::{self, Audience};
 use crate::processes::runs::{Purpose, Run, command};
-use crate::sampler::outside::Program;
+use crate::processes::tree;
 use crate::sampler::unmanaged;
 use crate::show::report::Report;
-use crate::units::{parse_time, show_bytes};
+use crate::show::table::table;
+use crate::units::parse_time;
 use pagetide::group::{Field, Group, ProcessSlot};
-use pagetide_swap::Counter;
 use pagetide_sys::procfs;
 use serde_json::{Value, json};
-use std::fmt::Write as _;
-use std::fs;
 use std::io::IsTerminal;
 use std::time::Duration;
 
@@ -76,18 +74,13 @@ fn report(run: &Run) -> Report {
     }
 }
 
-/// What a process is called.
-fn name(pid: u64) -> String {
-    fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
-}
-
 fn json(report: &Report, group: &Group) -> Value {
     let process = |slot: ProcessSlot| {
         let pages = Pages::of(slot);
         let pid = slot.known_as();
         json!({
             "pid": pid,
-            "name": name(pid),
+            "name": tree::name(pid as u32),
             "armed": slot.get(Field::Armed) != 0,
             "grant_bytes": slot.granted().max(0) as u64 * PAGE,
             "asked_bytes": slot.get(Field::Asked) * PAGE,
@@ -103,75 +96,4 @@ fn json(report: &Report, group: &Group) -> Value {
     value["free_bytes"] = (group.free() * PAGE as i64).into();
     value["process_list"] = group.live().map(process).collect();
     value
-}
-
-fn table(report: &Report, group: &Group) -> String {
-    let bytes = |pages: u64| show_bytes(pages * PAGE);
-    let now = report.now.pages;
-    let mut out = format!("run {}: {}\n", report.pid, report.command.join(" "));
-    let free = bytes(group.free().max(0) as u64);
-    let _ = writeln!(
-        out,
-        "{:.1} s, cap {}, free {free}\n",
-        report.elapsed.as_secs_f64(),
-        bytes(report.cap_pages)
-    );
-    for (label, pages) in [
-        ("in memory", now.total),
-        ("  resident", now.resident),
-        ("  pool", now.pool),
-        ("  frames", now.frames),
-        ("  metadata", now.metadata),
-        ("  unmanaged", now.unmanaged),
-        ("    shared", now.shared),
-        ("swapped", now.swapped),
-        ("  on disk", now.disk),
-    ] {
-        let _ = writeln!(out, "{label:<14}{:>10}", bytes(pages));
-    }
-    let [size, allowed, most] = report.now.file;
-    if most > 0 {
-        let _ = write!(out, "{:<14}{:>10}", "  file", bytes(size));
-        let now = if allowed > size || size == most { "" } else { ", not just now" };
-        let _ = writeln!(out, "  (may grow to {}{now})", bytes(most));
-    }
-    let _ = writeln!(out, "\n{}\n{}\n", report.pages_line(), report.time_line());
-    let counted = Counter::ALL.iter().map(|&counter| (counter.name(), report.now.counter(counter)));
-    let mut columns = 0;
-    for (name, count) in counted.filter(|&(_, count)| count > 0) {
-        columns += 1;
-        let _ = write!(out, "{name:<22}{count:>14}{}", if columns % 2 == 0 { "\n" } else { "    " });
-    }
-    out.push_str(if columns % 2 == 1 {
-        "\n\n"
-    } else if columns > 0 {
-        "\n"
-    } else {
-        ""
-    });
-    let _ = writeln!(
-        out,
-        "{:>8}  {:<16}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}  engine",
-        "pid", "name", "grant", "memory", "resident", "pool", "swapped", "disk"
-    );
-    for slot in group.live() {
-        let pages = Pages::of(slot);
-        let engine = match (slot.get(Field::Armed), slot.get(Field::Stalled)) {
-            (0, _) => "asleep".to_owned(),
-            (_, 0) => "runs".to_owned(),
-            (_, waiting) => format!("{waiting} wait"),
-        };
-        let pid = slot.known_as();
-        let _ = write!(out, "{pid:>8}  {:<16}", name(pid));
-        for pages in
-            [slot.granted().max(0) as u64, pages.total, pages.resident, pages.pool, pages.swapped, pages.disk]
-        {
-            let _ = write!(out, "{:>9}", bytes(pages));
-        }
-        let _ = writeln!(out, "  {engine}");
-    }
-    for Program { name, pid, reason, pages, .. } in report.outside.iter() {
-        let _ = writeln!(out, "{pid:>8}  {name}: {} without Pagetide: {}", bytes(*pages), reason.text());
-    }
-    out
 }
