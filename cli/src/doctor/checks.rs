@@ -1,138 +1,23 @@
-//! `pagetide doctor`: what this machine, this user and this container give.
+//! What is looked at.
 
 use crate::disk::swapfile::SwapFile;
-use crate::failure::Failure;
+use crate::doctor::finding::{Finding, State};
+use crate::doctor::told::Told;
 use crate::machine::container;
 use crate::machine::limits::Limits;
-use crate::out;
 use crate::units::show_bytes;
 use pagetide_device::file;
 use pagetide_sys::pagemap::Pagemap;
-use pagetide_sys::uffd::{DEVICE, FEATURE_MOVE, FEATURE_POISON, FEATURE_WP_ASYNC, Uffd};
+use pagetide_sys::uffd::{DEVICE, FEATURE_MOVE, FEATURE_POISON, FEATURE_WP_ASYNC};
 use pagetide_sys::uring;
 use rustix::io::Errno;
-use serde_json::{Value, json};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// A run would not come about.
-const SICK: u8 = 1;
-/// `CAP_SYS_PTRACE` in a capability set.
-const SYS_PTRACE: u64 = 1 << 19;
-const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
-const RING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 const CANNOT_TELL: &str = "cannot tell: /proc is not mounted";
-
-/// Say what this machine and this user can do, and what would mend the rest
-#[derive(clap::Args, Debug)]
-pub struct DoctorArgs {
-    /// Where a swap file would lie [default: $TMPDIR, or /var/tmp]
-    #[arg(long, value_name = "DIR")]
-    swap_dir: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
-
-/// How serious it is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// It is there.
-    Good,
-    /// It is missing, and a run does without.
-    Missing,
-    /// It is missing, and no run is possible.
-    Fatal,
-    /// It cannot be told.
-    Unknown,
-}
-
-impl State {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Good => "ok",
-            Self::Missing => "missing",
-            Self::Fatal => "FATAL",
-            Self::Unknown => "unknown",
-        }
-    }
-
-    fn good_if(good: bool) -> Self {
-        if good { Self::Good } else { Self::Missing }
-    }
-}
-
-/// What was looked at.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Finding {
-    name: &'static str,
-    state: State,
-    /// What was found.
-    found: String,
-    /// What it costs that it is missing; empty if it is there.
-    cost: &'static str,
-    /// What mends it; empty if nothing does, or needs to.
-    remedy: String,
-}
-
-impl Finding {
-    fn new(name: &'static str, state: State, found: impl Into<String>) -> Self {
-        Self { name, state, found: found.into(), cost: "", remedy: String::new() }
-    }
-
-    /// What it costs, and what mends it, if it is missing.
-    fn or(self, cost: &'static str, remedy: impl Into<String>) -> Self {
-        if self.state == State::Good { self } else { Self { cost, remedy: remedy.into(), ..self } }
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "name": self.name,
-            "state": self.state.name(),
-            "found": self.found,
-            "cost": self.cost,
-            "remedy": self.remedy,
-        })
-    }
-}
 
 fn explain(error: Errno) -> String {
     std::io::Error::from(error).to_string()
-}
-
-/// What `/proc` says of this process and its kernel. What it does not say is not known.
-#[derive(Default)]
-struct Told {
-    /// The effective capabilities.
-    capabilities: Option<u64>,
-    /// Whether system calls are filtered.
-    filtered: Option<bool>,
-    /// The switch of userfaultfd: `None` if it cannot be told, or the kernel has none.
-    sysctl: Option<String>,
-    /// The switch of io_uring.
-    ring: Option<String>,
-    /// The kernel's release.
-    release: Option<String>,
-}
-
-impl Told {
-    /// Reads it.
-    fn read() -> Self {
-        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
-        let word = |path: &str| Some(fs::read_to_string(path).ok()?.trim().to_owned());
-        Self {
-            capabilities: field("CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok()),
-            filtered: field("Seccomp:").map(|mode| mode == "2"),
-            sysctl: word(SYSCTL),
-            ring: word(RING_SYSCTL),
-            release: word("/proc/sys/kernel/osrelease"),
-        }
-    }
-
-    fn may_trace(&self) -> Option<bool> {
-        Some(self.capabilities? & SYS_PTRACE != 0)
-    }
 }
 
 /// An answer, if there is one.
@@ -145,7 +30,7 @@ fn answer(answer: Option<bool>) -> &'static str {
 }
 
 /// Whether `/proc` shows this process: processes find their run's group page there.
-fn proc_is_mounted() -> Finding {
+pub fn proc_is_mounted() -> Finding {
     let mounted = fs::read_link("/proc/self").is_ok();
     let state = if mounted { State::Good } else { State::Fatal };
     Finding::new("/proc", state, if mounted { "mounted" } else { "not mounted" }).or(
@@ -155,7 +40,7 @@ fn proc_is_mounted() -> Finding {
 }
 
 /// The ways to a full userfaultfd.
-fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
+pub fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
     let filtered = told.filtered == Some(true);
     let [call, device] = probed;
     let call_found = match (call, told.may_trace(), told.sysctl.as_deref()) {
@@ -195,7 +80,7 @@ fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
 }
 
 /// What the kernel's userfaultfd, if one could be had, and page maps can do.
-fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
+pub fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
     let release = told.release.as_deref().unwrap_or("release unknown");
     let has = |name, bit: u64, since, cost| match features.map(|features| features & bit != 0) {
         None => Finding::new(name, State::Unknown, "only a userfaultfd can tell"),
@@ -227,7 +112,7 @@ fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
 }
 
 /// Where pages would go.
-fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
+pub fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     let mut findings = Vec::new();
     let places = directory.map_or_else(SwapFile::places, |directory| vec![directory.to_owned()]);
     let usable = places.iter().find_map(|place| file::takes_direct(place).ok().map(|direct| (place, direct)));
@@ -284,7 +169,7 @@ fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     findings
 }
 
-fn memory() -> Finding {
+pub fn memory() -> Finding {
     match Limits::read() {
         Ok(limits) => {
             let of = if limits.cgroup.is_some() { "this cgroup" } else { "this machine" };
@@ -293,42 +178,6 @@ fn memory() -> Finding {
         Err(error) => Finding::new("memory", State::Unknown, format!("cannot tell: {error}"))
             .or("--memory must be a number of bytes, not a percentage", ""),
     }
-}
-
-fn text(findings: &[Finding]) -> String {
-    use std::fmt::Write as _;
-    let mut text = String::new();
-    for Finding { name, state, found, cost, remedy } in findings {
-        let _ = writeln!(text, "{:8} {name:26} {found}", state.name());
-        for (what, why) in [("cost", *cost), ("mend", remedy)] {
-            if !why.is_empty() {
-                let _ = writeln!(text, "{:8} {what:>26} {why}", "");
-            }
-        }
-    }
-    text
-}
-
-/// Looks, and says what it found. Returns the exit status: whether a run is possible.
-pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
-    let probed = Uffd::probe();
-    let features = probed.iter().find_map(|way| way.ok());
-    let told = Told::read();
-    let mut findings = vec![proc_is_mounted()];
-    findings.extend(permission(&probed, &told));
-    findings.extend(kernel(features, &told));
-    findings.extend(storage(args.swap_dir.as_deref(), &told));
-    findings.push(memory());
-    let works = findings.iter().all(|finding| finding.state != State::Fatal);
-    let said = if args.json {
-        let list: Vec<Value> = findings.iter().map(Finding::json).collect();
-        format!("{:#}\n", json!({ "works": works, "findings": list }))
-    } else {
-        let verdict = if works { "`pagetide run` works here" } else { "`pagetide run` does not work here" };
-        format!("{}{verdict}\n", text(&findings))
-    };
-    out::print(&said)?;
-    Ok(if works { 0 } else { SICK })
 }
 
 #[cfg(test)]

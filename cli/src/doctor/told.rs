@@ -1,0 +1,43 @@
+//! What `/proc` says of this process and its kernel.
+
+use std::fs;
+
+/// `CAP_SYS_PTRACE` in a capability set.
+const SYS_PTRACE: u64 = 1 << 19;
+const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
+const RING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
+
+/// What `/proc` says of this process and its kernel. What it does not say is not known.
+#[derive(Default)]
+pub struct Told {
+    /// The effective capabilities.
+    pub capabilities: Option<u64>,
+    /// Whether system calls are filtered.
+    pub filtered: Option<bool>,
+    /// The switch of userfaultfd: `None` if it cannot be told, or the kernel has none.
+    pub sysctl: Option<String>,
+    /// The switch of io_uring.
+    pub ring: Option<String>,
+    /// The kernel's release.
+    pub release: Option<String>,
+}
+
+impl Told {
+    /// Reads it.
+    pub fn read() -> Self {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let word = |path: &str| Some(fs::read_to_string(path).ok()?.trim().to_owned());
+        Self {
+            capabilities: field("CapEff:").and_then(|set| u64::from_str_radix(set, 16).ok()),
+            filtered: field("Seccomp:").map(|mode| mode == "2"),
+            sysctl: word(SYSCTL),
+            ring: word(RING_SYSCTL),
+            release: word("/proc/sys/kernel/osrelease"),
+        }
+    }
+
+    pub fn may_trace(&self) -> Option<bool> {
+        Some(self.capabilities? & SYS_PTRACE != 0)
+    }
+}
