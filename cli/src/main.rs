@@ -22,26 +22,8 @@ mod verbosity;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use pagetide_cli::options::{Cli, Command};
 use std::process::ExitCode;
-
-/// Swap in user space
-#[derive(Parser, Debug)]
-#[command(name = "pagetide", version)]
-struct Cli {
-    #[command(subcommand)]
-    command: Verb,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
-    Run(run::RunArgs),
-    Stat(show::stat::StatArgs),
-    Set(control::set::SetArgs),
-    Swapoff(control::swapoff::SwapoffArgs),
-    Swapon(control::swapoff::SwaponArgs),
-    Replay(replay::ReplayArgs),
-    Doctor(doctor::DoctorArgs),
-}
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -57,13 +39,13 @@ fn main() -> ExitCode {
         }
     };
     let result = match &cli.command {
-        Verb::Run(args) => run::run(args),
-        Verb::Stat(args) => show::stat::stat(args),
-        Verb::Set(args) => control::set::set(args),
-        Verb::Swapoff(args) => control::swapoff::swapoff(args),
-        Verb::Swapon(args) => control::swapoff::swapon(args),
-        Verb::Replay(args) => replay::replay(args),
-        Verb::Doctor(args) => doctor::doctor(args),
+        Command::Run(args) => run::run(args),
+        Command::Stat(args) => show::stat::stat(args),
+        Command::Set(args) => control::set::set(args),
+        Command::Swapoff(args) => control::swapoff::swapoff(args),
+        Command::Swapon(args) => control::swapoff::swapon(args),
+        Command::Replay(args) => replay::replay(args),
+        Command::Doctor(args) => doctor::doctor(args),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
         pagetide_sys::task::say(&failure.to_string());

@@ -1,5 +1,6 @@
 //! What Pagetide itself says, on standard error.
 
+use pagetide_cli::options::RunArgs;
 use pagetide_sys::task::say;
 
 /// How much it says.
@@ -14,6 +15,15 @@ pub enum Verbosity {
 }
 
 impl Verbosity {
+    /// How much is said of a run with these options.
+    pub fn of(args: &RunArgs) -> Self {
+        match (args.quiet, args.verbose) {
+            (true, _) => Self::Quiet,
+            (_, true) => Self::Verbose,
+            _ => Self::Normal,
+        }
+    }
+
     /// Something that the user should know.
     pub fn tell(self, line: &str) {
         if self >= Self::Normal {

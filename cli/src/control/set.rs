@@ -4,37 +4,11 @@ use crate::failure::Failure;
 use crate::out;
 use crate::processes::runs::{Purpose, Run};
 use pagetide::group::Knobs;
-use pagetide_swap::zswap::shrinker::Shrinker;
+use pagetide_cli::options::SetArgs;
+use pagetide_cli::options::choices::{PERCENT, POOL_PERCENT, Shrinker, choice, name};
 
 /// No such knob, or no such value.
 const USAGE: u8 = 2;
-/// Percentages that a pool may take of the cap.
-pub const POOL_PERCENT: std::ops::RangeInclusive<u64> = 1..=90;
-/// Percentages of a page that a compressed form may have, and of the limit below which a pool takes pages again.
-pub const PERCENT: std::ops::RangeInclusive<u64> = 1..=100;
-
-/// Show or change how the pool of a run works, while it goes on
-#[derive(clap::Args, Debug)]
-#[command(after_help = "\
-NAME=VALUE is one of
-  enabled=on|off                     whether pages are stored in the pool; what is there stays readable
-  compressor=lz4|zstd[:LEVEL]|none   how pages are compressed from now on; levels are -7 to 19
-  max_compression_ratio=N            a page that compresses to more than N percent does not go to the pool
-  max_pool_percent=N                 the most of the cap that the pool may take
-  accept_threshold_percent=N         a pool that was full takes pages again below N percent of its limit
-  shrinker=second-chance|decay|none  what of the pool is written back under pressure
-  fixed_share=on|off                 the pool may take its most whatever misses cost
-Without any, all are shown.")]
-pub struct SetArgs {
-    /// The launcher of the run, if there are several; to change something, if it is not the only one of this user and
-    /// session
-    #[arg(long)]
-    pid: Option<u32>,
-    /// What to change
-    #[arg(value_name = "NAME=VALUE")]
-    settings: Vec<String>,
-}
-
 /// Shows the knobs, or changes some. Returns the exit status.
 pub fn set(args: &SetArgs) -> Result<u8, Failure> {
     let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
@@ -64,15 +38,15 @@ fn apply(knobs: &mut Knobs, setting: &str) -> Result<(), String> {
     change(knobs, name, value).map_err(|error| format!("{name}: {error}"))
 }
 
-fn change(knobs: &mut Knobs, name: &str, value: &str) -> Result<(), String> {
+fn change(knobs: &mut Knobs, setting: &str, value: &str) -> Result<(), String> {
     let switches = &mut knobs.switches;
-    match name {
+    match setting {
         "enabled" => switches.enabled = parse_switch(value)?,
         "compressor" => switches.compression = value.parse()?,
         "max_compression_ratio" => switches.max_compression_ratio = percent(value, PERCENT)? as u8,
         "max_pool_percent" => knobs.max_pool_percent = percent(value, POOL_PERCENT)?,
         "accept_threshold_percent" => switches.accept_threshold_percent = percent(value, PERCENT)? as u8,
-        "shrinker" => switches.shrinker = parse_shrinker(value)?,
+        "shrinker" => switches.shrinker = choice::<Shrinker>(value)?.into(),
         "fixed_share" => switches.fixed_share = parse_switch(value)?,
         _ => return Err("cannot be set; `pagetide set --help` tells what can".to_owned()),
     }
@@ -89,7 +63,7 @@ fn show(knobs: Knobs) -> String {
         switches.max_compression_ratio,
         knobs.max_pool_percent,
         switches.accept_threshold_percent,
-        show_shrinker(switches.shrinker),
+        name(&Shrinker::from(switches.shrinker)),
         show_switch(switches.fixed_share),
     )
 }
@@ -109,20 +83,6 @@ fn parse_switch(text: &str) -> Result<bool, String> {
 
 fn show_switch(on: bool) -> &'static str {
     if on { "on" } else { "off" }
-}
-
-/// The shrinker of that name.
-pub fn parse_shrinker(text: &str) -> Result<Shrinker, String> {
-    let found = Shrinker::NAMES.iter().find(|(name, _)| *name == text);
-    found.map(|&(_, shrinker)| shrinker).ok_or_else(|| {
-        let names: Vec<_> = Shrinker::NAMES.iter().map(|(name, _)| *name).collect();
-        format!("`{text}`: there are {}", names.join(", "))
-    })
-}
-
-fn show_shrinker(shrinker: Shrinker) -> &'static str {
-    let found = Shrinker::NAMES.iter().find(|(_, other)| *other == shrinker);
-    found.map_or("", |(name, _)| name)
 }
 
 #[cfg(test)]

@@ -5,26 +5,13 @@ use crate::out;
 use crate::processes::runs::{Purpose, Run};
 use crate::units::show_bytes;
 use pagetide::group::{Field, Group, OffState, ProcessSlot};
+use pagetide_cli::options::{SwapoffArgs, SwaponArgs};
 use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// There is no swap file, or it is in use as before.
 const NOT_DONE: u8 = 1;
 const LOOK: Duration = Duration::from_millis(20);
-
-/// Take the swap file of a run out of use
-#[derive(clap::Args, Debug)]
-pub struct SwapoffArgs {
-    /// The launcher of the run, if it is not the only one of this user and session
-    pid: Option<u32>,
-}
-
-/// Use the swap file of a run again
-#[derive(clap::Args, Debug)]
-pub struct SwaponArgs {
-    /// The launcher of the run, if it is not the only one of this user and session
-    pid: Option<u32>,
-}
 
 /// Brings back what a run has in its swap file. Returns when nothing is there, with the exit status.
 pub fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {

@@ -9,23 +9,12 @@ use crate::doctor::finding::{Finding, State};
 use crate::doctor::told::Told;
 use crate::failure::Failure;
 use crate::out;
+use pagetide_cli::options::DoctorArgs;
 use pagetide_sys::uffd::Uffd;
 use serde_json::{Value, json};
-use std::path::PathBuf;
 
 /// A run would not come about.
 const SICK: u8 = 1;
-
-/// Say what this machine and this user can do, and what would mend the rest
-#[derive(clap::Args, Debug)]
-pub struct DoctorArgs {
-    /// Where a swap file would lie [default: $TMPDIR, or /var/tmp]
-    #[arg(long, value_name = "DIR")]
-    swap_dir: Option<PathBuf>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-}
 
 fn text(findings: &[Finding]) -> String {
     use std::fmt::Write as _;

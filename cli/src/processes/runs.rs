@@ -2,9 +2,9 @@
 
 use crate::failure::Failure;
 use crate::processes::tree;
-use crate::{Cli, Verb};
 use clap::Parser;
 use pagetide::group::{Group, OpenError};
+use pagetide_cli::options::{Cli, Command};
 use pagetide_sys::procfs;
 use rustix::process::geteuid;
 use std::ffi::OsString;
@@ -151,7 +151,7 @@ pub fn command(launcher: u32) -> Vec<String> {
     let line = line.strip_suffix(b"\0").unwrap_or(&line);
     let words: Vec<_> = line.split(|&byte| byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect();
     match Cli::try_parse_from(&words) {
-        Ok(Cli { command: Verb::Run(args) }) => args.command(),
+        Ok(Cli { command: Command::Run(args) }) => args.command(),
         _ => words.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
     }
 }

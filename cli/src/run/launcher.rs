@@ -7,7 +7,6 @@ use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::processes::os::{self, Received, Signals};
 use crate::processes::tree;
-use crate::run::args::RunArgs;
 use crate::run::descriptor_server::{DescriptorServer, Place, Things};
 use crate::run::statfile::{Stage, StatFile};
 use crate::sampler::strict::{Passed, Strict};
@@ -15,7 +14,9 @@ use crate::sampler::{INTERVAL, Sampler};
 use crate::show::report::Report;
 use crate::show::summary::Line;
 use crate::units::show_bytes;
+use crate::verbosity::Verbosity;
 use pagetide::group::Group;
+use pagetide_cli::options::RunArgs;
 use pagetide_swap::Counter;
 use pagetide_swap::frontier::Frontier;
 use pagetide_sys::procfs::{Identity, Stat};
@@ -225,8 +226,8 @@ impl<'a> Launcher<'a> {
         let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
         for news in look(swap, self.group.frontier(), now) {
             match news {
-                News::Passed(line) => self.args.verbosity().tell(&line),
-                News::Full(line) => self.args.verbosity().warn(&line),
+                News::Passed(line) => self.verbosity().tell(&line),
+                News::Full(line) => self.verbosity().warn(&line),
             }
         }
     }
@@ -234,7 +235,7 @@ impl<'a> Launcher<'a> {
     /// Says which programs were found to run without Pagetide: once, and at once.
     fn tell_news(&mut self) {
         for line in self.sampler.outside().news() {
-            self.args.verbosity().warn(&line);
+            self.verbosity().warn(&line);
         }
     }
 
@@ -295,9 +296,9 @@ impl<'a> Launcher<'a> {
         self.write_stats(Some(status));
         for Line { warning, text } in report.summary() {
             if warning {
-                self.args.verbosity().warn(&text);
+                self.verbosity().warn(&text);
             } else {
-                self.args.verbosity().tell(&text);
+                self.verbosity().tell(&text);
             }
         }
         status
@@ -326,6 +327,10 @@ impl<'a> Launcher<'a> {
         }
     }
 
+    fn verbosity(&self) -> Verbosity {
+        Verbosity::of(self.args)
+    }
+
     fn write_stats(&mut self, exit_status: Option<u8>) {
         if self.stats.is_none() {
             return;
@@ -336,7 +341,7 @@ impl<'a> Launcher<'a> {
         if let Err(error) = stats.write(&report.json(), stage) {
             // Once is enough, but for the last report, which is lost.
             if !self.stats_failed || stage == Stage::Ended {
-                self.args.verbosity().warn(&error);
+                self.verbosity().warn(&error);
             }
             self.stats_failed = true;
         }

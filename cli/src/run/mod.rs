@@ -1,6 +1,5 @@
 //! `pagetide run`: sets a run up, starts CMD, and stays beside it.
 
-mod args;
 pub mod command;
 pub mod descriptor_server;
 mod environment;
@@ -15,11 +14,12 @@ use crate::failure::Failure;
 use crate::run::descriptor_server::DescriptorServer;
 use crate::run::environment::{explain_userfaultfd, injection, mask_from_environment};
 use crate::run::launcher::Launcher;
-use crate::run::setup::{create_trace, hinted, memory, swap_file};
+use crate::run::setup::{create_trace, hinted, knobs, memory, swap_file};
 use crate::units::show_bytes;
-pub use args::{Neighbours, Policy, RunArgs, Zpool};
+use crate::verbosity::Verbosity;
 use pagetide::group::{ENVIRONMENT, Group, Setup};
 use pagetide::ticket::{self, Ticket};
+use pagetide_cli::options::RunArgs;
 use pagetide_swap::{Allocator, Readahead, Reclaim};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::uffd::Uffd;
@@ -40,20 +40,17 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let injection = injection()?;
     Uffd::open().map_err(explain_userfaultfd)?;
 
-    let verbosity = args.verbosity();
+    let verbosity = Verbosity::of(args);
     let memory = memory(args, verbosity)?;
     let mut swap = swap_file(args, memory, verbosity)?;
     let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
     let setup = Setup {
         cap_pages: memory / PAGE,
-        knobs: args.knobs(),
-        zpool: match args.zpool {
-            Zpool::Zsmalloc => Allocator::Zsmalloc,
-            Zpool::Zbud => Allocator::Zbud,
-        } as u64,
-        reclaim: Reclaim::from(args.reclaim) as u64,
-        readahead: Readahead::from(args.readahead) as u64,
-        page_cluster: args.page_cluster.into(),
+        knobs: knobs(args),
+        zpool: Allocator::from(args.zpool) as u64,
+        reclaim: Reclaim::from(args.rules.reclaim) as u64,
+        readahead: Readahead::from(args.rules.readahead) as u64,
+        page_cluster: args.rules.page_cluster.into(),
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
         launcher: Identity::own(),
         swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
@@ -76,7 +73,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         }
     }
 
-    let pool = show_bytes(memory / 100 * args.max_pool_percent);
+    let pool = show_bytes(memory / 100 * args.rules.max_pool_percent);
     verbosity.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
     verbosity.detail(&swap.as_ref().map_or_else(
         || "no swap file".to_owned(),

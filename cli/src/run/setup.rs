@@ -2,10 +2,12 @@
 
 use crate::disk::swapfile::SwapFile;
 use crate::machine::limits::Limits;
-use crate::run::args::RunArgs;
-use crate::units::{Size, show_bytes};
+use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide_swap::trace;
+use pagetide::group::Knobs;
+use pagetide_cli::options::RunArgs;
+use pagetide_cli::options::size::Size;
+use pagetide_swap::{Switches, trace};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::Write;
@@ -69,4 +71,17 @@ pub fn swap_file(args: &RunArgs, memory: u64, verbosity: Verbosity) -> Result<Op
         Some(size) => Some(size.bytes(Limits::read()?.whole())),
     };
     SwapFile::create(args.swap_dir.as_deref(), size, memory, verbosity)
+}
+
+/// What may change while the run goes on, at its start.
+pub fn knobs(args: &RunArgs) -> Knobs {
+    let switches = Switches {
+        enabled: !args.no_pool,
+        compression: args.compressor,
+        max_compression_ratio: args.max_compression_ratio,
+        accept_threshold_percent: args.accept_threshold_percent,
+        shrinker: args.rules.shrinker.into(),
+        fixed_share: args.rules.fixed_share,
+    };
+    Knobs { switches, max_pool_percent: args.rules.max_pool_percent }
 }

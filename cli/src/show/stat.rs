@@ -10,28 +10,14 @@ use crate::processes::tree;
 use crate::sampler::unmanaged;
 use crate::show::report::Report;
 use crate::show::table::table;
-use crate::units::parse_time;
 use pagetide::group::{Field, Group, ProcessSlot};
+use pagetide_cli::options::StatArgs;
 use pagetide_sys::procfs;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
-use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
-
-/// Show how a run fares
-#[derive(clap::Args, Debug)]
-pub struct StatArgs {
-    /// The launcher of the run, if there are several
-    pid: Option<u32>,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Repeat
-    #[arg(long, value_name = "SECS", value_parser = parse_time)]
-    watch: Option<Duration>,
-}
 
 /// Shows a run. Returns the exit status.
 pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
