@@ -9,7 +9,7 @@ const SAVED_MAX: Duration = Duration::from_millis(5);
 /// A part of one processor's time. What is not spent is saved, up to 5 ms; what is spent beyond it has to be earned
 /// before more is.
 #[derive(Debug)]
-pub struct CpuBudget {
+pub(crate) struct CpuBudget {
     /// One part in so many of the time.
     share: u32,
     /// Nanoseconds that may be spent; negative when they were spent already.
@@ -19,12 +19,12 @@ pub struct CpuBudget {
 
 impl CpuBudget {
     /// One part in `share` of all time from `now` on.
-    pub fn new(share: u32, now: Instant) -> Self {
+    pub(crate) fn new(share: u32, now: Instant) -> Self {
         Self { share, left: SAVED_MAX.as_nanos() as i64, earned: now }
     }
 
     /// Whether something is left to spend.
-    pub fn lasts(&mut self, now: Instant) -> bool {
+    pub(crate) fn lasts(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.earned) / self.share;
         self.left = (self.left + earned.as_nanos() as i64).min(SAVED_MAX.as_nanos() as i64);
         self.earned = now;
@@ -32,7 +32,7 @@ impl CpuBudget {
     }
 
     /// Does something, and counts the processor time that it takes this thread.
-    pub fn spend<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub(crate) fn spend<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let before = thread_time();
         let result = work();
         self.left -= thread_time().saturating_sub(before).as_nanos() as i64;

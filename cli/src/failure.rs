@@ -3,24 +3,24 @@
 use std::fmt;
 
 /// Something of ours went wrong.
-pub const OURS: u8 = 125;
+pub(crate) const OURS: u8 = 125;
 /// CMD was found and cannot be executed.
-pub const NOT_EXECUTABLE: u8 = 126;
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// CMD was not found.
-pub const NOT_FOUND: u8 = 127;
+pub(crate) const NOT_FOUND: u8 = 127;
 
 /// A message and an exit status.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// The exit status.
-    pub status: u8,
+    pub(crate) status: u8,
     /// What to tell, in one line or several.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 impl Failure {
     /// A failure with a status of its own.
-    pub fn new(status: u8, message: impl Into<String>) -> Self {
+    pub(crate) fn new(status: u8, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
 }

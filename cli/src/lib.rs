@@ -5,5 +5,6 @@
 //! it anew if `PAGETIDE_BLESS=1` is set.
 
 #![forbid(unsafe_code)]
+#![warn(unreachable_pub)]
 
 pub mod options;

@@ -1,6 +1,7 @@
 //! `pagetide`: runs a program in less memory than it needs, and shows how it fares.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
 mod accounts;
 mod control;
@@ -11,6 +12,7 @@ mod failure;
 mod machine;
 mod out;
 mod processes;
+#[allow(unreachable_pub)]
 mod replay;
 mod run;
 mod sampler;

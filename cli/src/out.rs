@@ -5,7 +5,7 @@ use std::io::{ErrorKind, Write};
 
 /// Whether anybody reads what is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Audience {
+pub(crate) enum Audience {
     /// As far as can be told.
     Listens,
     /// The reader of a pipe has closed it: what was printed is lost, which is no error.
@@ -14,7 +14,7 @@ pub enum Audience {
 
 /// Prints `text`, at once. A pipe that nobody reads any more is no error, and changes no exit status; a full disk is
 /// one.
-pub fn print(text: &str) -> Result<Audience, Failure> {
+pub(crate) fn print(text: &str) -> Result<Audience, Failure> {
     print_to(&mut std::io::stdout().lock(), text)
 }
 

@@ -5,7 +5,7 @@ use pagetide_sys::procfs::Identity;
 use std::os::fd::OwnedFd;
 
 /// The group page of a run.
-pub fn group(cap_pages: u64) -> (OwnedFd, Group) {
+pub(crate) fn group(cap_pages: u64) -> (OwnedFd, Group) {
     let setup = Setup {
         cap_pages,
         knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },

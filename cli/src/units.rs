@@ -1,7 +1,7 @@
 //! Sizes, counts and times, as people read them.
 
 /// Bytes for people: three digits or so, binary units.
-pub fn show_bytes(bytes: u64) -> String {
+pub(crate) fn show_bytes(bytes: u64) -> String {
     let mut value = bytes as f64 / 1024.0;
     for unit in ["KiB", "MiB", "GiB"] {
         if value < 999.5 {
@@ -13,7 +13,7 @@ pub fn show_bytes(bytes: u64) -> String {
 }
 
 /// A count for people.
-pub fn show_count(count: u64) -> String {
+pub(crate) fn show_count(count: u64) -> String {
     match count as f64 {
         value if value < 9_999.5 => count.to_string(),
         value if value < 999_500.0 => format!("{:.0} k", value / 1e3),
@@ -23,7 +23,7 @@ pub fn show_count(count: u64) -> String {
 }
 
 /// A latency for people.
-pub fn show_nanos(nanos: u64) -> String {
+pub(crate) fn show_nanos(nanos: u64) -> String {
     match nanos as f64 {
         value if value < 999_500.0 => scaled(value / 1e3, "µs"),
         value if value < 999_500_000.0 => scaled(value / 1e6, "ms"),

@@ -5,7 +5,7 @@ use pagetide_sys::task::say;
 
 /// How much it says.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Verbosity {
+pub(crate) enum Verbosity {
     /// Errors and warnings only.
     Quiet,
     /// What it decided by itself, and a summary.
@@ -16,7 +16,7 @@ pub enum Verbosity {
 
 impl Verbosity {
     /// How much is said of a run with these options.
-    pub fn of(args: &RunArgs) -> Self {
+    pub(crate) fn of(args: &RunArgs) -> Self {
         match (args.quiet, args.verbose) {
             (true, _) => Self::Quiet,
             (_, true) => Self::Verbose,
@@ -25,19 +25,19 @@ impl Verbosity {
     }
 
     /// Something that the user should know.
-    pub fn tell(self, line: &str) {
+    pub(crate) fn tell(self, line: &str) {
         if self >= Self::Normal {
             say(line);
         }
     }
 
     /// Something that the user may not have wanted: said whatever else is.
-    pub fn warn(self, line: &str) {
+    pub(crate) fn warn(self, line: &str) {
         say(&format!("warning: {line}"));
     }
 
     /// A detail.
-    pub fn detail(self, line: &str) {
+    pub(crate) fn detail(self, line: &str) {
         if self >= Self::Verbose {
             say(line);
         }

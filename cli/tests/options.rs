@@ -37,7 +37,7 @@ fn check(path: &str, made: &str) {
     assert!(
         found == made,
         "{path} is not what the options make, from line {}: set PAGETIDE_BLESS=1 to write it anew",
-        differs.map_or_else(|| found.lines().count().min(made.lines().count()), |line| line) + 1
+        differs.unwrap_or_else(|| found.lines().count().min(made.lines().count())) + 1
     );
 }
 

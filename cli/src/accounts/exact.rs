@@ -14,12 +14,12 @@ const SHARE: u32 = 50;
 
 /// The bytes of each process of those that the kernel tells of: its share of anonymous and shared pages, and its page
 /// tables. The group page is in the shares of the processes that map it.
-pub fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
+pub(crate) fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
     processes.into_iter().filter_map(|pid| Some((pid, share(pid)?))).collect()
 }
 
 /// Their sum, with the pages of the launcher.
-pub fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
+pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
     shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE as u64
 }
 
@@ -38,28 +38,28 @@ fn kib(text: &str, name: &str) -> Option<u64> {
 
 /// What was found by exact looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Counted {
+pub(crate) struct Counted {
     /// The most bytes that were found.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// How many looks there were.
-    pub looks: u64,
+    pub(crate) looks: u64,
 }
 
 /// Exact looks at a run.
 #[derive(Debug)]
-pub struct Exact {
+pub(crate) struct Exact {
     cpu_budget: CpuBudget,
     counted: Option<Counted>,
 }
 
 impl Exact {
     /// None so far.
-    pub fn new(now: Instant) -> Self {
+    pub(crate) fn new(now: Instant) -> Self {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
     /// Looks at these processes, unless that would take too much.
-    pub fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
+    pub(crate) fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
         if !self.cpu_budget.lasts(now) {
             return;
         }
@@ -69,7 +69,7 @@ impl Exact {
     }
 
     /// What was found, if there was a look.
-    pub fn counted(&self) -> Option<Counted> {
+    pub(crate) fn counted(&self) -> Option<Counted> {
         self.counted
     }
 }

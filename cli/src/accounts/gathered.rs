@@ -10,32 +10,32 @@ const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 /// What the group page says at one time.
 #[derive(Clone, Copy, Debug)]
-pub struct Gathered {
+pub(crate) struct Gathered {
     /// Counters of the living and the dead.
-    pub counters: [u64; Counters::CELLS],
+    pub(crate) counters: [u64; Counters::CELLS],
     /// What the living hold.
-    pub pages: Pages,
+    pub(crate) pages: Pages,
     /// Pages stored in the pool, and the bytes of their payload.
-    pub stored: (u64, u64),
+    pub(crate) stored: (u64, u64),
     /// Those of them that are stored as they are.
-    pub stored_raw: u64,
+    pub(crate) stored_raw: u64,
     /// Pages that are a repeated word.
-    pub same_filled: u64,
+    pub(crate) same_filled: u64,
     /// Pages of the pool that would be free if its entries lay together.
-    pub loose: u64,
+    pub(crate) loose: u64,
     /// Blocks of the swap file: what it has grown to, what it may grow to just now, and what it may ever.
-    pub file: [u64; 3],
+    pub(crate) file: [u64; 3],
     /// Faults that wait.
-    pub stalled: u64,
+    pub(crate) stalled: u64,
     /// Processes that live.
-    pub processes: usize,
+    pub(crate) processes: usize,
     /// Of them, those whose engine runs.
-    pub armed: usize,
+    pub(crate) armed: usize,
 }
 
 impl Gathered {
     /// Reads the group page.
-    pub fn from(group: &Group) -> Self {
+    pub(crate) fn from(group: &Group) -> Self {
         let mut this = Self {
             counters: [0; Counters::CELLS],
             pages: Pages::default(),
@@ -75,7 +75,7 @@ impl Gathered {
     }
 
     /// The pool, under the names of `/sys/kernel/debug/zswap`; and the bytes of payload and of what lies loose.
-    pub fn zswap(&self) -> Value {
+    pub(crate) fn zswap(&self) -> Value {
         let mut zswap = json!({
             "pool_total_size": self.pages.pool * PAGE,
             "stored_pages": self.stored.0,
@@ -99,25 +99,25 @@ impl Gathered {
     }
 
     /// The swap file, in bytes.
-    pub fn swap_file(&self) -> Value {
+    pub(crate) fn swap_file(&self) -> Value {
         let [size, allowed, most] = self.file.map(|blocks| blocks * PAGE);
         json!({ "size": size, "may_grow_to_now": allowed.max(size), "may_grow_to": most })
     }
 
     /// A counter.
-    pub fn counter(&self, counter: Counter) -> u64 {
+    pub(crate) fn counter(&self, counter: Counter) -> u64 {
         self.counters[counter as usize]
     }
 
     /// What the pool's compression gains, if it holds anything.
-    pub fn ratio(&self) -> Option<f64> {
+    pub(crate) fn ratio(&self) -> Option<f64> {
         let (pages, bytes) = self.stored;
         (bytes > 0).then(|| (pages * PAGE) as f64 / bytes as f64)
     }
 }
 
 /// The latencies of all faults of a run.
-pub fn latencies(group: &Group) -> [u64; latency::WORDS] {
+pub(crate) fn latencies(group: &Group) -> [u64; latency::WORDS] {
     let mut sum = [0; latency::WORDS];
     group.dead().latency().add_to(&mut sum);
     for slot in group.live() {
@@ -127,6 +127,6 @@ pub fn latencies(group: &Group) -> [u64; latency::WORDS] {
 }
 
 /// The processes of a run that ended for want of memory, if any did.
-pub fn ended(group: &Group) -> Option<Ended> {
+pub(crate) fn ended(group: &Group) -> Option<Ended> {
     Some(group.ended()).filter(|ended| ended.processes > 0)
 }

@@ -1,7 +1,7 @@
 //! Memory of a run, counted.
 
-pub mod cap;
-pub mod exact;
-pub mod gathered;
-pub mod most;
-pub mod pages;
+pub(crate) mod cap;
+pub(crate) mod exact;
+pub(crate) mod gathered;
+pub(crate) mod most;
+pub(crate) mod pages;

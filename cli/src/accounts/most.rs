@@ -6,38 +6,38 @@ use crate::units::show_bytes;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// Programs that are named, of those that broke a cap.
-pub const NAMED: usize = 3;
+pub(crate) const NAMED: usize = 3;
 
 /// What a run held when it held the most, and who held of it what Pagetide does not manage.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Most {
+pub(crate) struct Most {
     /// What it held.
-    pub pages: Pages,
+    pub(crate) pages: Pages,
     /// Those that held the most, in order, if that was above the cap.
-    pub holders: Vec<Holder>,
+    pub(crate) holders: Vec<Holder>,
     /// What was found where each page was counted once, if that was done: `pages` counts what a fork left shared in
     /// each process.
-    pub counted: Option<Counted>,
+    pub(crate) counted: Option<Counted>,
     /// The most pages that were held at a look that found no more than the cap, where nothing was counted exactly.
-    pub within: u64,
+    pub(crate) within: u64,
 }
 
 /// A process, and its pages that are not managed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Holder {
+pub(crate) struct Holder {
     /// Its pid.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// What it is called; empty if it has gone.
-    pub name: String,
+    pub(crate) name: String,
     /// The pages.
-    pub pages: u64,
+    pub(crate) pages: u64,
     /// Whether none of its memory is managed.
-    pub stranger: bool,
+    pub(crate) stranger: bool,
 }
 
 impl Holder {
     /// What a message says of it.
-    pub fn describe(&self) -> String {
+    pub(crate) fn describe(&self) -> String {
         let name = if self.name.is_empty() { "one that has ended" } else { &self.name };
         let stranger = if self.stranger { ", which runs without Pagetide" } else { "" };
         format!("{} in {name} (pid {}{stranger})", show_bytes(self.pages * PAGE), self.pid)

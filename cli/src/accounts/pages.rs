@@ -10,15 +10,15 @@ macro_rules! pages {
         /// Memory and disk of a run, in pages. Processes share what a fork left in common: sums over
         /// processes are upper bounds.
         #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
-        pub struct Pages { $($(#[$doc])* pub $name: u64),+ }
+        pub(crate) struct Pages { $($(#[$doc])* pub(crate) $name: u64),+ }
 
         impl Pages {
             /// The larger of each.
-            pub fn max(self, other: Self) -> Self {
+            pub(crate) fn max(self, other: Self) -> Self {
                 Self { $($name: self.$name.max(other.$name)),+ }
             }
             /// Adds what another has.
-            pub fn add(&mut self, other: Self) {
+            pub(crate) fn add(&mut self, other: Self) {
                 $(self.$name += other.$name;)+
             }
         }
@@ -54,7 +54,7 @@ pages! {
 
 impl Pages {
     /// What one process holds.
-    pub fn of(slot: ProcessSlot) -> Self {
+    pub(crate) fn of(slot: ProcessSlot) -> Self {
         let get = |field| slot.get(field);
         let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
         let mut pages = Self {
@@ -82,17 +82,17 @@ impl Pages {
     }
 
     /// What the group page, the launcher and processes without a slot hold.
-    pub fn of_strangers(pages: u64) -> Self {
+    pub(crate) fn of_strangers(pages: u64) -> Self {
         Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
     }
 
     /// What the run has of shared memory.
-    pub fn of_shared(pages: u64) -> Self {
+    pub(crate) fn of_shared(pages: u64) -> Self {
         Self { shared: pages, ..Self::of_strangers(pages) }
     }
 
     /// The figures as JSON, in bytes.
-    pub fn json(self) -> Value {
+    pub(crate) fn json(self) -> Value {
         json!({
             "total": self.total * PAGE,
             "resident": self.resident * PAGE,

@@ -1,4 +1,4 @@
 //! Commands that change a run while it goes on.
 
-pub mod set;
-pub mod swapoff;
+pub(crate) mod set;
+pub(crate) mod swapoff;

@@ -10,7 +10,7 @@ use pagetide_cli::options::choices::{PERCENT, POOL_PERCENT, Shrinker, choice, na
 /// No such knob, or no such value.
 const USAGE: u8 = 2;
 /// Shows the knobs, or changes some. Returns the exit status.
-pub fn set(args: &SetArgs) -> Result<u8, Failure> {
+pub(crate) fn set(args: &SetArgs) -> Result<u8, Failure> {
     let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
     let run = Run::open(args.pid, purpose)?;
     // All or none.

@@ -14,7 +14,7 @@ const NOT_DONE: u8 = 1;
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Brings back what a run has in its swap file. Returns when nothing is there, with the exit status.
-pub fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
+pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
     let run = with_file(args.pid)?;
     let (name, group) = (run.name(), run.group);
     let before: u64 = group.live().map(|slot| slot.get(Field::Disk)).sum();
@@ -49,7 +49,7 @@ pub fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
 }
 
 /// Uses the swap file again. Returns the exit status.
-pub fn swapon(args: &SwaponArgs) -> Result<u8, Failure> {
+pub(crate) fn swapon(args: &SwaponArgs) -> Result<u8, Failure> {
     let run = with_file(args.pid)?;
     let was_off = run.group.is_swapped_off();
     run.group.set_swapped_off(false);

@@ -24,7 +24,7 @@ const INTERVAL: Duration = Duration::from_millis(250);
 
 /// The growth of a swap file.
 #[derive(Debug)]
-pub struct Growth {
+pub(crate) struct Growth {
     /// Blocks that there may ever be.
     most: u64,
     /// 4 × the cap; `None` if a size was given, which is all that counts then.
@@ -49,20 +49,20 @@ impl Said {
 
 /// What is seen at a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// The room on its disk.
-    pub room: Room,
+    pub(crate) room: Room,
     /// Bytes of disk that the file has.
-    pub taken: u64,
+    pub(crate) taken: u64,
     /// Blocks below the frontier.
-    pub open: u64,
+    pub(crate) open: u64,
     /// Blocks that processes hold.
-    pub held: u64,
+    pub(crate) held: u64,
 }
 
 /// Something to be said.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum News {
+pub(crate) enum News {
     /// That the file is larger than 4 × the cap.
     Passed(String),
     /// That the disk has no room for it.
@@ -71,26 +71,26 @@ pub enum News {
 
 impl Growth {
     /// That of a file of at most `most` bytes, of which `pledge` may be had in any case; with none, all.
-    pub fn new(most: u64, pledge: Option<u64>) -> Self {
+    pub(crate) fn new(most: u64, pledge: Option<u64>) -> Self {
         let [most, pledge] = [Some(most), pledge].map(|bytes| bytes.map(|bytes| bytes / BLOCK));
         Self { most: most.expect("given"), pledge, next: Instant::now(), passed: Said::No, full: Said::No }
     }
 
     /// Whether it is time for a look, or the file is about to reach what it may grow to.
-    pub fn is_due(&self, frontier: Frontier) -> bool {
+    pub(crate) fn is_due(&self, frontier: Frontier) -> bool {
         let allowed = frontier.allowed();
         let near = frontier.open() + STEP / 2 > allowed && allowed < self.most;
         near || Instant::now() >= self.next
     }
 
     /// Notes that a look is taken now.
-    pub fn note_look(&mut self) {
+    pub(crate) fn note_look(&mut self) {
         self.next = Instant::now() + INTERVAL;
     }
 
     /// Lets the file grow as far as what is `seen` allows. Returns what is to be said of the file in `directory`, which
     /// `bound` keeps from growing further.
-    pub fn follow(
+    pub(crate) fn follow(
         &mut self,
         frontier: Frontier,
         seen: &Seen,
@@ -152,11 +152,11 @@ impl Growth {
 
 /// What the run does with its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Use {
+pub(crate) struct Use {
     /// Blocks that processes hold.
-    pub held: u64,
+    pub(crate) held: u64,
     /// Writes for which there was no room.
-    pub refused: u64,
+    pub(crate) refused: u64,
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
 //! The swap file of a run.
 
-pub mod growth;
-pub mod swapfile;
+pub(crate) mod growth;
+pub(crate) mod swapfile;

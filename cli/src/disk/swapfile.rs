@@ -23,15 +23,15 @@ const BOOKS_OF_BLOCK: u64 = 33;
 
 /// A swap file.
 #[derive(Debug)]
-pub struct SwapFile {
+pub(crate) struct SwapFile {
     /// It has no name.
-    pub fd: OwnedFd,
+    pub(crate) fd: OwnedFd,
     /// Where it lies.
-    pub directory: PathBuf,
+    pub(crate) directory: PathBuf,
     /// What it may grow to.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// What that is.
-    pub bound: String,
+    pub(crate) bound: String,
     /// How far it may grow just now.
     growth: Growth,
 }
@@ -76,17 +76,17 @@ fn largest(pledge: u64, free: u64, directory: &Path, contained: bool, allowance:
 
 impl SwapFile {
     /// Blocks that it has.
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         self.bytes / BLOCK
     }
 
     /// Its identity: processes of the run open it by paths that may come to name another file.
-    pub fn identity(&self) -> Result<file::Identity, String> {
+    pub(crate) fn identity(&self) -> Result<file::Identity, String> {
         file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))
     }
 
     /// Creates one. `None` if there is no place for it and none was asked for.
-    pub fn create(
+    pub(crate) fn create(
         directory: Option<&Path>,
         size: Option<u64>,
         memory: u64,
@@ -134,12 +134,12 @@ impl SwapFile {
     }
 
     /// Looks whether the file may grow, if it is time. Returns what is to be said.
-    pub fn look(&mut self, frontier: Frontier, now: Use) -> Vec<News> {
+    pub(crate) fn look(&mut self, frontier: Frontier, now: Use) -> Vec<News> {
         if self.growth.is_due(frontier) { self.look_now(frontier, now) } else { Vec::new() }
     }
 
     /// The same, at once.
-    pub fn look_now(&mut self, frontier: Frontier, Use { held, refused }: Use) -> Vec<News> {
+    pub(crate) fn look_now(&mut self, frontier: Frontier, Use { held, refused }: Use) -> Vec<News> {
         self.growth.note_look();
         // In this order: what is written meanwhile is not counted as room.
         let (open, taken) = (frontier.open(), file::taken_bytes(&self.fd));
@@ -149,7 +149,7 @@ impl SwapFile {
     }
 
     /// Where a swap file may lie if nothing is said, the first choice first.
-    pub fn places() -> Vec<PathBuf> {
+    pub(crate) fn places() -> Vec<PathBuf> {
         let temporary = std::env::var_os("TMPDIR").filter(|value| !value.is_empty()).map(PathBuf::from);
         temporary.into_iter().chain([PathBuf::from("/var/tmp")]).collect()
     }

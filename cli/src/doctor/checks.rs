@@ -30,7 +30,7 @@ fn answer(answer: Option<bool>) -> &'static str {
 }
 
 /// Whether `/proc` shows this process: processes find their run's group page there.
-pub fn proc_is_mounted() -> Finding {
+pub(crate) fn proc_is_mounted() -> Finding {
     let mounted = fs::read_link("/proc/self").is_ok();
     let state = if mounted { State::Good } else { State::Fatal };
     Finding::new("/proc", state, if mounted { "mounted" } else { "not mounted" }).or(
@@ -40,7 +40,7 @@ pub fn proc_is_mounted() -> Finding {
 }
 
 /// The ways to a full userfaultfd.
-pub fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
+pub(crate) fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
     let filtered = told.filtered == Some(true);
     let [call, device] = probed;
     let call_found = match (call, told.may_trace(), told.sysctl.as_deref()) {
@@ -80,7 +80,7 @@ pub fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding>
 }
 
 /// What the kernel's userfaultfd, if one could be had, and page maps can do.
-pub fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
+pub(crate) fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
     let release = told.release.as_deref().unwrap_or("release unknown");
     let has = |name, bit: u64, since, cost| match features.map(|features| features & bit != 0) {
         None => Finding::new(name, State::Unknown, "only a userfaultfd can tell"),
@@ -112,7 +112,7 @@ pub fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
 }
 
 /// Where pages would go.
-pub fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
+pub(crate) fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     let mut findings = Vec::new();
     let places = directory.map_or_else(SwapFile::places, |directory| vec![directory.to_owned()]);
     let usable = places.iter().find_map(|place| file::takes_direct(place).ok().map(|direct| (place, direct)));
@@ -169,7 +169,7 @@ pub fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     findings
 }
 
-pub fn memory() -> Finding {
+pub(crate) fn memory() -> Finding {
     match Limits::read() {
         Ok(limits) => {
             let of = if limits.cgroup.is_some() { "this cgroup" } else { "this machine" };

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 /// How serious it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum State {
+pub(crate) enum State {
     /// It is there.
     Good,
     /// It is missing, and a run does without.
@@ -16,7 +16,7 @@ pub enum State {
 }
 
 impl State {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Good => "ok",
             Self::Missing => "missing",
@@ -25,35 +25,35 @@ impl State {
         }
     }
 
-    pub fn good_if(good: bool) -> Self {
+    pub(crate) fn good_if(good: bool) -> Self {
         if good { Self::Good } else { Self::Missing }
     }
 }
 
 /// What was looked at.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Finding {
-    pub name: &'static str,
-    pub state: State,
+pub(crate) struct Finding {
+    pub(crate) name: &'static str,
+    pub(crate) state: State,
     /// What was found.
-    pub found: String,
+    pub(crate) found: String,
     /// What it costs that it is missing; empty if it is there.
-    pub cost: &'static str,
+    pub(crate) cost: &'static str,
     /// What mends it; empty if nothing does, or needs to.
-    pub remedy: String,
+    pub(crate) remedy: String,
 }
 
 impl Finding {
-    pub fn new(name: &'static str, state: State, found: impl Into<String>) -> Self {
+    pub(crate) fn new(name: &'static str, state: State, found: impl Into<String>) -> Self {
         Self { name, state, found: found.into(), cost: "", remedy: String::new() }
     }
 
     /// What it costs, and what mends it, if it is missing.
-    pub fn or(self, cost: &'static str, remedy: impl Into<String>) -> Self {
+    pub(crate) fn or(self, cost: &'static str, remedy: impl Into<String>) -> Self {
         if self.state == State::Good { self } else { Self { cost, remedy: remedy.into(), ..self } }
     }
 
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({
             "name": self.name,
             "state": self.state.name(),

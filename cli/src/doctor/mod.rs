@@ -31,7 +31,7 @@ fn text(findings: &[Finding]) -> String {
 }
 
 /// Looks, and says what it found. Returns the exit status: whether a run is possible.
-pub fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
+pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let probed = Uffd::probe();
     let features = probed.iter().find_map(|way| way.ok());
     let told = Told::read();

@@ -9,22 +9,22 @@ const RING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 
 /// What `/proc` says of this process and its kernel. What it does not say is not known.
 #[derive(Default)]
-pub struct Told {
+pub(crate) struct Told {
     /// The effective capabilities.
-    pub capabilities: Option<u64>,
+    pub(crate) capabilities: Option<u64>,
     /// Whether system calls are filtered.
-    pub filtered: Option<bool>,
+    pub(crate) filtered: Option<bool>,
     /// The switch of userfaultfd: `None` if it cannot be told, or the kernel has none.
-    pub sysctl: Option<String>,
+    pub(crate) sysctl: Option<String>,
     /// The switch of io_uring.
-    pub ring: Option<String>,
+    pub(crate) ring: Option<String>,
     /// The kernel's release.
-    pub release: Option<String>,
+    pub(crate) release: Option<String>,
 }
 
 impl Told {
     /// Reads it.
-    pub fn read() -> Self {
+    pub(crate) fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
         let word = |path: &str| Some(fs::read_to_string(path).ok()?.trim().to_owned());
@@ -37,7 +37,7 @@ impl Told {
         }
     }
 
-    pub fn may_trace(&self) -> Option<bool> {
+    pub(crate) fn may_trace(&self) -> Option<bool> {
         Some(self.capabilities? & SYS_PTRACE != 0)
     }
 }

@@ -14,7 +14,7 @@ const ROOTS: [&str; 5] = ["overlay", "fuse-overlayfs", "aufs", "btrfs", "zfs"];
 const VARIABLES: [&str; 2] = ["container", "KUBERNETES_SERVICE_HOST"];
 
 /// Whether this is a container, as far as can be told.
-pub fn is_here() -> bool {
+pub(crate) fn is_here() -> bool {
     let namespace = fs::read_link("/proc/self/ns/pid").ok();
     let namespace = namespace.as_ref().and_then(|name| name.to_str());
     let told = VARIABLES.iter().any(|name| std::env::var_os(name).is_some_and(|value| !value.is_empty()));

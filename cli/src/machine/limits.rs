@@ -8,16 +8,16 @@ const UNLIMITED: u64 = 1 << 60;
 
 /// The memory that this process may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Limits {
+pub(crate) struct Limits {
     /// The smallest limit on the cgroup path.
-    pub cgroup: Option<u64>,
+    pub(crate) cgroup: Option<u64>,
     /// The machine's memory.
-    pub machine: u64,
+    pub(crate) machine: u64,
 }
 
 impl Limits {
     /// Reads them.
-    pub fn read() -> Result<Self, String> {
+    pub(crate) fn read() -> Result<Self, String> {
         let read =
             |path: &str| fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"));
         let meminfo = read("/proc/meminfo")?;
@@ -29,7 +29,7 @@ impl Limits {
     }
 
     /// What a percentage refers to.
-    pub fn whole(self) -> u64 {
+    pub(crate) fn whole(self) -> u64 {
         self.cgroup.unwrap_or(self.machine)
     }
 }
@@ -41,13 +41,13 @@ fn total_memory(meminfo: &str) -> Option<u64> {
 
 /// A cgroup that may control the memory of a process, or one above it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Directory {
+pub(crate) struct Directory {
     /// Where it is mounted.
-    pub path: PathBuf,
+    pub(crate) path: PathBuf,
     /// Whether it is of version 2.
-    pub unified: bool,
+    pub(crate) unified: bool,
     /// Whether the process is in it, and not in one below.
-    pub own: bool,
+    pub(crate) own: bool,
 }
 
 impl Directory {
@@ -60,7 +60,7 @@ impl Directory {
 }
 
 /// The cgroups of a process with these `/proc/PID/cgroup` and `/proc/self/mountinfo`.
-pub fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
+pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
     let mut found = Vec::new();
     for mount in mountinfo.lines().filter_map(Mount::parse) {
         let Some(path) = cgroup.lines().find_map(|line| mount.path_in(line)) else { continue };
@@ -76,7 +76,7 @@ pub fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
 }
 
 /// The smallest limit of those, if it is one.
-pub fn smallest(directories: &[Directory]) -> Option<u64> {
+pub(crate) fn smallest(directories: &[Directory]) -> Option<u64> {
     let files = directories.iter().flat_map(Directory::limit_files);
     let limits = files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
     // Version 1 says "unlimited" by a very large number.

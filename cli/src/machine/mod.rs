@@ -1,4 +1,4 @@
 //! What this machine, or this container, gives.
 
-pub mod container;
-pub mod limits;
+pub(crate) mod container;
+pub(crate) mod limits;

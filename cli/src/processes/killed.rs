@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The exit status of what SIGKILL has ended.
-pub const BY_SIGKILL: u8 = 128 + 9;
+pub(crate) const BY_SIGKILL: u8 = 128 + 9;
 /// What a cgroup counts beside what Pagetide does, page cache and kernel memory: so much, and a part in so many.
 const BESIDE: u64 = 32 << 20;
 const BESIDE_PART: f64 = 1.03;
@@ -15,7 +15,7 @@ const LEAST: u64 = 16 << 20;
 
 /// Who killed a run, or a part of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Killer {
+pub(crate) enum Killer {
     /// The launcher, because of `--strict`.
     Strict,
     /// So many of its processes were ended by their own engines, for want of memory.
@@ -28,7 +28,7 @@ pub enum Killer {
 
 impl Killer {
     /// The killer of a run that ended with this status.
-    pub fn find(strict: bool, ended: u64, oom: &OomWatch, status: u8) -> Option<Self> {
+    pub(crate) fn find(strict: bool, ended: u64, oom: &OomWatch, status: u8) -> Option<Self> {
         let (in_cgroup, limit, on_machine) = oom.kills();
         match (strict, ended, in_cgroup) {
             (true, ..) => Some(Self::Strict),
@@ -40,7 +40,7 @@ impl Killer {
     }
 
     /// Its name in statistics.
-    pub fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Strict => "strict",
             Self::Pagetide(_) => "pagetide",
@@ -50,7 +50,7 @@ impl Killer {
     }
 
     /// Who it was, and what to change. `cap` is in bytes.
-    pub fn line(&self, cap: u64) -> String {
+    pub(crate) fn line(&self, cap: u64) -> String {
         match *self {
             Self::Strict => {
                 "killed by --strict, for it passed the cap; without that it would have gone on".to_owned()
@@ -104,7 +104,7 @@ fn advice(cap: u64, limit: Option<u64>) -> String {
 
 /// Counts what the kernel's OOM killer does in the cgroups of a run.
 #[derive(Debug)]
-pub struct OomWatch {
+pub(crate) struct OomWatch {
     mounts: String,
     /// The cgroups that were seen.
     counted: Vec<Counted>,
@@ -125,7 +125,7 @@ struct Counted {
 
 impl OomWatch {
     /// Counts from now on, in the cgroup of this process.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let on_machine = killed_on_machine();
         let mut this = Self { mounts, counted: Vec::new(), cgroup: String::new(), on_machine };
@@ -134,7 +134,7 @@ impl OomWatch {
     }
 
     /// Counts from now on in the cgroup of `pid` too.
-    pub fn follow(&mut self, pid: &str) {
+    pub(crate) fn follow(&mut self, pid: &str) {
         let Ok(cgroup) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return };
         if cgroup.is_empty() || cgroup == self.cgroup {
             return;

@@ -1,8 +1,8 @@
 //! Processes and runs of this machine, and what is done to them.
 
-pub mod killed;
+pub(crate) mod killed;
 #[allow(unsafe_code, reason = "the only file that may")]
-pub mod os;
-pub mod program;
-pub mod runs;
-pub mod tree;
+pub(crate) mod os;
+pub(crate) mod program;
+pub(crate) mod runs;
+pub(crate) mod tree;

@@ -42,7 +42,7 @@ fn set_disposition(signal: i32, handler: libc::sighandler_t) {
 
 /// The signals of this process, all of them blocked and waited for, and what CMD gets instead.
 #[derive(Clone, Copy)]
-pub struct Signals {
+pub(crate) struct Signals {
     all: libc::sigset_t,
     inherited_mask: libc::sigset_t,
     child_ignored: bool,
@@ -50,25 +50,25 @@ pub struct Signals {
 
 /// A signal that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Received {
+pub(crate) struct Received {
     /// Its number.
-    pub signal: i32,
+    pub(crate) signal: i32,
     /// Who sent it: `None` for the kernel, as for a key on the terminal.
-    pub sender: Option<Sender>,
+    pub(crate) sender: Option<Sender>,
 }
 
 /// The process that sent a signal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Sender {
+pub(crate) struct Sender {
     /// Its pid; 0 if it is in another pid namespace.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// What it sent along, by `sigqueue`.
-    pub value: Option<usize>,
+    pub(crate) value: Option<usize>,
 }
 
 impl Signals {
     /// Blocks every signal in this thread and the threads that it starts.
-    pub fn block() -> Self {
+    pub(crate) fn block() -> Self {
         let child_ignored = is_ignored(libc::SIGCHLD);
         // Else children vanish unreaped, with their statuses.
         set_disposition(libc::SIGCHLD, libc::SIG_DFL);
@@ -83,7 +83,7 @@ impl Signals {
     }
 
     /// Waits for a signal, for `timeout` at most.
-    pub fn wait(&self, timeout: Duration) -> Option<Received> {
+    pub(crate) fn wait(&self, timeout: Duration) -> Option<Received> {
         let timeout = libc::timespec {
             tv_sec: timeout.as_secs() as libc::time_t,
             tv_nsec: timeout.subsec_nanos().into(),
@@ -113,7 +113,7 @@ impl Signals {
 
     /// Starts a command with the signals, and the standard streams, that this process itself was given.
     /// It dies with this process.
-    pub fn spawn(self, command: &mut Command) -> io::Result<u32> {
+    pub(crate) fn spawn(self, command: &mut Command) -> io::Result<u32> {
         let restore = move || {
             for (fd, closed) in (0..).zip(&CLOSED) {
                 if closed.load(Relaxed) {
@@ -140,7 +140,7 @@ impl Signals {
 }
 
 /// Sends a signal to a process. That it is gone is no error.
-pub fn send(pid: u32, signal: i32, value: Option<usize>) {
+pub(crate) fn send(pid: u32, signal: i32, value: Option<usize>) {
     let pid = pid as libc::pid_t;
     // SAFETY: numbers are passed.
     unsafe {
@@ -152,7 +152,7 @@ pub fn send(pid: u32, signal: i32, value: Option<usize>) {
 }
 
 /// Sends signals to a process, if it descends from this one: its pid may be another's by now.
-pub fn send_to_descendant(pid: u32, signals: &[i32]) {
+pub(crate) fn send_to_descendant(pid: u32, signals: &[i32]) {
     use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
     let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     if !crate::processes::tree::descends(pid, std::process::id()) {
@@ -168,7 +168,7 @@ pub fn send_to_descendant(pid: u32, signals: &[i32]) {
 }
 
 /// User and system time of the children that were waited for, in seconds.
-pub fn children_cpu() -> (f64, f64) {
+pub(crate) fn children_cpu() -> (f64, f64) {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel fills it in, and zeroes are a valid one.
     let usage = unsafe {
@@ -183,7 +183,7 @@ pub fn children_cpu() -> (f64, f64) {
 ///
 /// What asks is a process forked from it, as a stopped one cannot. It does nothing for which another thread of this
 /// process might hold a lock, but for `malloc`'s, which the C library hands to a forked child in order.
-pub fn stop_until(goes_on: impl Fn() -> bool) {
+pub(crate) fn stop_until(goes_on: impl Fn() -> bool) {
     const PAUSE: Duration = Duration::from_millis(100);
     let me = std::process::id();
     // SAFETY: the child needs no lock that another thread could hold, as said above.

@@ -14,7 +14,7 @@ const MACHINE: u16 = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X
 
 /// What the kernel would do with a file.
 #[derive(PartialEq, Eq, Debug)]
-pub enum Format {
+pub(crate) enum Format {
     /// The dynamic loader that it names.
     Dynamic(Vec<u8>),
     /// It names none.
@@ -27,12 +27,12 @@ pub enum Format {
 
 impl Format {
     /// Of the file at a path.
-    pub fn read(path: &Path) -> std::io::Result<Self> {
+    pub(crate) fn read(path: &Path) -> std::io::Result<Self> {
         Self::of(&mut File::open(path)?)
     }
 
     /// Of an open file.
-    pub fn of(file: &mut (impl Read + Seek)) -> std::io::Result<Self> {
+    pub(crate) fn of(file: &mut (impl Read + Seek)) -> std::io::Result<Self> {
         let mut start = Vec::with_capacity(SCRIPT_LINE);
         file.by_ref().take(SCRIPT_LINE as u64).read_to_end(&mut start)?;
         if let Some(line) = start.strip_prefix(b"#!") {
@@ -57,7 +57,7 @@ impl Format {
 
 /// Whether a process with this environment, as `/proc` has it, was told of the run that `variable` names, and to load a
 /// library.
-pub fn is_told_of_a_run(environment: &[u8], variable: &str) -> bool {
+pub(crate) fn is_told_of_a_run(environment: &[u8], variable: &str) -> bool {
     let has = |name: &str| {
         let value =
             |entry: &[u8]| entry.strip_prefix(name.as_bytes())?.strip_prefix(b"=").map(<[u8]>::is_empty);

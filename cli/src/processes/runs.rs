@@ -21,17 +21,17 @@ const NAME_MAX: usize = 60;
 
 /// A run that goes on.
 #[derive(Debug)]
-pub struct Run {
+pub(crate) struct Run {
     /// Its launcher.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// Its group page.
-    pub group: Group,
+    pub(crate) group: Group,
     born: Option<u64>,
 }
 
 /// What is to be done with a run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Purpose {
+pub(crate) enum Purpose {
     /// To look at it: without a pid at the one that the caller started, else at the only one of the machine.
     Look,
     /// To change it: without a pid only one that the caller started, which is one of the same user and session.
@@ -40,7 +40,7 @@ pub enum Purpose {
 
 impl Run {
     /// The run of the launcher `pid`, or the only one, if it is plain which that is.
-    pub fn open(pid: Option<u32>, purpose: Purpose) -> Result<Self, Failure> {
+    pub(crate) fn open(pid: Option<u32>, purpose: Purpose) -> Result<Self, Failure> {
         let pid = match pid {
             Some(pid) => pid,
             None => choose(&Launcher::all(), purpose, Launcher::own())?,
@@ -58,17 +58,17 @@ impl Run {
     }
 
     /// What it is called in messages.
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("run {} ({})", self.pid, program(self.pid))
     }
 
     /// When its launcher was started, in ticks since boot.
-    pub fn born(&self) -> Option<u64> {
+    pub(crate) fn born(&self) -> Option<u64> {
         self.born
     }
 
     /// Whether its launcher still lives.
-    pub fn goes_on(&self) -> bool {
+    pub(crate) fn goes_on(&self) -> bool {
         procfs::start_time(self.pid) == self.born
     }
 }
@@ -146,7 +146,7 @@ fn group_page(pid: u32) -> Option<PathBuf> {
 }
 
 /// CMD, from the launcher's command line.
-pub fn command(launcher: u32) -> Vec<String> {
+pub(crate) fn command(launcher: u32) -> Vec<String> {
     let line = fs::read(format!("/proc/{launcher}/cmdline")).unwrap_or_default();
     let line = line.strip_suffix(b"\0").unwrap_or(&line);
     let words: Vec<_> = line.split(|&byte| byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect();

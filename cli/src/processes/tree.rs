@@ -23,17 +23,17 @@ fn parent(pid: u32) -> Option<u32> {
 }
 
 /// Whether a process is stopped.
-pub fn is_stopped(pid: u32) -> bool {
+pub(crate) fn is_stopped(pid: u32) -> bool {
     read(pid).is_some_and(|stat| state_and_parent(&stat).is_some_and(|(state, _)| state == "T"))
 }
 
 /// What a process is called; empty if it is gone.
-pub fn name(pid: u32) -> String {
+pub(crate) fn name(pid: u32) -> String {
     procfs::small(&format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
 /// Whether `pid` descends from `ancestor`, also if processes end meanwhile and their pids become others'.
-pub fn descends(mut pid: u32, ancestor: u32) -> bool {
+pub(crate) fn descends(mut pid: u32, ancestor: u32) -> bool {
     let mut above = parent(pid);
     for _ in 0..DEPTH {
         let Some(one) = above.filter(|&one| one != 0) else { return false };
@@ -51,7 +51,7 @@ pub fn descends(mut pid: u32, ancestor: u32) -> bool {
 }
 
 /// Every pid that `/proc` shows.
-pub fn pids() -> impl Iterator<Item = u32> {
+pub(crate) fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
@@ -59,7 +59,7 @@ pub fn pids() -> impl Iterator<Item = u32> {
 /// The descendants of `ancestor`, the dead that nobody has waited for among them: by the children that each thread of
 /// each of them has, which costs nothing for the rest of the machine; where the kernel does not list those
 /// (`CONFIG_PROC_CHILDREN`), by the parents of all processes. Who changes parents meanwhile may be missed.
-pub fn family(ancestor: u32) -> Vec<u32> {
+pub(crate) fn family(ancestor: u32) -> Vec<u32> {
     if fs::metadata(format!("/proc/{ancestor}/task/{ancestor}/children")).is_err() {
         return descendants(ancestor);
     }
@@ -85,7 +85,7 @@ fn children(pid: u32) -> Vec<u32> {
 }
 
 /// The descendants of `ancestor` that are not dead.
-pub fn descendants(ancestor: u32) -> Vec<u32> {
+pub(crate) fn descendants(ancestor: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<(u32, bool)>> = HashMap::new();
     for pid in pids() {
         if let Some(stat) = read(pid)

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const SCRIPT_DEPTH: usize = 4;
 
 /// Finds the file of CMD, as `execvp` does.
-pub fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Failure> {
+pub(crate) fn find(name: &OsStr, path: Option<&OsStr>) -> Result<PathBuf, Failure> {
     let not_found = || Failure::new(NOT_FOUND, format!("{}: command not found", name.display()));
     if name.is_empty() {
         return Err(not_found());
@@ -54,7 +54,7 @@ fn executable(file: &Path) -> Result<(), ErrorKind> {
 }
 
 /// Checks that a library can be preloaded into `file`, or into the interpreter that it names, and that there is one.
-pub fn check(file: &Path, path: Option<&OsStr>) -> Result<(), Failure> {
+pub(crate) fn check(file: &Path, path: Option<&OsStr>) -> Result<(), Failure> {
     let mut file = file.to_owned();
     for _ in 0..=SCRIPT_DEPTH {
         check_privileges(&file)?;

@@ -33,7 +33,7 @@ const STACK: usize = 256 << 10;
 
 /// Sockets at which nobody hands out yet. Their path goes when this is dropped.
 #[derive(Debug)]
-pub struct DescriptorServer {
+pub(crate) struct DescriptorServer {
     address: Address,
     listeners: Vec<OwnedFd>,
     place: Option<Place>,
@@ -41,7 +41,7 @@ pub struct DescriptorServer {
 
 /// A directory that goes with the run.
 #[derive(Debug)]
-pub struct Place(PathBuf);
+pub(crate) struct Place(PathBuf);
 
 impl Drop for Place {
     fn drop(&mut self) {
@@ -51,13 +51,13 @@ impl Drop for Place {
 
 /// What is handed out.
 #[derive(Debug)]
-pub struct Things {
+pub(crate) struct Things {
     /// The group page.
-    pub group: OwnedFd,
+    pub(crate) group: OwnedFd,
     /// The swap file, if there is one.
-    pub swap: Option<OwnedFd>,
+    pub(crate) swap: Option<OwnedFd>,
     /// The trace, if there is one.
-    pub trace: Option<OwnedFd>,
+    pub(crate) trace: Option<OwnedFd>,
 }
 
 /// Somebody who has connected.
@@ -71,7 +71,7 @@ struct Connection {
 
 impl DescriptorServer {
     /// Makes the sockets, where that is possible.
-    pub fn new() -> Option<Self> {
+    pub(crate) fn new() -> Option<Self> {
         let [a, b, ..] = pagetide_sys::random::words();
         let name = format!("pagetide-{a:016x}{b:08x}", b = b as u32);
         if let Some(descriptor_server) = Self::with_path(&name) {
@@ -105,12 +105,12 @@ impl DescriptorServer {
     }
 
     /// Where it is asked.
-    pub fn address(&self) -> &Address {
+    pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
     /// Hands out from now on, as long as this process lives. Returns the place that goes with the run.
-    pub fn start(self, things: Things) -> Option<Place> {
+    pub(crate) fn start(self, things: Things) -> Option<Place> {
         let Self { listeners, place, .. } = self;
         let launcher = std::process::id();
         let serve = move || Counter { things, launcher, open: Vec::new() }.serve(&listeners);

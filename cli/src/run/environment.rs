@@ -4,7 +4,7 @@ use pagetide::injection::{self, Injection};
 use pagetide::mask::Mask;
 use rustix::io::Errno;
 
-pub fn mask_from_environment() -> Result<Mask, String> {
+pub(crate) fn mask_from_environment() -> Result<Mask, String> {
     let list = std::env::var_os("PAGETIDE_MASK").unwrap_or_default();
     let list = list.to_string_lossy();
     Mask::parse(&list).map_err(|name| {
@@ -13,7 +13,7 @@ pub fn mask_from_environment() -> Result<Mask, String> {
     })
 }
 
-pub fn injection() -> Result<Injection, String> {
+pub(crate) fn injection() -> Result<Injection, String> {
     let text = std::env::var_os("PAGETIDE_FAIL").unwrap_or_default();
     Injection::parse(&text.to_string_lossy()).ok_or_else(|| {
         let known: Vec<_> = injection::NAMES.iter().map(|(name, _)| *name).collect();
@@ -21,7 +21,7 @@ pub fn injection() -> Result<Injection, String> {
     })
 }
 
-pub fn explain_userfaultfd(error: Errno) -> String {
+pub(crate) fn explain_userfaultfd(error: Errno) -> String {
     if error == Errno::NOSYS {
         return "this kernel has no userfaultfd (CONFIG_USERFAULTFD), without which Pagetide cannot work"
             .into();

@@ -32,7 +32,7 @@ const STATS_INTERVAL: Duration = Duration::from_secs(1);
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The process beside CMD.
-pub struct Launcher<'a> {
+pub(crate) struct Launcher<'a> {
     args: &'a RunArgs,
     signals: Signals,
     child: u32,
@@ -66,7 +66,7 @@ enum Ending {
 }
 
 impl<'a> Launcher<'a> {
-    pub fn start(
+    pub(crate) fn start(
         args: &'a RunArgs,
         mut command: Command,
         group: Group,
@@ -120,7 +120,7 @@ impl<'a> Launcher<'a> {
         Ok(Things { group: clone(&self.group_fd)?, swap, trace })
     }
 
-    pub fn stay(mut self) -> Result<u8, Failure> {
+    pub(crate) fn stay(mut self) -> Result<u8, Failure> {
         let status = loop {
             let timeout = self.next_sample.saturating_duration_since(Instant::now());
             match self.signals.wait(timeout) {

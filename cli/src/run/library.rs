@@ -14,7 +14,7 @@ const NAME: &str = "libpagetide_preload.so";
 const VARIABLE: &str = "PAGETIDE_PRELOAD";
 
 /// Finds it, and reads from its file whether it is the right one.
-pub fn find() -> Result<PathBuf, String> {
+pub(crate) fn find() -> Result<PathBuf, String> {
     let given = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
     let library = match &given {
         Some(given) => {
@@ -81,7 +81,7 @@ fn description(file: File) -> Option<Vec<u8>> {
 }
 
 /// The value of LD_PRELOAD with our library behind what is there: a user's own allocator wins.
-pub fn ld_preload(existing: Option<&OsStr>, library: &Path) -> OsString {
+pub(crate) fn ld_preload(existing: Option<&OsStr>, library: &Path) -> OsString {
     let Some(existing) = existing.filter(|value| !value.is_empty()) else { return library.into() };
     let already = existing.as_bytes().split(|byte| b" :".contains(byte));
     if already.into_iter().any(|entry| entry == library.as_os_str().as_bytes()) {

@@ -1,12 +1,12 @@
 //! `pagetide run`: sets a run up, starts CMD, and stays beside it.
 
-pub mod command;
-pub mod descriptor_server;
+pub(crate) mod command;
+pub(crate) mod descriptor_server;
 mod environment;
 mod launcher;
-pub mod library;
+pub(crate) mod library;
 mod setup;
-pub mod statfile;
+pub(crate) mod statfile;
 
 use crate::disk::growth::Use;
 use crate::disk::swapfile::SwapFile;
@@ -31,7 +31,7 @@ use std::process::Command;
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 /// Runs CMD. Returns the exit status.
-pub fn run(args: &RunArgs) -> Result<u8, Failure> {
+pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let path = std::env::var_os("PATH");
     let file = command::find(&args.command[0], path.as_deref())?;
     command::check(&file, path.as_deref())?;

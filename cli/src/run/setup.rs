@@ -19,7 +19,7 @@ const MEMORY_MIN: u64 = 16 << 20;
 const MEMORY_DEFAULT: f64 = 80.0;
 
 /// Creates a trace: what processes see is added to it.
-pub fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String> {
+pub(crate) fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String> {
     let about = serde_json::json!({ "cap_bytes": memory, "command": args.command() });
     let create = || {
         let mut file = File::create(path)?;
@@ -31,14 +31,14 @@ pub fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, St
 }
 
 /// What went wrong, and the knob.
-pub fn hinted(error: &std::io::Error) -> String {
+pub(crate) fn hinted(error: &std::io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::FBIG) => format!("{error}: raise the limit on the size of files (ulimit -f)"),
         _ => error.to_string(),
     }
 }
 
-pub fn memory(args: &RunArgs, verbosity: Verbosity) -> Result<u64, String> {
+pub(crate) fn memory(args: &RunArgs, verbosity: Verbosity) -> Result<u64, String> {
     let limits = Limits::read()?;
     let memory = args.memory.unwrap_or(Size::Percent(MEMORY_DEFAULT)).bytes(limits.whole());
     if args.memory.is_none() {
@@ -62,7 +62,11 @@ pub fn memory(args: &RunArgs, verbosity: Verbosity) -> Result<u64, String> {
     Ok(memory)
 }
 
-pub fn swap_file(args: &RunArgs, memory: u64, verbosity: Verbosity) -> Result<Option<SwapFile>, String> {
+pub(crate) fn swap_file(
+    args: &RunArgs,
+    memory: u64,
+    verbosity: Verbosity,
+) -> Result<Option<SwapFile>, String> {
     if args.no_disk {
         return Ok(None);
     }
@@ -74,7 +78,7 @@ pub fn swap_file(args: &RunArgs, memory: u64, verbosity: Verbosity) -> Result<Op
 }
 
 /// What may change while the run goes on, at its start.
-pub fn knobs(args: &RunArgs) -> Knobs {
+pub(crate) fn knobs(args: &RunArgs) -> Knobs {
     let switches = Switches {
         enabled: !args.no_pool,
         compression: args.compressor,

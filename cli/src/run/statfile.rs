@@ -14,7 +14,7 @@ const STANDARD_OUTPUT: &str = "-";
 
 /// Where statistics go.
 #[derive(Debug)]
-pub struct StatFile {
+pub(crate) struct StatFile {
     path: PathBuf,
     kind: Kind,
 }
@@ -30,7 +30,7 @@ enum Kind {
 
 /// Whether a run has ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Stage {
+pub(crate) enum Stage {
     /// It goes on.
     Running,
     /// This report is the last.
@@ -39,7 +39,7 @@ pub enum Stage {
 
 impl StatFile {
     /// Statistics to `path`, if something can be written there.
-    pub fn new(path: &Path) -> Result<Self, String> {
+    pub(crate) fn new(path: &Path) -> Result<Self, String> {
         let cannot = |why: &str| Err(format!("--stats: cannot write {}: {why}", path.display()));
         let found = path.metadata().ok().map(|metadata| metadata.file_type());
         let kind = match found {
@@ -63,7 +63,7 @@ impl StatFile {
     }
 
     /// Writes a report. Standard output, a pipe or a device gets the last one only.
-    pub fn write(&self, report: &Value, stage: Stage) -> Result<(), String> {
+    pub(crate) fn write(&self, report: &Value, stage: Stage) -> Result<(), String> {
         let text = format!("{report:#}\n");
         let result = match &self.kind {
             Kind::Replaced(temporary) => self.replace(temporary, &text),

@@ -37,26 +37,26 @@ const TYPICAL_PART: f64 = 1.0 / 8.0;
 
 /// What is seen of a process whose engine runs.
 #[derive(Clone, Copy, Debug)]
-pub struct Seen {
+pub(crate) struct Seen {
     /// Which one.
-    pub tenant: u64,
+    pub(crate) tenant: u64,
     /// Faults so far.
-    pub faults: u64,
+    pub(crate) faults: u64,
     /// Nanoseconds lost so far to pages that came back.
-    pub lost_ns: u64,
+    pub(crate) lost_ns: u64,
     /// Pages that it has in memory and out.
-    pub size: u64,
+    pub(crate) size: u64,
     /// Those of them that are out.
-    pub out: u64,
+    pub(crate) out: u64,
 }
 
 /// What a process is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Order {
+pub(crate) struct Order {
     /// Which one.
-    pub tenant: u64,
+    pub(crate) tenant: u64,
     /// Whether it rests.
-    pub rests: bool,
+    pub(crate) rests: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +81,7 @@ enum State {
 
 /// Load control of one run.
 #[derive(Debug)]
-pub struct LoadControl {
+pub(crate) struct LoadControl {
     /// As many may be at work in any case.
     at_work_min: usize,
     total: i64,
@@ -94,7 +94,7 @@ pub struct LoadControl {
 
 impl LoadControl {
     /// For a run of `total` pages on so many processors.
-    pub fn new(processors: usize, total: u64, now: Instant) -> Self {
+    pub(crate) fn new(processors: usize, total: u64, now: Instant) -> Self {
         Self {
             at_work_min: processors.max(AT_WORK_MIN),
             total: total as i64,
@@ -106,7 +106,7 @@ impl LoadControl {
     }
 
     /// Takes a sample of all processes whose engine runs, and of the pages that are free. Says who is to do what.
-    pub fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Vec<Order> {
+    pub(crate) fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Vec<Order> {
         self.look(now, seen);
         let mut orders = Vec::new();
         let settled = now.saturating_duration_since(self.ordered) >= SETTLES;

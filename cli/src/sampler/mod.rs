@@ -4,13 +4,13 @@
 //! themselves (those whose engine does not run yet, and those that have no slot), asks for pages when the
 //! cap is overdrawn, and keeps the peaks.
 
-pub mod load;
-pub mod outside;
-pub mod responsiveness;
-pub mod shmem;
-pub mod stall;
-pub mod strict;
-pub mod unmanaged;
+pub(crate) mod load;
+pub(crate) mod outside;
+pub(crate) mod responsiveness;
+pub(crate) mod shmem;
+pub(crate) mod stall;
+pub(crate) mod strict;
+pub(crate) mod unmanaged;
 mod watch;
 
 use crate::accounts::cap::is_passed;
@@ -37,7 +37,7 @@ use std::sync::atomic::Ordering::AcqRel;
 use std::time::{Duration, Instant};
 
 /// Between samples.
-pub const INTERVAL: Duration = Duration::from_millis(20);
+pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
 /// Steps of the group that such a process may have been granted.
 const IDLE_STEPS: i64 = 8;
 /// What an idle process keeps beyond what it holds, as a part of a step.
@@ -49,7 +49,7 @@ const INEXACT_PROCESSORS: usize = 8;
 
 /// The sampler of a run.
 #[derive(Debug)]
-pub struct Sampler {
+pub(crate) struct Sampler {
     group: Group,
     launcher: u32,
     /// By how many pages the kernel may err about what a process holds.
@@ -73,7 +73,12 @@ pub struct Sampler {
 impl Sampler {
     /// A sampler for the run of `group`, in the file `group_fd`, of which this process is the launcher, with load
     /// control or without.
-    pub fn new(group: Group, group_fd: &OwnedFd, max_stall: Option<Duration>, load_control: bool) -> Self {
+    pub(crate) fn new(
+        group: Group,
+        group_fd: &OwnedFd,
+        max_stall: Option<Duration>,
+        load_control: bool,
+    ) -> Self {
         let load = || LoadControl::new(task::processors().len(), group.setup().cap_pages, Instant::now());
         Self {
             group,
@@ -96,7 +101,7 @@ impl Sampler {
     }
 
     /// Takes a sample. True if the run has stalled for longer than it may.
-    pub fn sample(&mut self) -> bool {
+    pub(crate) fn sample(&mut self) -> bool {
         let inquiry = self.group.inquiry();
         let is_inquired = !self.group.has_launcher_answered(inquiry);
         if is_inquired {
@@ -147,34 +152,34 @@ impl Sampler {
     }
 
     /// CMD was started.
-    pub fn note_command(&mut self, pid: u32) {
+    pub(crate) fn note_command(&mut self, pid: u32) {
         self.command = pid;
     }
 
     /// CMD, called `name`, has ended by itself. If our library has never answered in it, that is said.
-    pub fn note_end(&mut self, name: &str) {
+    pub(crate) fn note_end(&mut self, name: &str) {
         if !self.answered {
             self.unmanaged.outside().note_silent(name, self.command);
         }
     }
 
     /// The programs that run without Pagetide.
-    pub fn outside(&mut self) -> &mut Outside {
+    pub(crate) fn outside(&mut self) -> &mut Outside {
         self.unmanaged.outside()
     }
 
     /// The launcher was stopped for a while.
-    pub fn note_stop(&mut self) {
+    pub(crate) fn note_stop(&mut self) {
         self.unmanaged.forgive();
     }
 
     /// How long nobody looked for processes without a slot at most, if that was too long.
-    pub fn latest_look(&self) -> Option<Duration> {
+    pub(crate) fn latest_look(&self) -> Option<Duration> {
         self.unmanaged.latest()
     }
 
     /// Charges the launcher, and the group page of which `group_fd` is the file.
-    pub fn charge_own(&self, group_fd: &OwnedFd) {
+    pub(crate) fn charge_own(&self, group_fd: &OwnedFd) {
         // 512-byte blocks.
         let shared = rustix::fs::fstat(group_fd).map_or(0, |stat| stat.st_blocks as u64 / 8);
         let launcher = procfs::memory("self").map_or(0, |memory| memory.anonymous + memory.tables);
@@ -182,7 +187,7 @@ impl Sampler {
     }
 
     /// Takes the last sample: CMD has ended.
-    pub fn sample_last(&mut self) {
+    pub(crate) fn sample_last(&mut self) {
         // Nobody controls what goes on without it.
         self.load = None;
         self.group.live().for_each(|slot| slot.set_resting(false));
@@ -349,32 +354,32 @@ impl Sampler {
     }
 
     /// What the run holds, as last sampled.
-    pub fn now(&self) -> Gathered {
+    pub(crate) fn now(&self) -> Gathered {
         self.now
     }
 
     /// The most that it held.
-    pub fn peak(&self) -> Pages {
+    pub(crate) fn peak(&self) -> Pages {
         self.peak
     }
 
     /// What it held when that was the most, and who of it what is not managed.
-    pub fn most(&self) -> Most {
+    pub(crate) fn most(&self) -> Most {
         self.most.clone()
     }
 
     /// What the pool's compression gains, or did when it held the most.
-    pub fn ratio(&self) -> Option<f64> {
+    pub(crate) fn ratio(&self) -> Option<f64> {
         self.now.ratio().or(self.ratio)
     }
 
     /// Every process of the run.
-    pub fn processes(&self) -> Vec<u32> {
+    pub(crate) fn processes(&self) -> Vec<u32> {
         tree::descendants(self.launcher)
     }
 
     /// Whether a pid is, or was when last seen, a process of the run.
-    pub fn knows(&self, pid: u32) -> bool {
+    pub(crate) fn knows(&self, pid: u32) -> bool {
         self.unmanaged.knows(pid)
             || self.watches.values().any(|watch| watch.pid == pid)
             || tree::descends(pid, self.launcher)

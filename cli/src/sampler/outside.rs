@@ -21,7 +21,7 @@ const AT_SECURE: u64 = 23;
 
 /// Why a program runs without Pagetide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Reason {
+pub(crate) enum Reason {
     /// It has no dynamic loader.
     Static,
     /// It is for 32 bits, or for another processor.
@@ -36,7 +36,7 @@ pub enum Reason {
 
 impl Reason {
     /// What is said of it.
-    pub fn text(self) -> &'static str {
+    pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Static => "it is statically linked",
             Self::Foreign => "it is for another kind of machine (32 bits, or another processor)",
@@ -69,7 +69,7 @@ impl Reason {
     }
 
     /// The same, of a process without a slot that is here `for_long`.
-    pub fn of(pid: u32, for_long: bool) -> Option<Self> {
+    pub(crate) fn of(pid: u32, for_long: bool) -> Option<Self> {
         Self::for_sure(pid).or_else(|| {
             let Stat { state, ticks, .. } = Stat::of(pid)?;
             // Who waits has loaded its libraries, as has who has computed for a while.
@@ -86,17 +86,17 @@ fn is_secure(auxv: &[u8]) -> bool {
 
 /// A program that runs without Pagetide, in one process or in several.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Program {
+pub(crate) struct Program {
     /// Its path, or its name where that is not to be seen.
-    pub name: String,
+    pub(crate) name: String,
     /// The process in which it was seen first.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// Why.
-    pub reason: Reason,
+    pub(crate) reason: Reason,
     /// Pages that all its processes are charged for.
-    pub pages: u64,
+    pub(crate) pages: u64,
     /// The most that they were charged for.
-    pub peak: u64,
+    pub(crate) peak: u64,
 }
 
 impl Program {
@@ -124,7 +124,7 @@ impl Program {
 
 /// The programs of a run that run without Pagetide.
 #[derive(Clone, Default, Debug)]
-pub struct Outside {
+pub(crate) struct Outside {
     programs: Vec<Program>,
     /// Those of which the user was told.
     told: usize,
@@ -132,7 +132,7 @@ pub struct Outside {
 
 impl Outside {
     /// Notes a process of such a program. Returns the program's number.
-    pub fn note(&mut self, pid: u32, reason: Reason) -> usize {
+    pub(crate) fn note(&mut self, pid: u32, reason: Reason) -> usize {
         let name = fs::read_link(format!("/proc/{pid}/exe")).map_or_else(
             |_| procfs::small(&format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned(),
             |path| path.to_string_lossy().into_owned(),
@@ -152,21 +152,21 @@ impl Outside {
     }
 
     /// Notes that a process has ended in which our library has never answered, if nothing is known of it yet.
-    pub fn note_silent(&mut self, name: &str, pid: u32) {
+    pub(crate) fn note_silent(&mut self, name: &str, pid: u32) {
         if self.programs.iter().all(|program| program.pid != pid) {
             self.note_named(name.to_owned(), pid, Reason::Silent);
         }
     }
 
     /// Notes what the processes of each program are charged for: pairs of its number and pages.
-    pub fn charge(&mut self, charges: impl Iterator<Item = (usize, u64)>) {
+    pub(crate) fn charge(&mut self, charges: impl Iterator<Item = (usize, u64)>) {
         self.programs.iter_mut().for_each(|program| program.pages = 0);
         charges.for_each(|(number, pages)| self.programs[number].pages += pages);
         self.programs.iter_mut().for_each(|program| program.peak = program.peak.max(program.pages));
     }
 
     /// What has come to be known since this was asked last.
-    pub fn news(&mut self) -> Vec<String> {
+    pub(crate) fn news(&mut self) -> Vec<String> {
         let (first, count) = (self.told, self.programs.len());
         self.told = count;
         let mut news: Vec<String> =
@@ -178,17 +178,17 @@ impl Outside {
     }
 
     /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
 
     /// Every one.
-    pub fn iter(&self) -> impl Iterator<Item = &Program> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Program> {
         self.programs.iter()
     }
 
     /// Lines for the end of a run: those that held most.
-    pub fn summary(&self) -> Vec<String> {
+    pub(crate) fn summary(&self) -> Vec<String> {
         let mut programs: Vec<&Program> = self.programs.iter().collect();
         programs.sort_by_key(|program| Reverse(program.peak));
         let more = programs.len().saturating_sub(SUMMARIZED);
@@ -198,7 +198,7 @@ impl Outside {
     }
 
     /// All of them as JSON.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         self.programs.iter().map(Program::json).collect()
     }
 }

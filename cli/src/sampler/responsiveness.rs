@@ -11,7 +11,7 @@ const ANSWERING: [&str; 2] = ["pagetide-reclai", "pagetide-sentry"];
 const GROUP: &str = "memfd:pagetide-group";
 
 /// Why process `pid` does not answer, if it cannot.
-pub fn look(pid: u32) -> Responsiveness {
+pub(crate) fn look(pid: u32) -> Responsiveness {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let stats = tasks.filter_map(|task| procfs::small(task.path().join("stat").to_str()?));
     let found = stats.filter_map(|stat| answering(&stat)).next();

@@ -40,7 +40,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// The shared memory of a run.
 #[derive(Debug)]
-pub struct SharedMemory {
+pub(crate) struct SharedMemory {
     /// The group page, which is counted elsewhere, and when it was made: before anything of the run.
     own: FileId,
     made: Option<(i64, u32)>,
@@ -122,7 +122,7 @@ impl Mapper {
 
 impl SharedMemory {
     /// Of a run of which `group_page` is the file.
-    pub fn new(group_page: impl AsFd) -> Self {
+    pub(crate) fn new(group_page: impl AsFd) -> Self {
         let stat =
             statx(group_page, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok();
         let own = stat.as_ref().map_or(FileId { device: (0, 0), inode: 0 }, id);
@@ -143,25 +143,25 @@ impl SharedMemory {
     }
 
     /// The file of the group page, as maps of processes have it.
-    pub fn group_page(&self) -> FileId {
+    pub(crate) fn group_page(&self) -> FileId {
         self.own
     }
 
     /// Notes how much shared memory a process of the run has in its page tables. Those of which nothing is noted
     /// between two counts are gone.
-    pub fn note(&mut self, pid: u32, shared: u64) {
+    pub(crate) fn note(&mut self, pid: u32, shared: u64) {
         let mapper = self.processes.entry(pid).or_default();
         self.changed |= mapper.shared != shared;
         (mapper.shared, mapper.noted) = (shared, true);
     }
 
     /// Has all counted anew the next time, whatever that costs.
-    pub fn count_anew(&mut self) {
+    pub(crate) fn count_anew(&mut self) {
         self.anew = true;
     }
 
     /// Counts the pages of shared memory that the run maps. The group page has `own_pages`, and is not counted.
-    pub fn count(&mut self, own_pages: u64) -> u64 {
+    pub(crate) fn count(&mut self, own_pages: u64) -> u64 {
         let before = self.processes.len();
         self.processes.retain(|_, mapper| std::mem::take(&mut mapper.noted));
         self.changed |= self.processes.len() != before;

@@ -9,7 +9,7 @@ const STALLED: f64 = 0.9;
 
 /// The ticks of the last while.
 #[derive(Debug)]
-pub struct Stall {
+pub(crate) struct Stall {
     window: usize,
     ticks: VecDeque<Tick>,
     started: Instant,
@@ -28,24 +28,24 @@ struct Tick {
 
 /// How long threads have waited.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Waited {
+pub(crate) struct Waited {
     /// Nanoseconds in all, of waits that have ended.
-    pub nanos: u64,
+    pub(crate) nanos: u64,
     /// Threads that began to wait in a tick, summed over ticks.
-    pub ticks: u64,
+    pub(crate) ticks: u64,
     /// Whether a thread waits just now, for room or for the device.
-    pub now: bool,
+    pub(crate) now: bool,
 }
 
 impl Stall {
     /// Watches the last `window`.
-    pub fn new(window: Duration, now: Instant) -> Self {
+    pub(crate) fn new(window: Duration, now: Instant) -> Self {
         let window = window.as_millis().div_ceil(TICK.as_millis()) as usize;
         Self { window, ticks: VecDeque::new(), started: now, before: Waited::default(), throughout: true }
     }
 
     /// Takes a sample. True if the run has stalled for the whole window.
-    pub fn sample(&mut self, now: Instant, waited: Waited) -> bool {
+    pub(crate) fn sample(&mut self, now: Instant, waited: Waited) -> bool {
         self.throughout &= waited.now;
         let elapsed = now.saturating_duration_since(self.started);
         if elapsed < TICK {

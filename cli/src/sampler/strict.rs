@@ -17,7 +17,7 @@ const PAUSE: u32 = 12;
 
 /// Watches over a cap.
 #[derive(Debug, Default)]
-pub struct Strict {
+pub(crate) struct Strict {
     /// Whether the cap was passed at the last look, and everybody was asked for what is too much.
     asked: bool,
     pause: u32,
@@ -25,16 +25,16 @@ pub struct Strict {
 
 /// A run that is above its cap, and stays there.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Passed {
+pub(crate) struct Passed {
     /// Bytes that it holds.
-    pub bytes: u64,
+    pub(crate) bytes: u64,
     /// The process that holds most, what it is called, and the bytes that it holds.
-    pub most: (u32, String, u64),
+    pub(crate) most: (u32, String, u64),
 }
 
 impl Strict {
     /// Takes a sample of a run of these processes: how much it is above its cap, if it stays there.
-    pub fn sample(
+    pub(crate) fn sample(
         &mut self,
         group: &Group,
         now: Pages,

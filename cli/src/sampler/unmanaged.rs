@@ -33,11 +33,11 @@ const LOOKS: u32 = 50;
 
 /// The processes of a run that have a slot.
 #[derive(Debug, Default)]
-pub struct Members {
+pub(crate) struct Members {
     /// Their pids.
-    pub pids: HashSet<u32>,
+    pub(crate) pids: HashSet<u32>,
     /// The slots that they have: index and tenant.
-    pub slots: HashSet<(usize, u64)>,
+    pub(crate) slots: HashSet<(usize, u64)>,
 }
 
 impl Members {
@@ -131,7 +131,7 @@ impl Process {
 
 /// The processes of a run that have no slot.
 #[derive(Debug)]
-pub struct Unmanaged {
+pub(crate) struct Unmanaged {
     seen: HashMap<u32, Process>,
     outside: Outside,
     /// Pages that they are charged for.
@@ -150,7 +150,7 @@ pub struct Unmanaged {
 
 impl Unmanaged {
     /// Of a run that begins.
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let now = Instant::now();
         Self {
             seen: HashMap::new(),
@@ -167,12 +167,12 @@ impl Unmanaged {
     }
 
     /// Has the next look be a whole one, whatever it costs: what has gone must not be counted.
-    pub fn look_anew(&mut self) {
+    pub(crate) fn look_anew(&mut self) {
         (self.due, self.walked) = (true, None);
     }
 
     /// Looks, if there is processor time for it, and charges the group for what is found.
-    pub fn look(&mut self, group: &Group, launcher: u32, members: &Members) {
+    pub(crate) fn look(&mut self, group: &Group, launcher: u32, members: &Members) {
         let now = Instant::now();
         self.latest = self.latest.max(now.saturating_duration_since(self.looked));
         if std::mem::take(&mut self.due) || self.cpu_budget.lasts(now) {
@@ -230,7 +230,7 @@ impl Unmanaged {
 
     /// Of slots and the pids that have them, those whose process runs another program by now, in which our library has
     /// not answered: one that no longer maps the group page, the file `page`.
-    pub fn replaced(
+    pub(crate) fn replaced(
         &mut self,
         slots: impl Iterator<Item = (ProcessSlot, u32)>,
         page: FileId,
@@ -251,38 +251,38 @@ impl Unmanaged {
     }
 
     /// The programs in them.
-    pub fn outside(&mut self) -> &mut Outside {
+    pub(crate) fn outside(&mut self) -> &mut Outside {
         &mut self.outside
     }
 
     /// Each process without a slot, and its shared memory, in pages.
-    pub fn shared(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+    pub(crate) fn shared(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.seen.iter().map(|(&pid, process)| (pid, process.memory.shared))
     }
 
     /// Each process without a slot, and the pages that it is charged for.
-    pub fn charges(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+    pub(crate) fn charges(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.seen.iter().map(|(&pid, process)| (pid, process.charged))
     }
 
     /// Whether a pid was one of them when they were last looked at.
-    pub fn knows(&self, pid: u32) -> bool {
+    pub(crate) fn knows(&self, pid: u32) -> bool {
         self.seen.contains_key(&pid)
     }
 
     /// The longest time between two looks, if it was longer than they should be apart.
-    pub fn latest(&self) -> Option<Duration> {
+    pub(crate) fn latest(&self) -> Option<Duration> {
         (self.latest > INTERVAL).then_some(self.latest)
     }
 
     /// The launcher was stopped: that it did not look is nobody's fault.
-    pub fn forgive(&mut self) {
+    pub(crate) fn forgive(&mut self) {
         self.looked = Instant::now();
     }
 }
 
 /// The programs that run without Pagetide now, as whoever looks but once sees them.
-pub fn survey(group: &Group, launcher: u32) -> Outside {
+pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     let mut unmanaged = Unmanaged::new();
     unmanaged.walk(launcher);
     // Slots after that: who joins meanwhile is not taken for one of them.

@@ -11,40 +11,40 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const FREE_FDS: u64 = 8;
 /// Samples in a row in which a process has given nothing of what it was asked for, after which nobody counts on it: it
 /// is stopped, or another program by now, without an engine.
-pub const DEAF_SAMPLES: u32 = 100;
+pub(crate) const DEAF_SAMPLES: u32 = 100;
 /// Samples in a row in which a small process without an engine takes nothing, after which only what it holds is
 /// charged.
 const IDLE_SAMPLES: u32 = 5;
 /// A fork is done after so many samples, or never will be. Samples, not time: a run may be stopped in a fork.
-pub const FORK_SAMPLES: u32 = 250;
+pub(crate) const FORK_SAMPLES: u32 = 250;
 /// The same where nobody knows whose fork it is: making room for the child may take a slow disk a while,
 /// and a slot that is released too early is worse than one that is lost.
 const NAMELESS_FORK_SAMPLES: u32 = 3000;
 
 /// What tells when a slot's process dies.
 #[derive(Debug)]
-pub struct Watch {
-    pub process: Identity,
+pub(crate) struct Watch {
+    pub(crate) process: Identity,
     /// An exec makes the same process another tenant.
-    pub tenant: u64,
+    pub(crate) tenant: u64,
     /// As it is called here; 0 if that is not known.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// Samples that a fork has been under way, and of them those since whoever forked is dead.
-    pub samples: u32,
-    pub samples_dead: u32,
-    pub pidfd: Option<OwnedFd>,
-    pub gone: bool,
-    pub memory: procfs::Watched,
+    pub(crate) samples: u32,
+    pub(crate) samples_dead: u32,
+    pub(crate) pidfd: Option<OwnedFd>,
+    pub(crate) gone: bool,
+    pub(crate) memory: procfs::Watched,
     /// What it was asked for, and the samples since that has changed.
-    pub asked: (u64, u32),
+    pub(crate) asked: (u64, u32),
     /// What it held and was granted, and the samples since that has changed.
-    pub held: ([i64; 2], u32),
+    pub(crate) held: ([i64; 2], u32),
     /// By how much it holds more than the kernel's count says, once it idles, if that can be told.
-    pub uncounted: Option<i64>,
+    pub(crate) uncounted: Option<i64>,
 }
 
 impl Watch {
-    pub fn new(slot: ProcessSlot) -> Self {
+    pub(crate) fn new(slot: ProcessSlot) -> Self {
         let process = slot.process();
         let mut this = Self {
             process,
@@ -83,13 +83,13 @@ impl Watch {
     }
 
     /// Whether it is the process that is called so here; also once that is dead.
-    pub fn is(&self, pid: u32) -> bool {
+    pub(crate) fn is(&self, pid: u32) -> bool {
         let here = || Identity::own().namespace == self.process.namespace;
         pid != 0 && (self.pid == pid || self.process.pid == pid && here())
     }
 
     /// Looks again, where no pidfd tells.
-    pub fn look(&mut self, nobody_forks: bool) {
+    pub(crate) fn look(&mut self, nobody_forks: bool) {
         if self.process.start_time == 0 {
             self.samples += 1;
             let forks = self.process.pid == 0;
@@ -105,14 +105,14 @@ impl Watch {
     }
 
     /// Whether a process has held and been granted the same for a while.
-    pub fn idles(&mut self, held: [i64; 2]) -> bool {
+    pub(crate) fn idles(&mut self, held: [i64; 2]) -> bool {
         let samples = if held == self.held.0 { self.held.1 + 1 } else { 0 };
         self.held = (held, samples);
         samples >= IDLE_SAMPLES
     }
 
     /// By how much a process that idles may hold more than the kernel's count says. It is counted but once.
-    pub fn uncounted(&mut self, counted: u64, inexact: i64) -> i64 {
+    pub(crate) fn uncounted(&mut self, counted: u64, inexact: i64) -> i64 {
         if self.held.1 == IDLE_SAMPLES {
             let found = procfs::counted_anonymous(self.pid);
             self.uncounted = found.map(|pages| (pages as i64 - counted as i64).max(0));
@@ -121,7 +121,7 @@ impl Watch {
     }
 
     /// Notes that a process does not answer. An engine that does says so anew.
-    pub fn listen(&mut self, slot: ProcessSlot) {
+    pub(crate) fn listen(&mut self, slot: ProcessSlot) {
         let asked = slot.get(Field::Asked);
         let samples = if asked > 0 && asked == self.asked.0 { self.asked.1 + 1 } else { 0 };
         self.asked = (asked, samples);

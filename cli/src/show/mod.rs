@@ -1,8 +1,8 @@
 //! What a run did and holds, for people and programs to read.
 
-pub mod report;
-pub mod stat;
-pub mod summary;
+pub(crate) mod report;
+pub(crate) mod stat;
+pub(crate) mod summary;
 mod table;
 #[cfg(test)]
-pub mod testing;
+pub(crate) mod testing;

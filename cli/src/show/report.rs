@@ -17,37 +17,37 @@ const VERSION: u64 = 1;
 
 /// A report on a run.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub(crate) struct Report {
     /// The launcher.
-    pub pid: u32,
+    pub(crate) pid: u32,
     /// CMD and its arguments.
-    pub command: Vec<String>,
+    pub(crate) command: Vec<String>,
     /// The exit status, when it has ended.
-    pub exit_status: Option<u8>,
+    pub(crate) exit_status: Option<u8>,
     /// How long it has run.
-    pub elapsed: Duration,
+    pub(crate) elapsed: Duration,
     /// User and system seconds of the processes that have ended. Only the launcher knows.
-    pub cpu: Option<(f64, f64)>,
+    pub(crate) cpu: Option<(f64, f64)>,
     /// The cap, in pages.
-    pub cap_pages: u64,
+    pub(crate) cap_pages: u64,
     /// Counters, and what is held now.
-    pub now: Gathered,
+    pub(crate) now: Gathered,
     /// The most that was held. Only the launcher knows.
-    pub peak: Option<Pages>,
+    pub(crate) peak: Option<Pages>,
     /// What was held when that was the most, and by whom.
-    pub most: Most,
+    pub(crate) most: Most,
     /// Who killed it, if somebody did.
-    pub killer: Option<Killer>,
+    pub(crate) killer: Option<Killer>,
     /// What the pool's compression gains, or did when it held the most.
-    pub ratio: Option<f64>,
+    pub(crate) ratio: Option<f64>,
     /// Fault latencies.
-    pub latencies: [u64; latency::WORDS],
+    pub(crate) latencies: [u64; latency::WORDS],
     /// The programs that run without Pagetide.
-    pub outside: Outside,
+    pub(crate) outside: Outside,
     /// How long nobody looked for processes without a slot at most, if that was too long. Only the launcher knows.
-    pub latest_look: Option<Duration>,
+    pub(crate) latest_look: Option<Duration>,
     /// The processes that ended for want of memory, if any did.
-    pub ended: Option<Ended>,
+    pub(crate) ended: Option<Ended>,
 }
 
 fn ended_json(ended: Ended) -> Value {
@@ -61,7 +61,7 @@ fn ended_json(ended: Ended) -> Value {
 
 impl Report {
     /// The report as JSON.
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         let counters: serde_json::Map<_, _> = Counter::ALL
             .iter()
             .map(|&counter| (counter.name().to_owned(), self.now.counter(counter).into()))

@@ -20,7 +20,7 @@ const PAGE: u64 = pagetide_sys::PAGE as u64;
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 /// Shows a run. Returns the exit status.
-pub fn stat(args: &StatArgs) -> Result<u8, Failure> {
+pub(crate) fn stat(args: &StatArgs) -> Result<u8, Failure> {
     let run = Run::open(args.pid, Purpose::Look)?;
     loop {
         let (report, group) = (report(&run), &run.group);

@@ -20,16 +20,16 @@ const BLAMED: u64 = 4;
 
 /// A line of the summary.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Line {
+pub(crate) struct Line {
     /// Whether the user will not have wanted it.
-    pub warning: bool,
+    pub(crate) warning: bool,
     /// What it says.
-    pub text: String,
+    pub(crate) text: String,
 }
 
 impl Report {
     /// The lines for the end of a run.
-    pub fn summary(&self) -> Vec<Line> {
+    pub(crate) fn summary(&self) -> Vec<Line> {
         let (tell, warn) = (|text| Line { warning: false, text }, |text| Line { warning: true, text });
         let mut lines = Vec::new();
         // A little above it for a moment is how a cap is kept that is kept by sampling.
@@ -80,7 +80,7 @@ impl Report {
     }
 
     /// The most that was held, in bytes: where each page was counted once, or else at most.
-    pub fn held_bytes(&self) -> u64 {
+    pub(crate) fn held_bytes(&self) -> u64 {
         let Most { pages, counted, within, .. } = &self.most;
         counted.map_or(pages.total * PAGE, |counted| counted.bytes.max(within * PAGE))
     }
@@ -150,7 +150,7 @@ impl Report {
     }
 
     /// What went out and came in.
-    pub fn pages_line(&self) -> String {
+    pub(crate) fn pages_line(&self) -> String {
         let get = |counter| self.now.counter(counter);
         // The pool writes pages to the device too: those went out once only.
         let to_device = get(Counter::pswpout).saturating_sub(get(Counter::zswpwb));
@@ -176,7 +176,7 @@ impl Report {
     }
 
     /// What faults cost.
-    pub fn time_line(&self) -> String {
+    pub(crate) fn time_line(&self) -> String {
         let (waited, wall) = (self.now.counter(Counter::stalled_ns) as f64 / 1e9, self.elapsed.as_secs_f64());
         let quantile = |quantile| show_nanos(latency::quantile_ns(&self.latencies, quantile));
         let threads = match self.now.counter(Counter::stalled_threads) {

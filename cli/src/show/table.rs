@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 /// The table that `pagetide stat` prints.
-pub fn table(report: &Report, group: &Group) -> String {
+pub(crate) fn table(report: &Report, group: &Group) -> String {
     let bytes = |pages: u64| show_bytes(pages * PAGE);
     let now = report.now.pages;
     let mut out = format!("run {}: {}\n", report.pid, report.command.join(" "));

@@ -9,12 +9,12 @@ use pagetide::group::Group;
 use std::time::Duration;
 
 /// The group page of a run of 250 MiB.
-pub fn group() -> (std::os::fd::OwnedFd, Group) {
+pub(crate) fn group() -> (std::os::fd::OwnedFd, Group) {
     crate::testing::group(64_000)
 }
 
 /// A report on it, after 33.1 s.
-pub fn report(group: &Group, peak: Pages) -> Report {
+pub(crate) fn report(group: &Group, peak: Pages) -> Report {
     let now = Gathered::from(group);
     Report {
         pid: 7,
