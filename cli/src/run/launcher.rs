@@ -7,7 +7,8 @@ use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::processes::os::{self, Received, Signals};
 use crate::processes::tree;
-use crate::run::descriptor_server::{DescriptorServer, Place, Things};
+use crate::run::descriptor_server::{DescriptorServer, Place};
+use crate::run::setup::Resources;
 use crate::run::statfile::{Stage, StatFile};
 use crate::sampler::strict::{Passed, Strict};
 use crate::sampler::{INTERVAL, Sampler};
@@ -15,14 +16,12 @@ use crate::show::report::Report;
 use crate::show::summary::Line;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide::group::Group;
 use pagetide_cli::options::RunArgs;
 use pagetide_swap::Counter;
 use pagetide_swap::frontier::Frontier;
 use pagetide_sys::procfs::{Identity, Stat};
 use pagetide_sys::task::say;
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
-use std::os::fd::OwnedFd;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -37,7 +36,8 @@ pub(crate) struct Launcher<'a> {
     signals: Signals,
     child: u32,
     started: Instant,
-    group: Group,
+    /// Processes of the run open its files through `/proc`.
+    resources: Resources,
     sampler: Sampler,
     stats: Option<StatFile>,
     /// That they cannot be written was said.
@@ -47,10 +47,7 @@ pub(crate) struct Launcher<'a> {
     ending: Option<Ending>,
     strict: Option<Strict>,
     oom: OomWatch,
-    /// Processes of the run open these two through `/proc`.
-    group_fd: OwnedFd,
-    swap: Option<SwapFile>,
-    /// Where those that cannot ask for them.
+    /// Where processes that cannot open them ask for them.
     _place: Option<Place>,
 }
 
@@ -66,13 +63,12 @@ enum Ending {
 }
 
 impl<'a> Launcher<'a> {
+    /// Starts CMD.
     pub(crate) fn start(
         args: &'a RunArgs,
         mut command: Command,
-        group: Group,
-        group_fd: OwnedFd,
-        swap: Option<SwapFile>,
-        descriptor_server: Option<(DescriptorServer, Option<OwnedFd>)>,
+        resources: Resources,
+        server: Option<DescriptorServer>,
     ) -> Result<Self, Failure> {
         // Best effort: where it is forbidden, orphans go to init as ever.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
@@ -82,8 +78,12 @@ impl<'a> Launcher<'a> {
             signals: Signals::block(),
             child: 0,
             started: now,
-            group,
-            sampler: Sampler::new(group, &group_fd, args.max_stall, !args.no_load_control),
+            sampler: Sampler::new(
+                resources.group,
+                &resources.group_fd,
+                args.max_stall,
+                !args.no_load_control,
+            ),
             stats: args.stats.as_deref().map(StatFile::new).transpose()?,
             stats_failed: false,
             next_sample: now + INTERVAL,
@@ -91,15 +91,14 @@ impl<'a> Launcher<'a> {
             ending: None,
             strict: args.strict.then(Strict::default),
             oom: OomWatch::new(),
-            group_fd,
-            swap,
+            resources,
             _place: None,
         };
         // With all signals blocked, which are the other thread's.
-        if let Some((descriptor_server, trace)) = descriptor_server {
-            this._place = descriptor_server.start(this.things(trace)?);
+        if let Some(server) = server {
+            this._place = server.start(this.resources.things()?);
         }
-        this.sampler.charge_own(&this.group_fd);
+        this.sampler.charge_own(&this.resources.group_fd);
         let report = this.report(None);
         if let Some(stats) = &this.stats {
             stats.write(&report.json(), Stage::Running)?;
@@ -113,13 +112,7 @@ impl<'a> Launcher<'a> {
         Ok(this)
     }
 
-    /// What is handed out.
-    fn things(&self, trace: Option<OwnedFd>) -> Result<Things, String> {
-        let clone = |fd: &OwnedFd| fd.try_clone().map_err(|error| format!("no descriptor is left: {error}"));
-        let swap = self.swap.as_ref().map(|swap| clone(&swap.fd)).transpose()?;
-        Ok(Things { group: clone(&self.group_fd)?, swap, trace })
-    }
-
+    /// Stays until the run has ended. Returns the exit status.
     pub(crate) fn stay(mut self) -> Result<u8, Failure> {
         let status = loop {
             let timeout = self.next_sample.saturating_duration_since(Instant::now());
@@ -197,7 +190,7 @@ impl<'a> Launcher<'a> {
         if now < self.next_sample {
             return;
         }
-        self.sampler.charge_own(&self.group_fd);
+        self.sampler.charge_own(&self.resources.group_fd);
         // Before the sample, which answers whoever is about to end for want of a place.
         self.look_at_swap(SwapFile::look);
         let stalled = self.sampler.sample();
@@ -221,10 +214,10 @@ impl<'a> Launcher<'a> {
 
     /// Lets the swap file grow, or not.
     fn look_at_swap(&mut self, look: fn(&mut SwapFile, Frontier, Use) -> Vec<News>) {
-        let Some(swap) = &mut self.swap else { return };
+        let Some(swap) = &mut self.resources.swap else { return };
         let now = self.sampler.now();
         let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
-        for news in look(swap, self.group.frontier(), now) {
+        for news in look(swap, self.resources.group.frontier(), now) {
             match news {
                 News::Passed(line) => self.verbosity().tell(&line),
                 News::Full(line) => self.verbosity().warn(&line),
@@ -243,14 +236,15 @@ impl<'a> Launcher<'a> {
     fn check_cap(&mut self, now: Instant) {
         let Some(strict) = self.strict.as_mut().filter(|_| self.ending.is_none()) else { return };
         let (held, processes) = (self.sampler.now().pages, || self.sampler.processes());
-        let Some(Passed { bytes, most: (pid, name, most) }) = strict.sample(&self.group, held, processes)
+        let Some(Passed { bytes, most: (pid, name, most) }) =
+            strict.sample(&self.resources.group, held, processes)
         else {
             return;
         };
         say(&format!(
             "the run holds {}, its cap is {}, and no more can leave (--strict): ending it; {name} (pid {pid}) holds most, {}",
             show_bytes(bytes),
-            show_bytes(self.group.setup().cap_pages * PAGE),
+            show_bytes(self.resources.group.setup().cap_pages * PAGE),
             show_bytes(most),
         ));
         self.send_all(libc::SIGKILL);
@@ -311,19 +305,19 @@ impl<'a> Launcher<'a> {
             exit_status,
             elapsed: self.started.elapsed(),
             cpu: Some(os::children_cpu()),
-            cap_pages: self.group.setup().cap_pages,
+            cap_pages: self.resources.group.setup().cap_pages,
             now: self.sampler.now(),
             peak: Some(self.sampler.peak()),
             most: self.sampler.most(),
             killer: exit_status.and_then(|status| {
                 let strict = matches!(self.ending, Some(Ending::KilledByStrict(_)));
-                Killer::find(strict, self.group.ended().processes, &self.oom, status)
+                Killer::find(strict, self.resources.group.ended().processes, &self.oom, status)
             }),
             ratio: self.sampler.ratio(),
-            latencies: latencies(&self.group),
+            latencies: latencies(&self.resources.group),
             outside: self.sampler.outside().clone(),
             latest_look: self.sampler.latest_look(),
-            ended: ended(&self.group),
+            ended: ended(&self.resources.group),
         }
     }
 
