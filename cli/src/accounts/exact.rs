@@ -6,6 +6,7 @@
 
 use crate::cpu_budget::CpuBudget;
 use pagetide_sys::PAGE;
+use pagetide_sys::procfs::field;
 use std::fs;
 use std::time::Instant;
 
@@ -26,14 +27,8 @@ pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
 fn share(pid: u32) -> Option<u64> {
     let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    Some(
-        (kib(&rollup, "Pss_Anon:")? + kib(&rollup, "Pss_Shmem:")? + kib(&status, "VmPTE:").unwrap_or(0))
-            << 10,
-    )
-}
-
-fn kib(text: &str, name: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix(name)?.trim().strip_suffix(" kB")?.trim().parse().ok())
+    let kib = field(&rollup, "Pss_Anon:")? + field(&rollup, "Pss_Shmem:")?;
+    Some((kib + field(&status, "VmPTE:").unwrap_or(0)) << 10)
 }
 
 /// What was found by exact looks.

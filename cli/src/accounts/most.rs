@@ -22,6 +22,14 @@ pub(crate) struct Most {
     pub(crate) within: u64,
 }
 
+impl Most {
+    /// Returns the most bytes that were held: where each page was counted once, or else at most.
+    pub(crate) fn held_bytes(&self) -> u64 {
+        let Self { pages, counted, within, .. } = self;
+        counted.map_or(pages.total * PAGE, |counted| counted.bytes.max(within * PAGE))
+    }
+}
+
 /// A process, and its pages that are not managed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Holder {

@@ -1,5 +1,6 @@
 //! How much memory this process may have: the smallest limit on its cgroup path, or the machine's memory.
 
+use pagetide_sys::procfs;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -35,8 +36,7 @@ impl Limits {
 }
 
 fn total_memory(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
-    Some(line.split_ascii_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    Some(procfs::field(meminfo, "MemTotal:")? << 10)
 }
 
 /// A cgroup that may control the memory of a process, or one above it.

@@ -2,6 +2,7 @@
 
 use crate::machine::limits::{self, Directory};
 use crate::units::show_bytes;
+use pagetide_sys::procfs;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -178,7 +179,7 @@ fn killed_on_machine() -> u64 {
 }
 
 fn killed_in(text: &str) -> Option<u64> {
-    text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse().ok())
+    procfs::field(text, "oom_kill ")
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use crate::accounts::cap::is_passed;
 use crate::accounts::exact::Counted;
-use crate::accounts::most::{Holder, Most};
+use crate::accounts::most::Holder;
 use crate::show::report::Report;
 use crate::units::{show_bytes, show_count, show_nanos};
 use pagetide::census::Reason;
@@ -33,7 +33,7 @@ impl Report {
         let (tell, warn) = (|text| Line { warning: false, text }, |text| Line { warning: true, text });
         let mut lines = Vec::new();
         // A little above it for a moment is how a cap is kept that is kept by sampling.
-        let passed = is_passed(self.held_bytes(), self.cap_pages);
+        let passed = is_passed(self.most.held_bytes(), self.cap_pages);
         lines.push(Line { warning: passed, text: self.cap_line(passed) });
         if passed {
             lines.push(warn(self.breach_line()));
@@ -79,15 +79,9 @@ impl Report {
         self.killer.is_some() || self.exit_status.is_some_and(|status| BY_SIGNAL.contains(&status))
     }
 
-    /// The most that was held, in bytes: where each page was counted once, or else at most.
-    pub(crate) fn held_bytes(&self) -> u64 {
-        let Most { pages, counted, within, .. } = &self.most;
-        counted.map_or(pages.total * PAGE, |counted| counted.bytes.max(within * PAGE))
-    }
-
     /// Whether the cap held, and what was needed.
     fn cap_line(&self, passed: bool) -> String {
-        let (total, cap) = (self.held_bytes().div_ceil(PAGE), self.cap_pages);
+        let (total, cap) = (self.most.held_bytes().div_ceil(PAGE), self.cap_pages);
         let of = show_bytes(cap * PAGE);
         let held = match self.most.counted {
             None => show_bytes(total * PAGE),
@@ -130,7 +124,7 @@ impl Report {
 
     /// What broke the cap.
     fn breach_line(&self) -> String {
-        let (pages, total) = (self.most.pages, self.held_bytes().div_ceil(PAGE));
+        let (pages, total) = (self.most.pages, self.most.held_bytes().div_ceil(PAGE));
         let excess = total.saturating_sub(self.cap_pages);
         if pages.unmanaged < total / BLAMED {
             let managed = show_bytes(total.saturating_sub(pages.unmanaged) * PAGE);
@@ -207,6 +201,7 @@ fn over(total: u64, cap: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::accounts::most::Most;
     use crate::accounts::pages::Pages;
     use crate::processes::killed::Killer;
     use crate::show::testing::{group, report};
@@ -324,7 +319,7 @@ mod tests {
         // Before the fork it held more than at the only exact look.
         report.most.counted = Some(Counted { bytes: 100 * PAGE, looks: 1 });
         report.most.within = 64_000;
-        assert_eq!(report.held_bytes(), 64_000 * PAGE);
+        assert_eq!(report.most.held_bytes(), 64_000 * PAGE);
     }
 
     #[test]
