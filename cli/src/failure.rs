@@ -1,12 +1,12 @@
-//! Why a run does not come about, and the exit status that says so.
+//! Failures of a command, with their exit status.
 
 use std::fmt;
 
-/// Something of ours went wrong.
+/// Exit status: Pagetide failed.
 pub(crate) const OURS: u8 = 125;
-/// CMD was found and cannot be executed.
+/// Exit status: CMD was found and cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// CMD was not found.
+/// Exit status: CMD was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
 
 /// A message and an exit status.
@@ -14,12 +14,12 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) struct Failure {
     /// The exit status.
     pub(crate) status: u8,
-    /// What to tell, in one line or several.
+    /// The message, of one line or several.
     pub(crate) message: String,
 }
 
 impl Failure {
-    /// A failure with a status of its own.
+    /// Returns a failure with this exit status.
     pub(crate) fn new(status: u8, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }

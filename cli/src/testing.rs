@@ -4,7 +4,7 @@ use pagetide::group::{Group, Knobs, Setup};
 use pagetide_sys::procfs::Identity;
 use std::os::fd::OwnedFd;
 
-/// The group page of a run.
+/// Returns the group page of a run.
 pub(crate) fn group(cap_pages: u64) -> (OwnedFd, Group) {
     let setup = Setup {
         cap_pages,

@@ -1,6 +1,6 @@
 //! Sizes, counts and times, as people read them.
 
-/// Bytes for people: three digits or so, binary units.
+/// Formats bytes with up to three digits and a binary unit.
 pub(crate) fn show_bytes(bytes: u64) -> String {
     let mut value = bytes as f64 / 1024.0;
     for unit in ["KiB", "MiB", "GiB"] {
@@ -12,7 +12,7 @@ pub(crate) fn show_bytes(bytes: u64) -> String {
     scaled(value, "TiB")
 }
 
-/// A count for people.
+/// Formats a count.
 pub(crate) fn show_count(count: u64) -> String {
     match count as f64 {
         value if value < 9_999.5 => count.to_string(),
@@ -22,7 +22,7 @@ pub(crate) fn show_count(count: u64) -> String {
     }
 }
 
-/// A latency for people.
+/// Formats a latency.
 pub(crate) fn show_nanos(nanos: u64) -> String {
     match nanos as f64 {
         value if value < 999_500.0 => scaled(value / 1e3, "µs"),

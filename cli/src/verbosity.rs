@@ -1,21 +1,21 @@
-//! What Pagetide itself says, on standard error.
+//! Messages of Pagetide itself, on standard error.
 
 use pagetide_cli::options::RunArgs;
 use pagetide_sys::task::say;
 
-/// How much it says.
+/// Amount of messages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Verbosity {
     /// Errors and warnings only.
     Quiet,
-    /// What it decided by itself, and a summary.
+    /// Decisions that Pagetide made by itself, and a summary, too.
     Normal,
-    /// The setup too.
+    /// The setup, too.
     Verbose,
 }
 
 impl Verbosity {
-    /// How much is said of a run with these options.
+    /// Returns the verbosity that options ask for.
     pub(crate) fn of(args: &RunArgs) -> Self {
         match (args.quiet, args.verbose) {
             (true, _) => Self::Quiet,
@@ -24,19 +24,19 @@ impl Verbosity {
         }
     }
 
-    /// Something that the user should know.
+    /// Says something that the user should know, unless quiet.
     pub(crate) fn tell(self, line: &str) {
         if self >= Self::Normal {
             say(line);
         }
     }
 
-    /// Something that the user may not have wanted: said whatever else is.
+    /// Says a warning, however quiet.
     pub(crate) fn warn(self, line: &str) {
         say(&format!("warning: {line}"));
     }
 
-    /// A detail.
+    /// Says a detail, if verbose.
     pub(crate) fn detail(self, line: &str) {
         if self >= Self::Verbose {
             say(line);

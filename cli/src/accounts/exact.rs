@@ -1,8 +1,8 @@
-//! What a run holds, each page counted once.
+//! Exact counts of a run's memory, each page once.
 //!
-//! What the sampler counts is an upper bound: pages that a fork left shared are in it once a process. The kernel tells
-//! each process's share of its pages, for which it walks page tables: so it is asked where the upper bound is above the
-//! cap, and no more than the launcher may spend.
+//! The sampler's sum is an upper bound: it has pages that a fork left shared once for each process. The kernel can
+//! tell each process's share of its pages, but walks page tables for that. So it is asked only while the upper bound
+//! is above the cap, and within a budget of processor time.
 
 use crate::cpu_budget::CpuBudget;
 use pagetide_sys::PAGE;
@@ -10,16 +10,16 @@ use pagetide_sys::procfs::field;
 use std::fs;
 use std::time::Instant;
 
-/// The part of a processor that exact looks may take: one in so many.
+/// Exact looks take at most one part in this many of a processor.
 const SHARE: u32 = 50;
 
-/// The bytes of each process of those that the kernel tells of: its share of anonymous and shared pages, and its page
-/// tables. The group page is in the shares of the processes that map it.
+/// Returns the bytes of each process that still exists: its share of anonymous and shared pages, and its page
+/// tables. The group page is a part of the shares of the processes that map it.
 pub(crate) fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
     processes.into_iter().filter_map(|pid| Some((pid, share(pid)?))).collect()
 }
 
-/// Their sum, with the pages of the launcher.
+/// Returns the sum of shares, plus the pages of the launcher.
 pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
     shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE as u64
 }
@@ -31,12 +31,12 @@ fn share(pid: u32) -> Option<u64> {
     Some((kib + field(&status, "VmPTE:").unwrap_or(0)) << 10)
 }
 
-/// What was found by exact looks.
+/// The result of exact looks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Counted {
-    /// The most bytes that were found.
+    /// The most bytes found at a look.
     pub(crate) bytes: u64,
-    /// How many looks there were.
+    /// The number of looks.
     pub(crate) looks: u64,
 }
 
@@ -48,12 +48,12 @@ pub(crate) struct Exact {
 }
 
 impl Exact {
-    /// None so far.
+    /// Starts without a look.
     pub(crate) fn new(now: Instant) -> Self {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
-    /// Looks at these processes, unless that would take too much.
+    /// Looks at these processes, unless the budget is spent.
     pub(crate) fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
         if !self.cpu_budget.lasts(now) {
             return;
@@ -63,7 +63,7 @@ impl Exact {
         self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
     }
 
-    /// What was found, if there was a look.
+    /// Returns the result, if there was a look.
     pub(crate) fn counted(&self) -> Option<Counted> {
         self.counted
     }

@@ -1,4 +1,4 @@
-//! What the group page of a run says, the parts of its processes added up.
+//! Figures of a whole run: the parts of the group page added up.
 
 use crate::accounts::pages::Pages;
 use pagetide::group::{Ended, Field, Group, ProcessSlot};
@@ -8,33 +8,33 @@ use serde_json::{Value, json};
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 
-/// What the group page says at one time.
+/// Figures of a whole run at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gathered {
     /// Counters of the living and the dead.
     pub(crate) counters: [u64; Counters::CELLS],
-    /// What the living hold.
+    /// Memory and disk of the living.
     pub(crate) pages: Pages,
     /// Pages stored in the pool, and the bytes of their payload.
     pub(crate) stored: (u64, u64),
-    /// Those of them that are stored as they are.
+    /// Pages of `stored` that are stored uncompressed.
     pub(crate) stored_raw: u64,
-    /// Pages that are a repeated word.
+    /// Pages that consist of one repeated word.
     pub(crate) same_filled: u64,
     /// Pages of the pool that would be free if its entries lay together.
     pub(crate) loose: u64,
-    /// Blocks of the swap file: what it has grown to, what it may grow to just now, and what it may ever.
+    /// Blocks of the swap file: its size, the size to which it may grow just now, and its largest size.
     pub(crate) file: [u64; 3],
-    /// Faults that wait.
+    /// Faults that wait for their page.
     pub(crate) stalled: u64,
     /// Processes that live.
     pub(crate) processes: usize,
-    /// Of them, those whose engine runs.
+    /// Processes whose engine runs.
     pub(crate) armed: usize,
 }
 
 impl Gathered {
-    /// Reads the group page.
+    /// Adds up the parts of a group page.
     pub(crate) fn from(group: &Group) -> Self {
         let mut this = Self {
             counters: [0; Counters::CELLS],
@@ -74,7 +74,8 @@ impl Gathered {
         }
     }
 
-    /// The pool, under the names of `/sys/kernel/debug/zswap`; and the bytes of payload and of what lies loose.
+    /// Returns the figures of the pool as JSON, under the names of `/sys/kernel/debug/zswap`, with the bytes of
+    /// payload and of loose pages.
     pub(crate) fn zswap(&self) -> Value {
         let mut zswap = json!({
             "pool_total_size": self.pages.pool * PAGE,
@@ -98,25 +99,25 @@ impl Gathered {
         zswap
     }
 
-    /// The swap file, in bytes.
+    /// Returns the sizes of the swap file as JSON, in bytes.
     pub(crate) fn swap_file(&self) -> Value {
         let [size, allowed, most] = self.file.map(|blocks| blocks * PAGE);
         json!({ "size": size, "may_grow_to_now": allowed.max(size), "may_grow_to": most })
     }
 
-    /// A counter.
+    /// Returns the value of a counter.
     pub(crate) fn counter(&self, counter: Counter) -> u64 {
         self.counters[counter as usize]
     }
 
-    /// What the pool's compression gains, if it holds anything.
+    /// Returns page bytes divided by payload bytes in the pool, if it holds anything.
     pub(crate) fn ratio(&self) -> Option<f64> {
         let (pages, bytes) = self.stored;
         (bytes > 0).then(|| (pages * PAGE) as f64 / bytes as f64)
     }
 }
 
-/// The latencies of all faults of a run.
+/// Returns the latencies of all faults of a run.
 pub(crate) fn latencies(group: &Group) -> [u64; latency::WORDS] {
     let mut sum = [0; latency::WORDS];
     group.dead().latency().add_to(&mut sum);
@@ -126,7 +127,7 @@ pub(crate) fn latencies(group: &Group) -> [u64; latency::WORDS] {
     sum
 }
 
-/// The processes of a run that ended for want of memory, if any did.
+/// Returns how many processes of a run ended for want of memory, and what could not leave, if any did.
 pub(crate) fn ended(group: &Group) -> Option<Ended> {
     Some(group.ended()).filter(|ended| ended.processes > 0)
 }

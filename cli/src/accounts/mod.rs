@@ -1,4 +1,4 @@
-//! Memory of a run, counted.
+//! Figures of the memory and the disk of a run.
 
 pub(crate) mod cap;
 pub(crate) mod exact;

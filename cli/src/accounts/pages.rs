@@ -7,17 +7,17 @@ const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 macro_rules! pages {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
-        /// Memory and disk of a run, in pages. Processes share what a fork left in common: sums over
-        /// processes are upper bounds.
+        /// Memory and disk of a run, in pages. Processes share pages after a fork, so sums over processes are upper
+        /// bounds.
         #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
         pub(crate) struct Pages { $($(#[$doc])* pub(crate) $name: u64),+ }
 
         impl Pages {
-            /// The larger of each.
+            /// Returns the larger of each figure.
             pub(crate) fn max(self, other: Self) -> Self {
                 Self { $($name: self.$name.max(other.$name)),+ }
             }
-            /// Adds what another has.
+            /// Adds the figures of another.
             pub(crate) fn add(&mut self, other: Self) {
                 $(self.$name += other.$name;)+
             }
@@ -26,34 +26,34 @@ macro_rules! pages {
 }
 
 pages! {
-    /// Charged to the processes, as the kernel has it.
+    /// Pages that the kernel charges to the processes.
     total,
-    /// In the programs.
+    /// Managed pages in the programs.
     resident,
-    /// Of the compressed pool.
+    /// Pages of the compressed pool.
     pool,
-    /// Of the engines' own data.
+    /// Pages of the engines' own data.
     metadata,
-    /// In frames.
+    /// Frames of staging.
     frames,
-    /// That the engine does not manage.
+    /// Pages that no engine manages.
     unmanaged,
-    /// Of those, in shared memory, each once.
+    /// Unmanaged pages that are shared memory, each once.
     shared,
-    /// On the device.
+    /// Blocks held on the device.
     disk,
-    /// Out of the programs, at a place.
+    /// Pages out of the programs that have a place.
     swapped,
-    /// On probation.
+    /// Pages on probation.
     cached,
-    /// What the run would take without an engine.
+    /// Pages that the run would take without an engine.
     needed,
-    /// In the programs and in the pool.
+    /// Pages in the programs, plus pages of the pool.
     working,
 }
 
 impl Pages {
-    /// What one process holds.
+    /// Returns the figures of one process.
     pub(crate) fn of(slot: ProcessSlot) -> Self {
         let get = |field| slot.get(field);
         let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
@@ -81,17 +81,17 @@ impl Pages {
         pages
     }
 
-    /// What the group page, the launcher and processes without a slot hold.
+    /// Returns the figures of memory that has no slot: the group page, the launcher, processes without Pagetide.
     pub(crate) fn of_strangers(pages: u64) -> Self {
         Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
     }
 
-    /// What the run has of shared memory.
+    /// Returns the figures of shared memory.
     pub(crate) fn of_shared(pages: u64) -> Self {
         Self { shared: pages, ..Self::of_strangers(pages) }
     }
 
-    /// The figures as JSON, in bytes.
+    /// Returns the figures as JSON, in bytes.
     pub(crate) fn json(self) -> Value {
         json!({
             "total": self.total * PAGE,

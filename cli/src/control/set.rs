@@ -1,4 +1,4 @@
-//! `pagetide set`: shows what may change while a run goes on, and changes it.
+//! `pagetide set`: shows and changes the settings of a run while it goes on.
 
 use crate::failure::Failure;
 use crate::out;
@@ -7,13 +7,13 @@ use pagetide::group::Knobs;
 use pagetide_cli::options::SetArgs;
 use pagetide_cli::options::choices::{PERCENT, POOL_PERCENT, Shrinker, choice, name};
 
-/// No such knob, or no such value.
+/// Exit status: there is no such setting, or no such value.
 const USAGE: u8 = 2;
-/// Shows the knobs, or changes some. Returns the exit status.
+/// Shows the settings, or changes some. Returns the exit status.
 pub(crate) fn set(args: &SetArgs) -> Result<u8, Failure> {
     let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
     let run = Run::open(args.pid, purpose)?;
-    // All or none.
+    // All changes are made, or none: they are tried on a copy first.
     let mut knobs = run.group.knobs();
     for setting in &args.settings {
         apply(&mut knobs, setting).map_err(|message| Failure::new(USAGE, message))?;

@@ -9,11 +9,11 @@ use pagetide_cli::options::{SwapoffArgs, SwaponArgs};
 use std::time::Duration;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// There is no swap file, or it is in use as before.
+/// Exit status: there is no swap file, or it stays in use.
 const NOT_DONE: u8 = 1;
 const LOOK: Duration = Duration::from_millis(20);
 
-/// Brings back what a run has in its swap file. Returns when nothing is there, with the exit status.
+/// Brings back all pages that a run has in its swap file. Returns the exit status when none is left there.
 pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
     let run = with_file(args.pid)?;
     let (name, group) = (run.name(), run.group);
@@ -23,7 +23,7 @@ pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
         if !run.goes_on() {
             return Err(Failure::new(NOT_DONE, format!("{name} has ended")));
         }
-        // Somebody else may have put it into use again.
+        // `pagetide swapon` may have run meanwhile.
         if !group.is_swapped_off() {
             return Err(Failure::new(NOT_DONE, format!("the swap file of {name} was put into use again")));
         }
@@ -66,7 +66,8 @@ fn with_file(pid: Option<u32>) -> Result<Run, Failure> {
     Ok(run)
 }
 
-/// A process without an engine has nothing there, and its engine will look before it writes much.
+/// Returns whether a process has left the swap file. One without an engine has nothing there, and its engine will
+/// look before it writes much.
 fn is_off(group: &Group, slot: ProcessSlot) -> bool {
     slot.get(Field::Armed) == 0 || (group.off_state(slot) == OffState::Off && slot.get(Field::Disk) == 0)
 }

@@ -1,11 +1,11 @@
-//! How far the swap file may grow, which the launcher looks at while it does.
+//! Growth of the swap file, which the launcher watches.
 //!
-//! The file is as large as its frontier ([`pagetide_swap::frontier`]) has come. Where no size was given it moves on
-//! only
-//! - while a twentieth of the disk stays free, whoever fills it: else the file keeps what it has, and grows again when
-//!   there is room;
-//! - beyond 4 × the cap only while half of the file is in use: before, blocks that were given up are taken again, one by
-//!   one if need be.
+//! The file is as large as its frontier ([`pagetide_swap::frontier`]) has come. Where no size was given the frontier
+//! moves on only while both hold:
+//! - A twentieth of the disk stays free, whoever fills it. Else the file keeps its size, and grows again when there
+//!   is room.
+//! - The file is smaller than 4 × the cap, or half of its blocks are in use. Else free blocks below the frontier are
+//!   taken again, one by one if need be.
 
 use crate::units::show_bytes;
 use pagetide_device::file::Room;
@@ -14,27 +14,27 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 const BLOCK: u64 = pagetide_device::BLOCK as u64;
-/// The part of a disk that stays free: 5 %.
+/// One part in this many of a disk stays free: 5 %.
 const FREE_PART: u64 = 20;
-/// What the file system needs for its own books of what we write.
+/// Bytes for the metadata that the file system writes beside the data.
 const BOOKS: u64 = 1 << 20;
-/// What the file may grow by between two looks, at least. No disk writes as much in a quarter second.
+/// Blocks by which the file may grow between two looks at least. No disk writes 1 GiB in a quarter of a second.
 const STEP: u64 = (1 << 30) / BLOCK;
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The growth of a swap file.
+/// State of the growth of a swap file.
 #[derive(Debug)]
 pub(crate) struct Growth {
-    /// Blocks that there may ever be.
+    /// The most blocks that the file may have.
     most: u64,
-    /// 4 × the cap; `None` if a size was given, which is all that counts then.
+    /// 4 × the cap, in blocks; `None` if a size was given, which is then the only limit.
     pledge: Option<u64>,
     next: Instant,
     passed: Said,
     full: Said,
 }
 
-/// Whether something was said that is said once.
+/// Whether a message that is said once was said.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Said {
     No,
@@ -47,12 +47,12 @@ impl Said {
     }
 }
 
-/// What is seen at a look.
+/// The state of the disk and the file at a look.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Seen {
-    /// The room on its disk.
+    /// Size and free space of the disk.
     pub(crate) room: Room,
-    /// Bytes of disk that the file has.
+    /// Bytes of the disk that the file takes.
     pub(crate) taken: u64,
     /// Blocks below the frontier.
     pub(crate) open: u64,
@@ -60,23 +60,24 @@ pub(crate) struct Seen {
     pub(crate) held: u64,
 }
 
-/// Something to be said.
+/// A message for the user.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum News {
-    /// That the file is larger than 4 × the cap.
+    /// The file is larger than 4 × the cap.
     Passed(String),
-    /// That the disk has no room for it.
+    /// The disk has no room for the file.
     Full(String),
 }
 
 impl Growth {
-    /// That of a file of at most `most` bytes, of which `pledge` may be had in any case; with none, all.
+    /// Returns the state for a file of at most `most` bytes, of which `pledge` do not depend on use. Without a
+    /// pledge all of them are allowed at once.
     pub(crate) fn new(most: u64, pledge: Option<u64>) -> Self {
         let [most, pledge] = [Some(most), pledge].map(|bytes| bytes.map(|bytes| bytes / BLOCK));
         Self { most: most.expect("given"), pledge, next: Instant::now(), passed: Said::No, full: Said::No }
     }
 
-    /// Whether it is time for a look, or the file is about to reach what it may grow to.
+    /// Returns whether a look is due: its time has come, or the file is about to reach the size it may grow to.
     pub(crate) fn is_due(&self, frontier: Frontier) -> bool {
         let allowed = frontier.allowed();
         let near = frontier.open() + STEP / 2 > allowed && allowed < self.most;
@@ -88,8 +89,8 @@ impl Growth {
         self.next = Instant::now() + INTERVAL;
     }
 
-    /// Lets the file grow as far as what is `seen` allows. Returns what is to be said of the file in `directory`, which
-    /// `bound` keeps from growing further.
+    /// Lets the file grow as far as `seen` allows. Returns messages about the file in `directory`; `bound` says
+    /// where its largest size comes from.
     pub(crate) fn follow(
         &mut self,
         frontier: Frontier,
@@ -123,39 +124,39 @@ impl Growth {
         news
     }
 
-    /// Blocks that there may be now.
+    /// Returns the blocks that the file may have now.
     fn allowed(&self, seen: &Seen) -> u64 {
         let Some(pledge) = self.pledge else { return self.most };
         self.most.min(Self::room(seen)).min(Self::need(pledge, seen))
     }
 
-    /// Blocks for which the disk has room, those that it has among them.
+    /// Returns the blocks for which the disk has room, with those that the file has already.
     fn room(seen: &Seen) -> u64 {
         let kept = seen.room.total / FREE_PART + BOOKS;
         (seen.taken + seen.room.free.saturating_sub(kept)) / BLOCK
     }
 
-    /// Blocks that the run may have need of before the next look.
+    /// Returns the blocks that the run may need before the next look.
     fn need(pledge: u64, seen: &Seen) -> u64 {
         let crowded = seen.held * 2 >= seen.open;
         if crowded { seen.open.saturating_add(STEP).max(pledge) } else { seen.open.max(pledge) }
     }
 
-    /// Whether the run has filled its file, and the disk lets it grow no further.
+    /// Returns whether the run has filled its file and the disk has no room for more.
     fn is_stopped(&self, seen: &Seen) -> bool {
         let next = (seen.open + EXTENT).min(self.most);
-        // What was written and is free again is less than a tenth.
+        // Less than a tenth of the file is free again.
         let filled = seen.open > 0 && seen.open < self.most && seen.held * 10 >= seen.open * 9;
         self.pledge.is_some() && filled && Self::room(seen) < next
     }
 }
 
-/// What the run does with its file.
+/// How the run uses its file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Use {
     /// Blocks that processes hold.
     pub(crate) held: u64,
-    /// Writes for which there was no room.
+    /// Writes that failed for want of room on the disk.
     pub(crate) refused: u64,
 }
 

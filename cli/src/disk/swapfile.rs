@@ -1,4 +1,4 @@
-//! Where a run's swap file lies, and how large it may become.
+//! The swap file of a run: its directory and its size.
 
 use crate::disk::growth::{Growth, News, Seen, Use};
 use crate::machine::container;
@@ -12,31 +12,32 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
 const BLOCK: u64 = pagetide_device::BLOCK as u64;
-/// A smaller swap file is not worth having.
+/// Bytes of the smallest swap file that is made by default.
 const SMALLEST: u64 = 1 << 20;
-/// A swap file may have so many times the cap, if the disk has room for it; more only where that can be seen.
+/// A swap file of default size may have this many times the cap, if the disk has room; more only outside of
+/// containers.
 const CAPS: u64 = 4;
-/// The part of an address space that is limited which the run's books may take: each of its processes maps them.
+/// Under `ulimit -v` the group page may take one part in this many of the address space: each process maps it.
 const BOOKS_PART: u64 = 16;
-/// Bytes of the run's books that a block takes, rounded up.
+/// Bytes of the group page for each block, rounded up.
 const BOOKS_OF_BLOCK: u64 = 33;
 
 /// A swap file.
 #[derive(Debug)]
 pub(crate) struct SwapFile {
-    /// It has no name.
+    /// Its descriptor: the file has no name.
     pub(crate) fd: OwnedFd,
-    /// Where it lies.
+    /// Its directory.
     pub(crate) directory: PathBuf,
-    /// What it may grow to.
+    /// Bytes to which it may grow.
     pub(crate) bytes: u64,
-    /// What that is.
+    /// A phrase that says where that limit comes from.
     pub(crate) bound: String,
-    /// How far it may grow just now.
+    /// State of its growth.
     growth: Growth,
 }
 
-/// What a process may have, in bytes.
+/// Resource limits of this process, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Allowance {
     /// The largest file (`ulimit -f`).
@@ -51,7 +52,7 @@ impl Allowance {
         Self { file: limit(Resource::Fsize), address: limit(Resource::As) }
     }
 
-    /// Whether a swap file may be as large, and with it the run's books.
+    /// Returns whether a swap file of that size, and the group page for it, stay within the limits.
     fn suffices(self, bytes: u64) -> bool {
         let books = group::bytes_needed(bytes / BLOCK) as u64;
         self.file.is_none_or(|most| bytes <= most)
@@ -59,7 +60,7 @@ impl Allowance {
     }
 }
 
-/// What a file may grow to of which no size was given, and what that is.
+/// Returns the size to which a file of default size may grow, and a phrase that says where it comes from.
 fn largest(pledge: u64, free: u64, directory: &Path, contained: bool, allowance: Allowance) -> (u64, String) {
     let half = free / 2;
     if contained && pledge < half {
@@ -68,24 +69,25 @@ fn largest(pledge: u64, free: u64, directory: &Path, contained: bool, allowance:
     if allowance.suffices(half) {
         return (half, format!("half of what was free in {}", directory.display()));
     }
-    // As much as the limits allow, but not less than they were not asked for before.
+    // As much as the limits allow, but no less than the pledge.
     let by_books = allowance.address.map_or(u64::MAX, |most| most / BOOKS_PART / BOOKS_OF_BLOCK * BLOCK);
     let most = half.min(allowance.file.unwrap_or(u64::MAX)).min(by_books).max(pledge.min(half));
     (most, "as far as ulimit allows".to_owned())
 }
 
 impl SwapFile {
-    /// Blocks that it has.
+    /// Returns the number of its blocks.
     pub(crate) fn blocks(&self) -> u64 {
         self.bytes / BLOCK
     }
 
-    /// Its identity: processes of the run open it by paths that may come to name another file.
+    /// Returns its identity, by which processes of the run check what they opened: a path may come to name another
+    /// file.
     pub(crate) fn identity(&self) -> Result<file::Identity, String> {
         file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))
     }
 
-    /// Creates one. `None` if there is no place for it and none was asked for.
+    /// Creates a swap file. Returns `None` if no default directory will do.
     pub(crate) fn create(
         directory: Option<&Path>,
         size: Option<u64>,
@@ -133,22 +135,22 @@ impl SwapFile {
         Ok(Some(Self { fd, directory, bytes, bound, growth }))
     }
 
-    /// Looks whether the file may grow, if it is time. Returns what is to be said.
+    /// Takes a look, if one is due, and sets how far the file may grow. Returns messages for the user.
     pub(crate) fn look(&mut self, frontier: Frontier, now: Use) -> Vec<News> {
         if self.growth.is_due(frontier) { self.look_now(frontier, now) } else { Vec::new() }
     }
 
-    /// The same, at once.
+    /// Does the same at once.
     pub(crate) fn look_now(&mut self, frontier: Frontier, Use { held, refused }: Use) -> Vec<News> {
         self.growth.note_look();
-        // In this order: what is written meanwhile is not counted as room.
+        // In this order: blocks written meanwhile are not counted as room.
         let (open, taken) = (frontier.open(), file::taken_bytes(&self.fd));
         let (Ok(taken), Ok(room)) = (taken, file::room(&self.fd)) else { return Vec::new() };
         let seen = Seen { room, taken, open, held };
         self.growth.follow(frontier, &seen, refused, &self.directory, &self.bound)
     }
 
-    /// Where a swap file may lie if nothing is said, the first choice first.
+    /// Returns the default directories, first choice first.
     pub(crate) fn places() -> Vec<PathBuf> {
         let temporary = std::env::var_os("TMPDIR").filter(|value| !value.is_empty()).map(PathBuf::from);
         temporary.into_iter().chain([PathBuf::from("/var/tmp")]).collect()

@@ -1,4 +1,4 @@
-//! What is looked at.
+//! Checks of the doctor.
 
 use crate::disk::swapfile::SwapFile;
 use crate::doctor::finding::{Finding, State};
@@ -20,7 +20,7 @@ fn explain(error: Errno) -> String {
     std::io::Error::from(error).to_string()
 }
 
-/// An answer, if there is one.
+/// Words an answer that may be unknown.
 fn answer(answer: Option<bool>) -> &'static str {
     match answer {
         Some(true) => "yes",
@@ -29,7 +29,7 @@ fn answer(answer: Option<bool>) -> &'static str {
     }
 }
 
-/// Whether `/proc` shows this process: processes find their run's group page there.
+/// Checks that `/proc` is mounted: processes find the group page of their run there.
 pub(crate) fn proc_is_mounted() -> Finding {
     let mounted = fs::read_link("/proc/self").is_ok();
     let state = if mounted { State::Good } else { State::Fatal };
@@ -39,7 +39,7 @@ pub(crate) fn proc_is_mounted() -> Finding {
     )
 }
 
-/// The ways to a full userfaultfd.
+/// Checks the ways to a full userfaultfd.
 pub(crate) fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
     let filtered = told.filtered == Some(true);
     let [call, device] = probed;
@@ -79,7 +79,7 @@ pub(crate) fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<F
     ]
 }
 
-/// What the kernel's userfaultfd, if one could be had, and page maps can do.
+/// Checks features of userfaultfd, if one could be opened, and of page maps.
 pub(crate) fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
     let release = told.release.as_deref().unwrap_or("release unknown");
     let has = |name, bit: u64, since, cost| match features.map(|features| features & bit != 0) {
@@ -111,7 +111,7 @@ pub(crate) fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
     ]
 }
 
-/// Where pages would go.
+/// Checks the swap file, and the means to write it.
 pub(crate) fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     let mut findings = Vec::new();
     let places = directory.map_or_else(SwapFile::places, |directory| vec![directory.to_owned()]);

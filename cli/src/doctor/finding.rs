@@ -1,17 +1,17 @@
-//! What was looked at, and what was found.
+//! Findings of the doctor.
 
 use serde_json::{Value, json};
 
-/// How serious it is.
+/// State of a checked feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
-    /// It is there.
+    /// Available.
     Good,
-    /// It is missing, and a run does without.
+    /// Missing; runs do without.
     Missing,
-    /// It is missing, and no run is possible.
+    /// Missing; no run is possible.
     Fatal,
-    /// It cannot be told.
+    /// Cannot be told.
     Unknown,
 }
 
@@ -30,16 +30,16 @@ impl State {
     }
 }
 
-/// What was looked at.
+/// Name of the feature.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Finding {
     pub(crate) name: &'static str,
     pub(crate) state: State,
-    /// What was found.
+    /// The observation.
     pub(crate) found: String,
-    /// What it costs that it is missing; empty if it is there.
+    /// The cost of its absence; empty if it is available.
     pub(crate) cost: &'static str,
-    /// What mends it; empty if nothing does, or needs to.
+    /// The remedy; empty if there is none, or none is needed.
     pub(crate) remedy: String,
 }
 
@@ -48,7 +48,7 @@ impl Finding {
         Self { name, state, found: found.into(), cost: "", remedy: String::new() }
     }
 
-    /// What it costs, and what mends it, if it is missing.
+    /// Adds cost and remedy, unless the feature is available.
     pub(crate) fn or(self, cost: &'static str, remedy: impl Into<String>) -> Self {
         if self.state == State::Good { self } else { Self { cost, remedy: remedy.into(), ..self } }
     }

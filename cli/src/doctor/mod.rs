@@ -1,4 +1,4 @@
-//! `pagetide doctor`: what this machine, this user and this container give.
+//! `pagetide doctor`: checks what this machine, this user and this container offer.
 
 mod checks;
 mod finding;
@@ -13,7 +13,7 @@ use pagetide_cli::options::DoctorArgs;
 use pagetide_sys::uffd::Uffd;
 use serde_json::{Value, json};
 
-/// A run would not come about.
+/// Exit status: no run is possible here.
 const SICK: u8 = 1;
 
 fn text(findings: &[Finding]) -> String {
@@ -30,7 +30,7 @@ fn text(findings: &[Finding]) -> String {
     text
 }
 
-/// Looks, and says what it found. Returns the exit status: whether a run is possible.
+/// Checks everything and prints the findings. Returns the exit status.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let probed = Uffd::probe();
     let features = probed.iter().find_map(|way| way.ok());

@@ -1,29 +1,29 @@
-//! What `/proc` says of this process and its kernel.
+//! Facts that `/proc` tells of this process and its kernel.
 
 use std::fs;
 
-/// `CAP_SYS_PTRACE` in a capability set.
+/// The bit of `CAP_SYS_PTRACE` in a capability set.
 const SYS_PTRACE: u64 = 1 << 19;
 const SYSCTL: &str = "/proc/sys/vm/unprivileged_userfaultfd";
 const RING_SYSCTL: &str = "/proc/sys/kernel/io_uring_disabled";
 
-/// What `/proc` says of this process and its kernel. What it does not say is not known.
+/// Facts that `/proc` tells; `None` where it does not.
 #[derive(Default)]
 pub(crate) struct Told {
     /// The effective capabilities.
     pub(crate) capabilities: Option<u64>,
     /// Whether system calls are filtered.
     pub(crate) filtered: Option<bool>,
-    /// The switch of userfaultfd: `None` if it cannot be told, or the kernel has none.
+    /// The sysctl `vm.unprivileged_userfaultfd`; `None` too if the kernel has none.
     pub(crate) sysctl: Option<String>,
-    /// The switch of io_uring.
+    /// The sysctl `kernel.io_uring_disabled`.
     pub(crate) ring: Option<String>,
     /// The kernel's release.
     pub(crate) release: Option<String>,
 }
 
 impl Told {
-    /// Reads it.
+    /// Reads `/proc`.
     pub(crate) fn read() -> Self {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);

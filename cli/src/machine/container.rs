@@ -1,19 +1,21 @@
-//! Whether this process runs in a container: ephemeral storage may have a limit there that no call tells, and a pod
-//! that passes it is evicted.
+//! Detection of containers. Ephemeral storage may have a limit there that no call tells, and a pod that passes it is
+//! evicted.
 
 use std::fs;
 use std::path::Path;
 
-/// The name of the pid namespace that a machine starts with.
+/// Name of the initial pid namespace.
 const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
-/// What engines leave in a container's root.
+/// Files that container engines leave in a container's root.
 const MARKS: [&str; 2] = ["/.dockerenv", "/run/.containerenv"];
-/// File systems of which engines make roots. A machine that was made from an image has a mark, and a root on a disk.
+/// File systems of which container engines make roots. A machine made from an image has such a file too, but its
+/// root is on a disk.
 const ROOTS: [&str; 5] = ["overlay", "fuse-overlayfs", "aufs", "btrfs", "zfs"];
-/// Set by Podman, LXC and systemd-nspawn; and by Kubernetes in every pod that is not asked to go without.
+/// Environment variables set by Podman, LXC and systemd-nspawn, and by Kubernetes in every pod that does not opt
+/// out.
 const VARIABLES: [&str; 2] = ["container", "KUBERNETES_SERVICE_HOST"];
 
-/// Whether this is a container, as far as can be told.
+/// Returns whether this process runs in a container, as far as can be told.
 pub(crate) fn is_here() -> bool {
     let namespace = fs::read_link("/proc/self/ns/pid").ok();
     let namespace = namespace.as_ref().and_then(|name| name.to_str());
@@ -28,7 +30,7 @@ fn is_one(pid_namespace: Option<&str>, marked: bool, mountinfo: &str) -> bool {
         || marked && root_type(mountinfo).is_some_and(|kind| ROOTS.contains(&kind))
 }
 
-/// The type of the file system that lies at `/`: the last of several.
+/// Returns the type of the file system at `/`: the last one mounted there.
 fn root_type(mountinfo: &str) -> Option<&str> {
     // ID PARENT MAJOR:MINOR ROOT POINT OPTIONS ... - TYPE SOURCE OPTIONS
     let root = |line: &&str| line.split(' ').nth(4) == Some("/");

@@ -1,23 +1,23 @@
-//! How much memory this process may have: the smallest limit on its cgroup path, or the machine's memory.
+//! Memory limits of this process: the smallest on its cgroup path, and the machine's memory.
 
 use pagetide_sys::procfs;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// No machine has so much.
+/// Bytes above which a limit stands for none.
 const UNLIMITED: u64 = 1 << 60;
 
 /// The memory that this process may have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
-    /// The smallest limit on the cgroup path.
+    /// The smallest limit on the cgroup path, if it is below the memory of the machine.
     pub(crate) cgroup: Option<u64>,
     /// The machine's memory.
     pub(crate) machine: u64,
 }
 
 impl Limits {
-    /// Reads them.
+    /// Reads the limits of this process.
     pub(crate) fn read() -> Result<Self, String> {
         let read =
             |path: &str| fs::read_to_string(path).map_err(|error| format!("cannot read {path}: {error}"));
@@ -29,7 +29,7 @@ impl Limits {
         Ok(Self { cgroup, machine })
     }
 
-    /// What a percentage refers to.
+    /// Returns the bytes that a percentage refers to.
     pub(crate) fn whole(self) -> u64 {
         self.cgroup.unwrap_or(self.machine)
     }
@@ -39,19 +39,19 @@ fn total_memory(meminfo: &str) -> Option<u64> {
     Some(procfs::field(meminfo, "MemTotal:")? << 10)
 }
 
-/// A cgroup that may control the memory of a process, or one above it.
+/// A cgroup directory on the path of a process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Directory {
-    /// Where it is mounted.
+    /// Its path in the mounted hierarchy.
     pub(crate) path: PathBuf,
-    /// Whether it is of version 2.
+    /// Whether its hierarchy is of version 2.
     pub(crate) unified: bool,
-    /// Whether the process is in it, and not in one below.
+    /// Whether the process is in this cgroup itself, not in one below.
     pub(crate) own: bool,
 }
 
 impl Directory {
-    /// The files that may hold a limit.
+    /// Returns the files that may hold a limit.
     fn limit_files(&self) -> impl Iterator<Item = PathBuf> {
         let names: &[&str] =
             if self.unified { &["memory.max", "memory.high"] } else { &["memory.limit_in_bytes"] };
@@ -59,12 +59,12 @@ impl Directory {
     }
 }
 
-/// The cgroups of a process with these `/proc/PID/cgroup` and `/proc/self/mountinfo`.
+/// Returns the cgroups of the process of which these are `/proc/PID/cgroup` and `/proc/self/mountinfo`.
 pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
     let mut found = Vec::new();
     for mount in mountinfo.lines().filter_map(Mount::parse) {
         let Some(path) = cgroup.lines().find_map(|line| mount.path_in(line)) else { continue };
-        // A path that the mount does not show (another cgroup namespace): its root is all we see.
+        // In another cgroup namespace the path is not below the root of the mount: only that root is visible.
         let below = Path::new(path).strip_prefix(&mount.root).unwrap_or(Path::new(""));
         found.extend(below.ancestors().map(|directory| Directory {
             path: mount.point.join(directory),
@@ -75,7 +75,7 @@ pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
     found
 }
 
-/// The smallest limit of those, if it is one.
+/// Returns the smallest limit in these cgroups, if there is one.
 pub(crate) fn smallest(directories: &[Directory]) -> Option<u64> {
     let files = directories.iter().flat_map(Directory::limit_files);
     let limits = files.filter_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
@@ -103,7 +103,7 @@ impl Mount {
         controls.then(|| Self { root: unescape(root), point: unescape(point).into(), unified })
     }
 
-    /// The path in this hierarchy, if that is the one that a line of `/proc/self/cgroup` is about.
+    /// Returns the path in a line of `/proc/self/cgroup`, if that line is about this hierarchy.
     fn path_in<'a>(&self, line: &'a str) -> Option<&'a str> {
         let mut parts = line.splitn(3, ':');
         let (number, controllers, path) = (parts.next()?, parts.next()?, parts.next()?);

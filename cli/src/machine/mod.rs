@@ -1,4 +1,4 @@
-//! What this machine, or this container, gives.
+//! Limits of this machine or container.
 
 pub(crate) mod container;
 pub(crate) mod limits;

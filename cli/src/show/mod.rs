@@ -1,4 +1,4 @@
-//! What a run did and holds, for people and programs to read.
+//! Output about a run, for people and for programs.
 
 pub(crate) mod report;
 pub(crate) mod stat;

@@ -1,4 +1,4 @@
-//! What a run has done and holds: gathered from its group page, and as JSON.
+//! Report on a run, as JSON.
 
 use crate::accounts::gathered::Gathered;
 use crate::accounts::most::Most;
@@ -15,7 +15,7 @@ use std::time::Duration;
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 const VERSION: u64 = 1;
 
-/// A report on a run.
+/// A report on a run. Fields that only the launcher knows are `None` in reports of others.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
     /// The launcher.
@@ -26,25 +26,25 @@ pub(crate) struct Report {
     pub(crate) exit_status: Option<u8>,
     /// How long it has run.
     pub(crate) elapsed: Duration,
-    /// User and system seconds of the processes that have ended. Only the launcher knows.
+    /// User and system seconds of the processes that have ended; known to the launcher.
     pub(crate) cpu: Option<(f64, f64)>,
     /// The cap, in pages.
     pub(crate) cap_pages: u64,
-    /// Counters, and what is held now.
+    /// Counters, memory and disk at this time.
     pub(crate) now: Gathered,
-    /// The most that was held. Only the launcher knows.
+    /// The peak of each figure; known to the launcher.
     pub(crate) peak: Option<Pages>,
-    /// What was held when that was the most, and by whom.
+    /// The figures when the run held the most memory.
     pub(crate) most: Most,
-    /// Who killed it, if somebody did.
+    /// Who killed the run, if anybody did.
     pub(crate) killer: Option<Killer>,
-    /// What the pool's compression gains, or did when it held the most.
+    /// Page bytes divided by payload bytes in the pool, now or when it held the most.
     pub(crate) ratio: Option<f64>,
     /// Fault latencies.
     pub(crate) latencies: [u64; latency::WORDS],
     /// The programs that run without Pagetide.
     pub(crate) outside: Outside,
-    /// How long nobody looked for processes without a slot at most, if that was too long. Only the launcher knows.
+    /// The longest time between two looks for processes without a slot, if it was too long; known to the launcher.
     pub(crate) latest_look: Option<Duration>,
     /// The processes that ended for want of memory, if any did.
     pub(crate) ended: Option<Ended>,
@@ -60,7 +60,7 @@ fn ended_json(ended: Ended) -> Value {
 }
 
 impl Report {
-    /// The report as JSON.
+    /// Returns the report as JSON.
     pub(crate) fn json(&self) -> Value {
         let counters: serde_json::Map<_, _> = Counter::ALL
             .iter()

@@ -19,7 +19,7 @@ use std::io::IsTerminal;
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
-/// Shows a run. Returns the exit status.
+/// Shows a run, once or until it ends. Returns the exit status.
 pub(crate) fn stat(args: &StatArgs) -> Result<u8, Failure> {
     let run = Run::open(args.pid, Purpose::Look)?;
     loop {

@@ -1,4 +1,4 @@
-//! The last lines of a run: whether its cap held, who broke it, what swapping cost, and who killed it.
+//! Last lines of a run: whether its cap held, who broke it, the cost of swapping, and who killed it.
 
 use crate::accounts::cap::is_passed;
 use crate::accounts::exact::Counted;
@@ -10,29 +10,29 @@ use pagetide::latency;
 use pagetide_swap::Counter;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// Exit statuses of what a signal has ended.
+/// Exit statuses of programs that a signal has ended.
 const BY_SIGNAL: std::ops::RangeInclusive<u8> = 129..=192;
-/// A part of what is too much that is not worth a name.
+/// A process is named if it holds at least one part in this many of the excess.
 const WORTH_A_NAME: u64 = 8;
 
-/// Memory that is not managed is blamed from this part of all on.
+/// Unmanaged memory is blamed if it is at least one part in this many of all memory.
 const BLAMED: u64 = 4;
 
 /// A line of the summary.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Line {
-    /// Whether the user will not have wanted it.
+    /// Whether it is a warning.
     pub(crate) warning: bool,
-    /// What it says.
+    /// Its text.
     pub(crate) text: String,
 }
 
 impl Report {
-    /// The lines for the end of a run.
+    /// Returns the lines for the end of a run.
     pub(crate) fn summary(&self) -> Vec<Line> {
         let (tell, warn) = (|text| Line { warning: false, text }, |text| Line { warning: true, text });
         let mut lines = Vec::new();
-        // A little above it for a moment is how a cap is kept that is kept by sampling.
+        // A cap that is kept by sampling is passed a little for a moment.
         let passed = is_passed(self.most.held_bytes(), self.cap_pages);
         lines.push(Line { warning: passed, text: self.cap_line(passed) });
         if passed {
@@ -51,7 +51,7 @@ impl Report {
         lines
     }
 
-    /// How late processes without a slot were looked at, if they were.
+    /// Says how late processes without a slot were looked at, if they were.
     fn lateness_line(&self) -> Option<String> {
         let seconds = self.latest_look?.as_secs_f64();
         Some(format!(
@@ -60,7 +60,7 @@ impl Report {
         ))
     }
 
-    /// What could not leave, if a process ended for want of memory.
+    /// Says what could not leave, if a process ended for want of memory.
     fn ended_line(&self) -> Option<String> {
         let ended = self.ended?;
         let counted = Reason::ALL.iter().map(|&reason| (ended.stuck.get(reason), reason.text()));
@@ -74,12 +74,12 @@ impl Report {
         self.now.counter(Counter::pgsteal) > 0 || self.peak.unwrap_or_default().swapped > 0
     }
 
-    /// Whether CMD was ended by a signal, as far as its status tells.
+    /// Returns whether a signal ended CMD, as far as its status tells.
     fn was_killed(&self) -> bool {
         self.killer.is_some() || self.exit_status.is_some_and(|status| BY_SIGNAL.contains(&status))
     }
 
-    /// Whether the cap held, and what was needed.
+    /// Says whether the cap held, and how much was needed.
     fn cap_line(&self, passed: bool) -> String {
         let (total, cap) = (self.most.held_bytes().div_ceil(PAGE), self.cap_pages);
         let of = show_bytes(cap * PAGE);
@@ -122,7 +122,7 @@ impl Report {
         }
     }
 
-    /// What broke the cap.
+    /// Says what broke the cap.
     fn breach_line(&self) -> String {
         let (pages, total) = (self.most.pages, self.most.held_bytes().div_ceil(PAGE));
         let excess = total.saturating_sub(self.cap_pages);
@@ -143,10 +143,10 @@ impl Report {
         format!("of that {unmanaged} cannot be swapped, for Pagetide does not manage it{shared}{who}")
     }
 
-    /// What went out and came in.
+    /// Says how many pages went out and came in.
     pub(crate) fn pages_line(&self) -> String {
         let get = |counter| self.now.counter(counter);
-        // The pool writes pages to the device too: those went out once only.
+        // Pages that went from the pool to the device are counted once.
         let to_device = get(Counter::pswpout).saturating_sub(get(Counter::zswpwb));
         let ways = [get(Counter::swpout_zero), get(Counter::zswpout), to_device, get(Counter::swap_reuse)];
         let out = ways.iter().fold(0u64, |out, &pages| out.saturating_add(pages));
@@ -169,7 +169,7 @@ impl Report {
         )
     }
 
-    /// What faults cost.
+    /// Says how long faults took.
     pub(crate) fn time_line(&self) -> String {
         let (waited, wall) = (self.now.counter(Counter::stalled_ns) as f64 / 1e9, self.elapsed.as_secs_f64());
         let quantile = |quantile| show_nanos(latency::quantile_ns(&self.latencies, quantile));
@@ -192,7 +192,7 @@ impl Report {
     }
 }
 
-/// By how much `total` is above `cap`.
+/// Formats by how much `total` is above `cap`.
 fn over(total: u64, cap: u64) -> String {
     let part = total as f64 / cap.max(1) as f64;
     if part < 2.0 { format!("{:.0} % more", (part - 1.0) * 100.0) } else { format!("{part:.1} ×") }

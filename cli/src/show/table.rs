@@ -1,4 +1,4 @@
-//! A run as a table, for people.
+//! Table of a run, for people.
 
 use crate::accounts::pages::Pages;
 use crate::processes::tree;
@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
 
-/// The table that `pagetide stat` prints.
+/// Returns the table that `pagetide stat` prints.
 pub(crate) fn table(report: &Report, group: &Group) -> String {
     let bytes = |pages: u64| show_bytes(pages * PAGE);
     let now = report.now.pages;

@@ -1,4 +1,4 @@
-//! A run for tests of what is shown.
+//! A run for tests of reports.
 
 use crate::accounts::gathered::{Gathered, ended, latencies};
 use crate::accounts::most::Most;
@@ -8,12 +8,12 @@ use crate::show::report::Report;
 use pagetide::group::Group;
 use std::time::Duration;
 
-/// The group page of a run of 250 MiB.
+/// Returns the group page of a run of 250 MiB.
 pub(crate) fn group() -> (std::os::fd::OwnedFd, Group) {
     crate::testing::group(64_000)
 }
 
-/// A report on it, after 33.1 s.
+/// Returns a report on it, after 33.1 s.
 pub(crate) fn report(group: &Group, peak: Pages) -> Report {
     let now = Gathered::from(group);
     Report {
