@@ -50,7 +50,7 @@ impl Gathered {
         };
         this.count(group.dead());
         let (shared, launcher) = group.own_pages();
-        this.pages.add(Pages::of_strangers(shared + launcher + group.unmanaged_pages()));
+        this.pages.add(Pages::of_unmanaged(shared + launcher + group.unmanaged_pages()));
         this.pages.add(Pages::of_shared(group.shared_pages()));
         for slot in group.live() {
             this.count(slot);

@@ -39,14 +39,14 @@ pub(crate) struct Holder {
     /// Its unmanaged pages.
     pub(crate) pages: u64,
     /// Whether it ran without Pagetide, so that none of its memory is managed.
-    pub(crate) stranger: bool,
+    pub(crate) outside: bool,
 }
 
 impl Holder {
     /// Describes it in a message.
     pub(crate) fn describe(&self) -> String {
         let name = if self.name.is_empty() { "one that has ended" } else { &self.name };
-        let stranger = if self.stranger { ", which runs without Pagetide" } else { "" };
-        format!("{} in {name} (pid {}{stranger})", show_bytes(self.pages * PAGE), self.pid)
+        let outside = if self.outside { ", which runs without Pagetide" } else { "" };
+        format!("{} in {name} (pid {}{outside})", show_bytes(self.pages * PAGE), self.pid)
     }
 }

@@ -82,13 +82,13 @@ impl Pages {
     }
 
     /// Returns the figures of memory that has no slot: the group page, the launcher, processes without Pagetide.
-    pub(crate) fn of_strangers(pages: u64) -> Self {
+    pub(crate) fn of_unmanaged(pages: u64) -> Self {
         Self { total: pages, unmanaged: pages, needed: pages, ..Self::default() }
     }
 
     /// Returns the figures of shared memory.
     pub(crate) fn of_shared(pages: u64) -> Self {
-        Self { shared: pages, ..Self::of_strangers(pages) }
+        Self { shared: pages, ..Self::of_unmanaged(pages) }
     }
 
     /// Returns the figures as JSON, in bytes.

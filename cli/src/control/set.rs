@@ -12,7 +12,7 @@ const USAGE: u8 = 2;
 /// Shows the settings, or changes some. Returns the exit status.
 pub(crate) fn set(args: &SetArgs) -> Result<u8, Failure> {
     let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
-    let run = Run::open(args.pid, purpose)?;
+    let run = Run::open(args.pid, purpose, "pagetide set --pid PID")?;
     // All changes are made, or none: they are tried on a copy first.
     let mut knobs = run.group.knobs();
     for setting in &args.settings {

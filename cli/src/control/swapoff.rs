@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(20);
 
 /// Brings back all pages that a run has in its swap file. Returns the exit status when none is left there.
 pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
-    let run = with_file(args.pid)?;
+    let run = with_file(args.pid, "pagetide swapoff PID")?;
     let (name, group) = (run.name(), run.group);
     let before: u64 = group.live().map(|slot| slot.get(Field::Disk)).sum();
     group.set_swapped_off(true);
@@ -50,7 +50,7 @@ pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
 
 /// Uses the swap file again. Returns the exit status.
 pub(crate) fn swapon(args: &SwaponArgs) -> Result<u8, Failure> {
-    let run = with_file(args.pid)?;
+    let run = with_file(args.pid, "pagetide swapon PID")?;
     let was_off = run.group.is_swapped_off();
     run.group.set_swapped_off(false);
     let done = if was_off { "in use again" } else { "in use, as it was" };
@@ -58,8 +58,8 @@ pub(crate) fn swapon(args: &SwaponArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-fn with_file(pid: Option<u32>) -> Result<Run, Failure> {
-    let run = Run::open(pid, Purpose::Change)?;
+fn with_file(pid: Option<u32>, usage: &str) -> Result<Run, Failure> {
+    let run = Run::open(pid, Purpose::Change, usage)?;
     if run.group.setup().blocks == 0 {
         return Err(Failure::new(NOT_DONE, format!("{} has no swap file", run.name())));
     }

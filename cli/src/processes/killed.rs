@@ -1,4 +1,4 @@
-//! Who killed a run, as far as it can be told: Pagetide, the kernel's OOM killer, or somebody else.
+//! The killer of a run, as far as it can be told: Pagetide, the kernel's OOM killer, or somebody else.
 
 use crate::machine::limits::{self, Directory};
 use crate::units::show_bytes;
@@ -6,29 +6,29 @@ use pagetide_sys::procfs;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The exit status of what SIGKILL has ended.
+/// Exit status of a program that SIGKILL has ended.
 pub(crate) const BY_SIGKILL: u8 = 128 + 9;
-/// What a cgroup counts beside what Pagetide does, page cache and kernel memory: so much, and a part in so many.
+/// Page cache and kernel memory, which a cgroup counts and Pagetide does not: a constant, and a factor.
 const BESIDE: u64 = 32 << 20;
 const BESIDE_PART: f64 = 1.03;
-/// With less no run comes about.
+/// Bytes of the smallest cap.
 const LEAST: u64 = 16 << 20;
 
-/// Who killed a run, or a part of it.
+/// The killer of a run, or of a part of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Killer {
     /// The launcher, because of `--strict`.
     Strict,
-    /// So many of its processes were ended by their own engines, for want of memory.
+    /// This many processes were ended by their own engines, for want of memory.
     Pagetide(u64),
-    /// The kernel's OOM killer has killed so many processes in its cgroup, which may have so much.
+    /// The kernel's OOM killer has killed this many processes in the run's cgroup, which has this limit.
     Kernel(u64, Option<u64>),
-    /// Something sent SIGKILL. The OOM killer was at work on this machine meanwhile, or was not.
+    /// Somebody sent SIGKILL; `oom` says whether the OOM killer was at work on this machine meanwhile.
     Other { oom: bool },
 }
 
 impl Killer {
-    /// The killer of a run that ended with this status.
+    /// Finds the killer of a run that ended with this status.
     pub(crate) fn find(strict: bool, ended: u64, oom: &OomWatch, status: u8) -> Option<Self> {
         let (in_cgroup, limit, on_machine) = oom.kills();
         match (strict, ended, in_cgroup) {
@@ -40,7 +40,7 @@ impl Killer {
         }
     }
 
-    /// Its name in statistics.
+    /// Returns its name in statistics.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Strict => "strict",
@@ -50,7 +50,7 @@ impl Killer {
         }
     }
 
-    /// Who it was, and what to change. `cap` is in bytes.
+    /// Says who it was, and what to change. `cap` is in bytes.
     pub(crate) fn line(&self, cap: u64) -> String {
         match *self {
             Self::Strict => {
@@ -103,13 +103,13 @@ fn advice(cap: u64, limit: Option<u64>) -> String {
     }
 }
 
-/// Counts what the kernel's OOM killer does in the cgroups of a run.
+/// Counts the kills of the kernel's OOM killer in the cgroups of a run.
 #[derive(Debug)]
 pub(crate) struct OomWatch {
     mounts: String,
-    /// The cgroups that were seen.
+    /// The cgroups in which processes of the run were seen.
     counted: Vec<Counted>,
-    /// What `/proc/PID/cgroup` said last.
+    /// The last text of `/proc/PID/cgroup`.
     cgroup: String,
     on_machine: u64,
 }
@@ -117,15 +117,15 @@ pub(crate) struct OomWatch {
 /// A cgroup of the run.
 #[derive(Debug)]
 struct Counted {
-    /// Where it is told how many processes were killed, and how many were before.
+    /// The file that counts its kills, and their number before the run.
     file: PathBuf,
     before: u64,
-    /// The smallest limit on its path.
+    /// The smallest limit on its path, in bytes.
     limit: Option<u64>,
 }
 
 impl OomWatch {
-    /// Counts from now on, in the cgroup of this process.
+    /// Starts to count, in the cgroup of this process.
     pub(crate) fn new() -> Self {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let on_machine = killed_on_machine();
@@ -134,7 +134,7 @@ impl OomWatch {
         this
     }
 
-    /// Counts from now on in the cgroup of `pid` too.
+    /// Counts in the cgroup of `pid` too from now on.
     pub(crate) fn follow(&mut self, pid: &str) {
         let Ok(cgroup) = fs::read_to_string(format!("/proc/{pid}/cgroup")) else { return };
         if cgroup.is_empty() || cgroup == self.cgroup {
@@ -152,7 +152,8 @@ impl OomWatch {
         self.cgroup = cgroup;
     }
 
-    /// How many processes it has killed since in one of those cgroups, with its limit, and on the machine.
+    /// Returns the number of processes killed in one of the cgroups, its limit, and the number killed on the
+    /// machine.
     fn kills(&self) -> (u64, Option<u64>, u64) {
         let since = |cgroup: &Counted| {
             let killed = killed(&cgroup.file).unwrap_or(cgroup.before).saturating_sub(cgroup.before);

@@ -1,4 +1,4 @@
-//! Processes and runs of this machine, and what is done to them.
+//! Processes and runs of this machine.
 
 pub(crate) mod killed;
 #[allow(unsafe_code, reason = "the only file that may")]

@@ -1,4 +1,4 @@
-//! What only `unsafe` can say: signal masks, dispositions, the step between fork and exec.
+//! System calls that need `unsafe`: signal masks, dispositions, the step between fork and exec.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -7,9 +7,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Whether SIGPIPE was ignored when this process started: the Rust runtime ignores it in any case.
+/// Whether SIGPIPE was ignored when this process started. The Rust runtime ignores it in any case.
 static PIPE_IGNORED: AtomicBool = AtomicBool::new(false);
-/// Which of the standard streams were closed then: the runtime opens `/dev/null` in their place.
+/// The standard streams that were closed when this process started. The runtime opens `/dev/null` in their place.
 static CLOSED: [AtomicBool; 3] = [const { AtomicBool::new(false) }; 3];
 
 extern "C" fn note_what_is_inherited() {
@@ -40,7 +40,7 @@ fn set_disposition(signal: i32, handler: libc::sighandler_t) {
     unsafe { libc::signal(signal, handler) };
 }
 
-/// The signals of this process, all of them blocked and waited for, and what CMD gets instead.
+/// The signals of this process, which are all blocked and waited for, and the mask that CMD gets instead.
 #[derive(Clone, Copy)]
 pub(crate) struct Signals {
     all: libc::sigset_t,
@@ -53,7 +53,7 @@ pub(crate) struct Signals {
 pub(crate) struct Received {
     /// Its number.
     pub(crate) signal: i32,
-    /// Who sent it: `None` for the kernel, as for a key on the terminal.
+    /// Its sender; `None` for the kernel, as for a key on the terminal.
     pub(crate) sender: Option<Sender>,
 }
 
@@ -62,7 +62,7 @@ pub(crate) struct Received {
 pub(crate) struct Sender {
     /// Its pid; 0 if it is in another pid namespace.
     pub(crate) pid: u32,
-    /// What it sent along, by `sigqueue`.
+    /// The value that `sigqueue` sent along.
     pub(crate) value: Option<usize>,
 }
 
@@ -139,7 +139,7 @@ impl Signals {
     }
 }
 
-/// Sends a signal to a process. That it is gone is no error.
+/// Sends a signal to a process. A process that has ended is no error.
 pub(crate) fn send(pid: u32, signal: i32, value: Option<usize>) {
     let pid = pid as libc::pid_t;
     // SAFETY: numbers are passed.
@@ -151,7 +151,7 @@ pub(crate) fn send(pid: u32, signal: i32, value: Option<usize>) {
     }
 }
 
-/// Sends signals to a process, if it descends from this one: its pid may be another's by now.
+/// Sends signals to a process, if it descends from this one: its pid may be another process's by now.
 pub(crate) fn send_to_descendant(pid: u32, signals: &[i32]) {
     use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
     let process = Pid::from_raw(pid as i32).and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
@@ -167,7 +167,7 @@ pub(crate) fn send_to_descendant(pid: u32, signals: &[i32]) {
     }
 }
 
-/// User and system time of the children that were waited for, in seconds.
+/// Returns user and system time of the children that were waited for, in seconds.
 pub(crate) fn children_cpu() -> (f64, f64) {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel fills it in, and zeroes are a valid one.
@@ -179,10 +179,11 @@ pub(crate) fn children_cpu() -> (f64, f64) {
     (seconds(usage.ru_utime), seconds(usage.ru_stime))
 }
 
-/// Stops this process, until it is continued or `goes_on` says that it should be.
+/// Stops this process until somebody continues it, or `goes_on` returns true.
 ///
-/// What asks is a process forked from it, as a stopped one cannot. It does nothing for which another thread of this
-/// process might hold a lock, but for `malloc`'s, which the C library hands to a forked child in order.
+/// `goes_on` runs in a process forked from this one, as a stopped process cannot run it. It takes no lock that
+/// another thread of this process might hold, except that of `malloc`, which the C library hands to a forked child
+/// in order.
 pub(crate) fn stop_until(goes_on: impl Fn() -> bool) {
     const PAUSE: Duration = Duration::from_millis(100);
     let me = std::process::id();

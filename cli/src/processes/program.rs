@@ -1,4 +1,4 @@
-//! The file of a program: what the kernel would do with it, and what its environment tells.
+//! Programs: the format of their files, and the environment that they were given.
 
 use object::LittleEndian;
 use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
@@ -12,26 +12,26 @@ use std::path::Path;
 const SCRIPT_LINE: usize = 256;
 const MACHINE: u16 = if cfg!(target_arch = "aarch64") { EM_AARCH64 } else { EM_X86_64 };
 
-/// What the kernel would do with a file.
+/// Format of the file of a program.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Format {
-    /// The dynamic loader that it names.
+    /// An ELF file that names this dynamic loader.
     Dynamic(Vec<u8>),
-    /// It names none.
+    /// An ELF file that names no dynamic loader.
     Static,
-    /// It is for another kind of machine.
+    /// A program for another kind of machine.
     Foreign,
-    /// What stands behind `#!`; empty for a file that `execvp` hands to the shell.
+    /// A script, with the text behind `#!`; empty for a file that `execvp` hands to the shell.
     Script(Vec<u8>),
 }
 
 impl Format {
-    /// Of the file at a path.
+    /// Reads the format of the file at a path.
     pub(crate) fn read(path: &Path) -> std::io::Result<Self> {
         Self::of(&mut File::open(path)?)
     }
 
-    /// Of an open file.
+    /// Reads the format of an open file.
     pub(crate) fn of(file: &mut (impl Read + Seek)) -> std::io::Result<Self> {
         let mut start = Vec::with_capacity(SCRIPT_LINE);
         file.by_ref().take(SCRIPT_LINE as u64).read_to_end(&mut start)?;
@@ -55,8 +55,8 @@ impl Format {
     }
 }
 
-/// Whether a process with this environment, as `/proc` has it, was told of the run that `variable` names, and to load a
-/// library.
+/// Returns whether an environment, in the form of `/proc/PID/environ`, sets `variable` and `LD_PRELOAD`: whether its
+/// process was told of the run.
 pub(crate) fn is_told_of_a_run(environment: &[u8], variable: &str) -> bool {
     let has = |name: &str| {
         let value =

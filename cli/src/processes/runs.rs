@@ -1,4 +1,4 @@
-//! The runs that go on on this machine: which is meant, and what it is called.
+//! Active runs of this machine: how one is chosen, and its name.
 
 use crate::failure::Failure;
 use crate::processes::tree;
@@ -14,40 +14,42 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-/// No such run, or which one?
+/// Exit status: there is no such run, or it is not clear which one is meant.
 const WHICH: u8 = 1;
-/// Characters of CMD in a run's name.
+/// The most characters of CMD in a run's name.
 const NAME_MAX: usize = 60;
 
-/// A run that goes on.
+/// An active run.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Its launcher.
+    /// Pid of its launcher.
     pub(crate) pid: u32,
     /// Its group page.
     pub(crate) group: Group,
     born: Option<u64>,
 }
 
-/// What is to be done with a run.
+/// Purpose for which a run is opened. It decides which run is taken if no pid is given.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Purpose {
-    /// To look at it: without a pid at the one that the caller started, else at the only one of the machine.
+    /// To look at it: the run of the same user and session, else the only one of the machine.
     Look,
-    /// To change it: without a pid only one that the caller started, which is one of the same user and session.
+    /// To change it: only the run of the same user and session.
     Change,
 }
 
 impl Run {
-    /// The run of the launcher `pid`, or the only one, if it is plain which that is.
-    pub(crate) fn open(pid: Option<u32>, purpose: Purpose) -> Result<Self, Failure> {
+    /// Opens the run of the launcher `pid`; without a pid the one that `purpose` says. `usage` is how a pid is named
+    /// to the command.
+    pub(crate) fn open(pid: Option<u32>, purpose: Purpose, usage: &str) -> Result<Self, Failure> {
         let pid = match pid {
             Some(pid) => pid,
-            None => choose(&Launcher::all(), purpose, Launcher::own())?,
+            None => choose(&Launcher::all(), purpose, Launcher::own(), usage)?,
         };
         let born = procfs::start_time(pid);
-        let path = group_page(pid)
-            .ok_or_else(|| Failure::new(WHICH, format!("{pid} launched no run, or not yours")))?;
+        let path = group_page(pid).ok_or_else(|| {
+            Failure::new(WHICH, format!("process {pid} launched no run, or one of another user"))
+        })?;
         match Group::open(&path) {
             Ok(group) => Ok(Self { pid, group, born }),
             Err(OpenError::System(error)) if error.kind() == std::io::ErrorKind::NotFound => {
@@ -57,28 +59,28 @@ impl Run {
         }
     }
 
-    /// What it is called in messages.
+    /// Returns its name for messages.
     pub(crate) fn name(&self) -> String {
         format!("run {} ({})", self.pid, program(self.pid))
     }
 
-    /// When its launcher was started, in ticks since boot.
+    /// Returns the start time of its launcher, in ticks since boot.
     pub(crate) fn born(&self) -> Option<u64> {
         self.born
     }
 
-    /// Whether its launcher still lives.
+    /// Returns whether its launcher still lives.
     pub(crate) fn goes_on(&self) -> bool {
         procfs::start_time(self.pid) == self.born
     }
 }
 
-/// A process that launched a run, and to whom it belongs.
+/// A process that launched a run, with its owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Launcher {
     pid: u32,
     user: u32,
-    /// `None` if that is not known here: the session's leader is in another pid namespace.
+    /// `None` if the leader of the session is in another pid namespace.
     session: Option<u32>,
 }
 
@@ -92,7 +94,7 @@ impl Launcher {
         let mut found: Vec<_> = tree::pids()
             .filter(|&pid| group_page(pid).is_some())
             .filter_map(|pid| {
-                // What a launcher has forked has its descriptors until it calls exec.
+                // A child of a launcher has its descriptors until it calls exec.
                 let stat = procfs::Stat::of(pid).filter(|stat| stat.has_execed)?;
                 let user = fs::metadata(format!("/proc/{pid}")).ok()?.uid();
                 Some(Self { pid, user, session: stat.session })
@@ -103,31 +105,32 @@ impl Launcher {
     }
 }
 
-/// Which of the runs of `launchers` is meant by a caller who names none.
-fn choose(launchers: &[Launcher], purpose: Purpose, caller: Launcher) -> Result<u32, Failure> {
+/// Returns the launcher that is meant by a caller who names none.
+fn choose(launchers: &[Launcher], purpose: Purpose, caller: Launcher, usage: &str) -> Result<u32, Failure> {
     let is_own = |launcher: &&Launcher| {
         launcher.user == caller.user && launcher.session.is_some() && launcher.session == caller.session
     };
     let own: Vec<&Launcher> = launchers.iter().filter(is_own).collect();
-    // Who looks is shown the own one first.
+    // A look falls back to the runs of others if there is not exactly one of the caller.
     let meant = match purpose {
         Purpose::Look if own.len() != 1 => launchers.iter().collect(),
         _ => own,
     };
     let mut message = match (&meant[..], launchers) {
         ([launcher], _) => return Ok(launcher.pid),
-        (_, []) => return Err(Failure::new(WHICH, "no run goes on")),
-        ([], _) => "no run was started from here (by this user, in this session); name one by its pid:",
-        _ => "several runs go on; name one by its pid:",
-    }
-    .to_owned();
+        (_, []) => return Err(Failure::new(WHICH, "no run is active")),
+        ([], _) => {
+            format!("no run was started from here (by this user, in this session); name one: `{usage}`")
+        }
+        _ => format!("several runs are active; name one: `{usage}`"),
+    };
     for launcher in if meant.is_empty() { launchers.iter().collect() } else { meant } {
         let _ = write!(message, "\n  {}    {}", launcher.pid, program(launcher.pid));
     }
     Err(Failure::new(WHICH, message))
 }
 
-/// What a launcher runs, for messages: in one line, and with nothing in it that a terminal would obey.
+/// Returns the command line of a run for messages: cut, and without control characters.
 fn program(launcher: u32) -> String {
     let line = command(launcher).join(" ");
     let shown: String = line.chars().map(|char| if char.is_control() { '?' } else { char }).collect();
@@ -137,7 +140,7 @@ fn program(launcher: u32) -> String {
     }
 }
 
-/// The group page that a process launched a run with.
+/// Returns the path of the group page of which a process has a descriptor.
 fn group_page(pid: u32) -> Option<PathBuf> {
     fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten().map(|entry| entry.path()).find(|path| {
         fs::read_link(path)
@@ -145,7 +148,7 @@ fn group_page(pid: u32) -> Option<PathBuf> {
     })
 }
 
-/// CMD, from the launcher's command line.
+/// Returns CMD and its arguments, from the launcher's command line.
 pub(crate) fn command(launcher: u32) -> Vec<String> {
     let line = fs::read(format!("/proc/{launcher}/cmdline")).unwrap_or_default();
     let line = line.strip_suffix(b"\0").unwrap_or(&line);
@@ -166,7 +169,7 @@ mod tests {
             |pid, user, session| Launcher { pid, user, session: Some(session).filter(|&leader| leader != 0) };
         let me = launcher(1, 1000, 40);
         let chosen = |purpose, launchers: &[Launcher]| {
-            choose(launchers, purpose, me)
+            choose(launchers, purpose, me, "pagetide stat PID")
                 .map_err(|failure| failure.message.lines().next().unwrap().to_owned())
         };
         let (own, other_user, other_session) =
@@ -180,10 +183,10 @@ mod tests {
         assert!(chosen(Purpose::Change, &[own, launcher(11, 1000, 40)]).unwrap_err().contains("several"));
         assert_eq!(chosen(Purpose::Look, &[own, other_user]), Ok(7));
         assert!(chosen(Purpose::Look, &[other_session, other_user]).unwrap_err().contains("several"));
-        assert_eq!(chosen(Purpose::Look, &[]), Err("no run goes on".to_owned()));
+        assert_eq!(chosen(Purpose::Look, &[]), Err("no run is active".to_owned()));
         // Whose session is not known is no one's.
-        let failure = choose(&[unknown], Purpose::Change, unknown).unwrap_err();
-        assert!(failure.message.contains("\n  10    "), "{failure}");
+        let failure = choose(&[unknown], Purpose::Change, unknown, "pagetide swapoff PID").unwrap_err();
+        assert!(failure.message.contains("`pagetide swapoff PID`\n  10    "), "{failure}");
     }
 
     #[test]

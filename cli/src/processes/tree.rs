@@ -1,15 +1,15 @@
-//! The processes of a run, as `/proc` shows them: whose child is whose.
+//! The tree of processes, as `/proc` shows it.
 
 use pagetide_sys::procfs;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
-/// Generations that are followed upwards at most.
+/// The most generations that are followed upwards.
 const DEPTH: usize = 1024;
 
-/// A process's state letter and its parent.
+/// Returns the state letter and the parent of a process.
 fn state_and_parent(stat: &str) -> Option<(&str, u32)> {
-    // The name may hold anything: count from the last parenthesis.
+    // The name may hold any character: fields are counted from the last parenthesis.
     let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
     Some((fields.next()?, fields.next()?.parse().ok()?))
 }
@@ -22,17 +22,17 @@ fn parent(pid: u32) -> Option<u32> {
     Some(state_and_parent(&read(pid)?)?.1)
 }
 
-/// Whether a process is stopped.
+/// Returns whether a process is stopped.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     read(pid).is_some_and(|stat| state_and_parent(&stat).is_some_and(|(state, _)| state == "T"))
 }
 
-/// What a process is called; empty if it is gone.
+/// Returns the name of a process; empty if it has ended.
 pub(crate) fn name(pid: u32) -> String {
     procfs::small(&format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned()
 }
 
-/// Whether `pid` descends from `ancestor`, also if processes end meanwhile and their pids become others'.
+/// Returns whether `pid` descends from `ancestor`. Processes may end meanwhile, and their pids be used again.
 pub(crate) fn descends(mut pid: u32, ancestor: u32) -> bool {
     let mut above = parent(pid);
     for _ in 0..DEPTH {
@@ -50,15 +50,15 @@ pub(crate) fn descends(mut pid: u32, ancestor: u32) -> bool {
     false
 }
 
-/// Every pid that `/proc` shows.
+/// Returns every pid that `/proc` shows.
 pub(crate) fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// The descendants of `ancestor`, the dead that nobody has waited for among them: by the children that each thread of
-/// each of them has, which costs nothing for the rest of the machine; where the kernel does not list those
-/// (`CONFIG_PROC_CHILDREN`), by the parents of all processes. Who changes parents meanwhile may be missed.
+/// Returns the descendants of `ancestor`, zombies included. It reads the list of children of each of their threads,
+/// which takes no time for other processes of the machine; without such lists (`CONFIG_PROC_CHILDREN`) it reads the
+/// parents of all processes. A process that gets another parent meanwhile may be missed.
 pub(crate) fn family(ancestor: u32) -> Vec<u32> {
     if fs::metadata(format!("/proc/{ancestor}/task/{ancestor}/children")).is_err() {
         return descendants(ancestor);
@@ -68,7 +68,7 @@ pub(crate) fn family(ancestor: u32) -> Vec<u32> {
     let mut above = vec![ancestor];
     while let Some(parent) = above.pop() {
         for child in children(parent) {
-            // Who has moved on meanwhile may be seen twice.
+            // A process that got another parent meanwhile may be seen twice.
             if known.insert(child) {
                 found.push(child);
                 above.push(child);
@@ -84,7 +84,7 @@ fn children(pid: u32) -> Vec<u32> {
     lists.flat_map(|list| list.split_ascii_whitespace().flat_map(str::parse).collect::<Vec<u32>>()).collect()
 }
 
-/// The descendants of `ancestor` that are not dead.
+/// Returns the descendants of `ancestor` that are not dead.
 pub(crate) fn descendants(ancestor: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<(u32, bool)>> = HashMap::new();
     for pid in pids() {
@@ -97,7 +97,7 @@ pub(crate) fn descendants(ancestor: u32) -> Vec<u32> {
     let mut found = Vec::new();
     let mut above = vec![ancestor];
     while let Some(parent) = above.pop() {
-        // Removed, so that nobody is visited twice should pids be reused during the scan.
+        // Removed, so that no process is visited twice if pids are used again during the scan.
         for (pid, alive) in children.remove(&parent).unwrap_or_default() {
             above.push(pid);
             if alive {

@@ -1,4 +1,4 @@
-//! CMD: where its file is, and whether a preloaded library reaches it.
+//! CMD: lookup of its file, and checks that a preloaded library reaches it.
 
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 use crate::processes::program::Format;
@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// Scripts whose interpreter is a script again, at most: as the kernel has it.
+/// The most scripts in a row whose interpreter is a script again, as in the kernel.
 const SCRIPT_DEPTH: usize = 4;
 
 /// Finds the file of CMD, as `execvp` does.
@@ -59,7 +59,7 @@ pub(crate) fn check(file: &Path, path: Option<&OsStr>) -> Result<(), Failure> {
     for _ in 0..=SCRIPT_DEPTH {
         check_privileges(&file)?;
         match Format::read(&file) {
-            // Executable and not readable: nothing can be said beforehand.
+            // Executable but not readable: nothing can be checked.
             Err(_) => return Ok(()),
             Ok(Format::Dynamic(loader)) => {
                 return check_interpreter(&file, "dynamic loader", Path::new(OsStr::from_bytes(&loader)));
@@ -90,11 +90,11 @@ pub(crate) fn check(file: &Path, path: Option<&OsStr>) -> Result<(), Failure> {
             }
         }
     }
-    // Too deep: the kernel says so better.
+    // Too many scripts in a row: exec fails with ELOOP.
     Ok(())
 }
 
-/// Checks that the program is there by which the kernel runs `file`: of a missing one it says that `file` is missing.
+/// Checks that the interpreter or loader of `file` exists. If it is missing, exec says that `file` is.
 fn check_interpreter(file: &Path, what: &str, interpreter: &Path) -> Result<(), Failure> {
     let Err(kind) = executable(interpreter) else { return Ok(()) };
     let (status, problem) = match kind {
@@ -106,7 +106,7 @@ fn check_interpreter(file: &Path, what: &str, interpreter: &Path) -> Result<(), 
     } else {
         ""
     };
-    // As a string literal: the name may end in what cannot be seen.
+    // As a string literal: the name may end in an invisible character.
     Err(Failure::new(status, format!("{}: its {what} {interpreter:?} {problem}{line_end}", file.display())))
 }
 
@@ -133,14 +133,13 @@ fn check_privileges(file: &Path) -> Result<(), String> {
     ))
 }
 
-/// What a script's first line names, as the kernel reads it. `None` for a script without one.
+/// Returns the program that a script's first line names, as the kernel reads it; `None` if it names none.
 fn program(line: &[u8]) -> Option<&Path> {
     let name = line.split(|byte| b" \t".contains(byte)).find(|word| !word.is_empty())?;
     Some(Path::new(OsStr::from_bytes(name)))
 }
 
-/// The program that runs a script whose first line is `line`. `None` when it is not found: whoever
-/// executes it says so.
+/// Returns the program that runs a script whose first line is `line`; `None` if it is not found, which exec reports.
 fn interpreter(line: &[u8], path: Option<&OsStr>) -> Option<PathBuf> {
     let Some(program) = program(line) else { return Some("/bin/sh".into()) };
     let mut words = line.split(|byte| b" \t\r".contains(byte)).filter(|word| !word.is_empty()).skip(1);

@@ -1,12 +1,12 @@
-//! Hands out what processes of the run cannot open: the group page, the swap file, the trace, userfaultfd.
+//! Server of descriptors for processes of the run that cannot open files themselves: the group page, the swap file,
+//! the trace, userfaultfd.
 //!
-//! A process that has given up its privileges, or is in another root, has no access to `/proc/LAUNCHER/fd`. It asks at
-//! a socket (`pagetide_sys::handout`), and gets descriptors if it is of the run: if the process that the kernel names
-//! as the one that connected descends from the launcher, to which orphans of the run come back. Nobody else gets
-//! anything, and no secret is needed.
+//! A process that has given up its privileges, or is in another root, has no access to `/proc/LAUNCHER/fd`. It asks
+//! at a socket ([`pagetide_sys::handout`]). The kernel names the process that connected; it gets descriptors if it
+//! descends from the launcher, to which orphans of the run come back. Others get nothing, and no secret is needed.
 //!
-//! A thread of its own does that, and never waits for anybody but at `poll`: whoever connects and does nothing, or
-//! never reads, takes one of a few places, of which each process may have some.
+//! The server is a thread that waits at `poll` only. A peer that sends nothing, or never reads, takes one of a
+//! limited number of connections, of which each process may have some.
 
 use crate::processes::tree;
 use pagetide_sys::handout::{self, Address, Thing};
@@ -22,36 +22,36 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Connections that are open at one time, and those of them that are one process's.
+/// The most open connections, and the most of one process.
 const CONNECTIONS_MAX: usize = 64;
 const OF_ONE_MAX: usize = 4;
-/// Connections that are taken before those that are open are looked at again.
+/// Connections accepted in a row before open ones are served again.
 const ACCEPTED_MAX: usize = 16;
-/// Where no descriptor is left for another connection.
+/// Pause when no descriptor is left for another connection.
 const PAUSE: Duration = Duration::from_millis(10);
 const STACK: usize = 256 << 10;
 
-/// Sockets at which nobody hands out yet. Their path goes when this is dropped.
+/// Sockets of a server that does not run yet. Their path is removed on drop.
 #[derive(Debug)]
 pub(crate) struct DescriptorServer {
     address: Address,
     listeners: Vec<OwnedFd>,
-    place: Option<Place>,
+    place: Option<SocketDirectory>,
 }
 
-/// A directory that goes with the run.
+/// The directory of the socket, removed on drop.
 #[derive(Debug)]
-pub(crate) struct Place(PathBuf);
+pub(crate) struct SocketDirectory(PathBuf);
 
-impl Drop for Place {
+impl Drop for SocketDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
 }
 
-/// What is handed out.
+/// Descriptors that are handed out.
 #[derive(Debug)]
-pub(crate) struct Things {
+pub(crate) struct Descriptors {
     /// The group page.
     pub(crate) group: OwnedFd,
     /// The swap file, if there is one.
@@ -60,7 +60,7 @@ pub(crate) struct Things {
     pub(crate) trace: Option<OwnedFd>,
 }
 
-/// Somebody who has connected.
+/// A connected process.
 #[derive(Debug)]
 struct Connection {
     socket: OwnedFd,
@@ -70,7 +70,7 @@ struct Connection {
 }
 
 impl DescriptorServer {
-    /// Makes the sockets, where that is possible.
+    /// Opens the sockets, where that is possible.
     pub(crate) fn new() -> Option<Self> {
         let [a, b, ..] = pagetide_sys::random::words();
         let name = format!("pagetide-{a:016x}{b:08x}", b = b as u32);
@@ -82,7 +82,7 @@ impl DescriptorServer {
         Some(Self { address, listeners, place: None })
     }
 
-    /// With a path that everybody reaches, and in which nobody but this user puts anything.
+    /// Opens a socket at a path that every user reaches, in a directory that only this user writes to.
     fn with_path(name: &str) -> Option<Self> {
         const OTHERS_PASS: u32 = 0o001;
         let temporary = std::env::temp_dir();
@@ -93,10 +93,10 @@ impl DescriptorServer {
             .filter(passes)
             .map(|place| place.join(name))
             .find(|directory| fs::DirBuilder::new().mode(0o711).create(directory).is_ok())?;
-        let place = Place(directory);
+        let place = SocketDirectory(directory);
         let path = place.0.join("socket");
         let address = Address { path: Some(path.clone()), name: name.into() };
-        // Whatever the umask is.
+        // Regardless of the umask.
         let open = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode)).ok();
         open(&place.0, 0o711)?;
         let listeners = handout::listen(&address).ok()?;
@@ -104,29 +104,29 @@ impl DescriptorServer {
         Some(Self { address, listeners, place: Some(place) })
     }
 
-    /// Where it is asked.
+    /// Returns the address of the sockets.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
 
-    /// Hands out from now on, as long as this process lives. Returns the place that goes with the run.
-    pub(crate) fn start(self, things: Things) -> Option<Place> {
+    /// Starts the server, for as long as this process lives. Returns the directory of its socket.
+    pub(crate) fn start(self, descriptors: Descriptors) -> Option<SocketDirectory> {
         let Self { listeners, place, .. } = self;
         let launcher = std::process::id();
-        let serve = move || Counter { things, launcher, open: Vec::new() }.serve(&listeners);
+        let serve = move || Server { descriptors, launcher, open: Vec::new() }.serve(&listeners);
         let thread = std::thread::Builder::new().name("pagetide-handout".into()).stack_size(STACK);
-        // Without it the sockets are closed: whoever asks hears that nobody is there.
+        // Without the thread the sockets are closed, and connections to them fail.
         thread.spawn(serve).ok().and(place)
     }
 }
 
-struct Counter {
-    things: Things,
+struct Server {
+    descriptors: Descriptors,
     launcher: u32,
     open: Vec<Connection>,
 }
 
-impl Counter {
+impl Server {
     fn serve(mut self, listeners: &[OwnedFd]) {
         loop {
             let ready: Vec<bool> = {
@@ -139,8 +139,9 @@ impl Counter {
             };
             let (called, spoke) = ready.split_at(listeners.len());
             let mut spoke = spoke.iter();
-            let things = &self.things;
-            self.open.retain_mut(|open| !spoke.next().is_some_and(|&spoke| spoke) || open.goes_on(things));
+            let descriptors = &self.descriptors;
+            self.open
+                .retain_mut(|open| !spoke.next().is_some_and(|&spoke| spoke) || open.goes_on(descriptors));
             for (listener, _) in listeners.iter().zip(called).filter(|&(_, &called)| called) {
                 self.accept(listener);
             }
@@ -159,7 +160,7 @@ impl Counter {
         }
     }
 
-    /// Lets somebody ask who is of the run.
+    /// Keeps a connection of a process of the run.
     fn admit(&mut self, socket: OwnedFd) {
         let Some((pid, process)) = self.member(&socket) else { return };
         if self.open.iter().filter(|open| open.pid == pid).count() >= OF_ONE_MAX {
@@ -171,7 +172,7 @@ impl Counter {
         self.open.push(Connection { socket, pid, process, answered: false });
     }
 
-    /// Makes room: whoever has most loses its oldest.
+    /// Makes room: the process with the most connections loses its oldest.
     fn drop_one(&mut self) {
         let mut counts = HashMap::<u32, usize>::new();
         self.open.iter().for_each(|open| *counts.entry(open.pid).or_default() += 1);
@@ -182,7 +183,7 @@ impl Counter {
         }
     }
 
-    /// Who connected, if that is a process of the run.
+    /// Returns the process that connected, if it is of the run.
     fn member(&self, socket: &OwnedFd) -> Option<(u32, OwnedFd)> {
         let pid = handout::peer_pid(socket)?;
         let process = handout::peer_pidfd(socket).or_else(|_| {
@@ -190,30 +191,30 @@ impl Counter {
             pidfd_open(Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?, PidfdFlags::empty())
         });
         let process = process.ok()?;
-        // It was that pid's process all the while, if it lives yet.
+        // If it still lives, the pid was its own all the while.
         (tree::descends(pid, self.launcher) && lives(&process)).then_some((pid, process))
     }
 }
 
 impl Connection {
-    /// Answers, if it asks. False if there is nothing more to do.
-    fn goes_on(&mut self, things: &Things) -> bool {
+    /// Answers a request. Returns false if the connection is done.
+    fn goes_on(&mut self, descriptors: &Descriptors) -> bool {
         match handout::asked(&self.socket) {
             Ok(thing) if !self.answered => {
                 self.answered = true;
-                let given = things.give(thing, self);
+                let given = descriptors.give(thing, self);
                 let given = given.as_ref().map(AsFd::as_fd).map_err(|&error| error);
                 handout::answer(&self.socket, given).is_ok()
             }
             Err(Errno::AGAIN | Errno::INTR) => true,
-            // It has read the answer, or asks for more than is its due.
+            // The peer has closed, failed, or asks a second time.
             _ => false,
         }
     }
 }
 
-impl Things {
-    /// Opens a thing anew: what is handed out shares neither position nor flags with others.
+impl Descriptors {
+    /// Opens a file anew, so that it shares neither position nor flags with others.
     fn give(&self, thing: Thing, to: &Connection) -> Result<OwnedFd, Errno> {
         let open = |path: &str, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
         let again = |file: &Option<OwnedFd>, flags| {
@@ -222,13 +223,13 @@ impl Things {
         };
         let of = |to: &Connection, name: &str| {
             let file = open(&format!("/proc/{}/{name}", to.pid), OFlags::RDONLY)?;
-            // Else the pid may be another's by now.
+            // Else the pid may be another process's by now.
             if lives(&to.process) { Ok(file) } else { Err(Errno::SRCH) }
         };
         match thing {
             Thing::GroupPage => rustix::io::fcntl_dupfd_cloexec(&self.group, 0),
             Thing::SwapFile => match again(&self.swap, OFlags::RDWR | OFlags::DIRECT) {
-                // A file system that knows no direct transfers.
+                // The file system has no direct transfers.
                 Err(Errno::INVAL) => again(&self.swap, OFlags::RDWR),
                 other => other,
             },
@@ -254,8 +255,8 @@ mod tests {
     fn strangers_get_nothing() {
         let descriptor_server = DescriptorServer::new().unwrap();
         let (_fd, zero) = (0, fs::File::open("/dev/zero").unwrap());
-        let counter = Counter {
-            things: Things { group: zero.into(), swap: None, trace: None },
+        let server = Server {
+            descriptors: Descriptors { group: zero.into(), swap: None, trace: None },
             launcher: std::process::id(),
             open: Vec::new(),
         };
@@ -269,7 +270,7 @@ mod tests {
                 break socket;
             }
         };
-        assert!(counter.member(&socket).is_none());
+        assert!(server.member(&socket).is_none());
         drop(socket);
         assert!(asker.join().unwrap().is_err());
         let child = Command::new("true").spawn().unwrap();

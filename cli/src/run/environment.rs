@@ -1,4 +1,4 @@
-//! What the environment asks for, and what the kernel allows.
+//! Test switches from the environment, and errors of the kernel, explained.
 
 use pagetide::injection::{self, Injection};
 use pagetide::mask::Mask;

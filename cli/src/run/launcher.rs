@@ -7,7 +7,7 @@ use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::processes::os::{self, Received, Signals};
 use crate::processes::tree;
-use crate::run::descriptor_server::{DescriptorServer, Place};
+use crate::run::descriptor_server::{DescriptorServer, SocketDirectory};
 use crate::run::setup::Resources;
 use crate::run::statfile::{Stage, StatFile};
 use crate::sampler::strict::{Passed, Strict};
@@ -40,25 +40,25 @@ pub(crate) struct Launcher<'a> {
     resources: Resources,
     sampler: Sampler,
     stats: Option<StatFile>,
-    /// That they cannot be written was said.
+    /// Whether it was said that statistics cannot be written.
     stats_failed: bool,
     next_sample: Instant,
     next_stats: Instant,
     ending: Option<Ending>,
     strict: Option<Strict>,
     oom: OomWatch,
-    /// Where processes that cannot open them ask for them.
-    _place: Option<Place>,
+    /// The directory of the socket of the descriptor server.
+    _socket: Option<SocketDirectory>,
 }
 
 /// A run that is being ended.
 #[derive(Clone, Copy)]
 enum Ending {
-    /// It was asked to, and has until then.
+    /// SIGTERM was sent; SIGKILL follows at that time.
     Asked(Instant),
-    /// It was killed, and should be gone by then.
+    /// SIGKILL was sent; processes are not waited for beyond that time.
     Killed(Instant),
-    /// So it was for passing its cap.
+    /// The same, for passing its cap.
     KilledByStrict(Instant),
 }
 
@@ -70,7 +70,7 @@ impl<'a> Launcher<'a> {
         resources: Resources,
         server: Option<DescriptorServer>,
     ) -> Result<Self, Failure> {
-        // Best effort: where it is forbidden, orphans go to init as ever.
+        // Best effort: where it is forbidden, orphans go to init.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
         let now = Instant::now();
         let mut this = Self {
@@ -92,11 +92,11 @@ impl<'a> Launcher<'a> {
             strict: args.strict.then(Strict::default),
             oom: OomWatch::new(),
             resources,
-            _place: None,
+            _socket: None,
         };
-        // With all signals blocked, which are the other thread's.
+        // After signals are blocked: the thread of the server inherits the mask.
         if let Some(server) = server {
-            this._place = server.start(this.resources.things()?);
+            this._socket = server.start(this.resources.descriptors()?);
         }
         this.sampler.charge_own(&this.resources.group_fd);
         let report = this.report(None);
@@ -133,7 +133,7 @@ impl<'a> Launcher<'a> {
         Ok(self.finish(status))
     }
 
-    /// Collects children, ours and orphans. Returns the exit status when CMD has ended.
+    /// Reaps children, orphans of the run among them. Returns the exit status when CMD has ended.
     fn reap(&mut self) -> Option<u8> {
         let mut status = None;
         while let Ok(Some((pid, change))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
@@ -151,29 +151,30 @@ impl<'a> Launcher<'a> {
         status.filter(|_| self.ending.is_none())
     }
 
-    /// CMD was stopped: so is the launcher, for whoever started it to see. Whichever is continued, both go on.
+    /// Stops the launcher after CMD was stopped, so that its own parent sees it. When either is continued, both go
+    /// on.
     fn stop_with_child(&mut self) {
-        // Init cannot be stopped. And whoever continued CMD meanwhile wants it to run.
+        // Init cannot be stopped; and CMD may have been continued meanwhile.
         if getpid() == Pid::INIT || !tree::is_stopped(self.child) {
             return;
         }
         os::stop_until(|| !tree::is_stopped(self.child));
         self.sampler.note_stop();
-        // Here we are again. SIGCONT to the whole group has reached CMD already.
+        // Continued. A SIGCONT to the whole group has reached CMD already.
         if tree::is_stopped(self.child) {
             os::send(self.child, libc::SIGCONT, None);
         }
     }
 
-    /// Hands a signal on that was sent to the launcher alone.
+    /// Sends a signal on to CMD, if it was sent to the launcher alone.
     fn relay(&self, received: Received) {
         let Received { signal, sender } = received;
         if self.ending.is_some() {
-            // CMD may be reaped, and its pid another's.
+            // CMD may be reaped, and its pid another process's.
             return;
         }
         let forward = match sender {
-            // CMD sent it to its whole group, or to its parent.
+            // A process of the run sent it, to its whole group or to its parent.
             Some(sender) if sender.pid != 0 => !self.sampler.knows(sender.pid),
             Some(_) => true,
             // A key on the terminal reached the whole group. Only a hangup is sent to the session's leader alone.
@@ -191,7 +192,7 @@ impl<'a> Launcher<'a> {
             return;
         }
         self.sampler.charge_own(&self.resources.group_fd);
-        // Before the sample, which answers whoever is about to end for want of a place.
+        // Before the sample, which answers processes that are about to end for want of a place.
         self.look_at_swap(SwapFile::look);
         let stalled = self.sampler.sample();
         self.tell_news();
@@ -212,7 +213,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Lets the swap file grow, or not.
+    /// Sets how far the swap file may grow.
     fn look_at_swap(&mut self, look: fn(&mut SwapFile, Frontier, Use) -> Vec<News>) {
         let Some(swap) = &mut self.resources.swap else { return };
         let now = self.sampler.now();
@@ -225,7 +226,7 @@ impl<'a> Launcher<'a> {
         }
     }
 
-    /// Says which programs were found to run without Pagetide: once, and at once.
+    /// Says which programs were newly found to run without Pagetide.
     fn tell_news(&mut self) {
         for line in self.sampler.outside().news() {
             self.verbosity().warn(&line);
@@ -251,7 +252,7 @@ impl<'a> Launcher<'a> {
         self.ending = Some(Ending::KilledByStrict(now + GRACE));
     }
 
-    /// Sees a run off that is being ended.
+    /// Goes on with the end of a run. Returns the exit status when it is over.
     fn end_if_due(&mut self) -> Option<u8> {
         let (deadline, status) = match self.ending? {
             Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
@@ -273,7 +274,7 @@ impl<'a> Launcher<'a> {
 
     fn send_all(&self, signal: i32) {
         for pid in self.sampler.processes() {
-            // One that is stopped could not act on it.
+            // A stopped process could not act on it.
             os::send_to_descendant(pid, &[signal, libc::SIGCONT]);
         }
     }
@@ -281,7 +282,7 @@ impl<'a> Launcher<'a> {
     fn finish(mut self, status: u8) -> u8 {
         self.sampler.sample_last();
         self.look_at_swap(SwapFile::look_now);
-        // Who was killed may have been so before it could answer.
+        // A CMD that was killed may have been so before the library could answer.
         if status < 128 {
             self.sampler.note_end(&self.args.command[0].to_string_lossy());
         }
@@ -333,7 +334,7 @@ impl<'a> Launcher<'a> {
         let Some(stats) = &self.stats else { return };
         let stage = if exit_status.is_some() { Stage::Ended } else { Stage::Running };
         if let Err(error) = stats.write(&report.json(), stage) {
-            // Once is enough, but for the last report, which is lost.
+            // Said once, and for the last report, which is lost.
             if !self.stats_failed || stage == Stage::Ended {
                 self.verbosity().warn(&error);
             }
@@ -342,7 +343,7 @@ impl<'a> Launcher<'a> {
     }
 }
 
-/// Whether this process leads its session.
+/// Returns whether this process leads its session.
 fn leads_session() -> bool {
     let leader = Stat::of("self").and_then(|stat| stat.session);
     leader.is_some() && leader == Some(Identity::own().pid)

@@ -1,4 +1,4 @@
-//! The library that is preloaded: where it lies, and that it is Pagetide's own and of this version.
+//! The preloaded library: lookup, and the check that it is Pagetide's and of this version.
 
 use object::LittleEndian;
 use object::elf::FileHeader64;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 const NAME: &str = "libpagetide_preload.so";
 const VARIABLE: &str = "PAGETIDE_PRELOAD";
 
-/// Finds it, and reads from its file whether it is the right one.
+/// Finds the library, and checks it by the note in its file.
 pub(crate) fn find() -> Result<PathBuf, String> {
     let given = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
     let library = match &given {
@@ -50,7 +50,7 @@ fn beside_the_program() -> Result<PathBuf, String> {
     })
 }
 
-/// Whether a file is Pagetide's library, and of this version. If not: what it is.
+/// Checks that a file is Pagetide's library of this version. The error says what it is.
 fn check(library: &Path) -> Result<(), String> {
     let file = File::open(library).map_err(|error| format!("cannot be read: {error}"))?;
     let Some(said) = description(file) else { return Err("is not Pagetide's library".to_owned()) };
@@ -65,7 +65,7 @@ fn check(library: &Path) -> Result<(), String> {
     })
 }
 
-/// What a library's note says of its version, if it has one.
+/// Returns the note by which Pagetide's library tells its version, if the file has one.
 fn description(file: File) -> Option<Vec<u8>> {
     let data = &ReadCache::new(file);
     let header = FileHeader64::<LittleEndian>::parse(data).ok()?;
@@ -80,7 +80,7 @@ fn description(file: File) -> Option<Vec<u8>> {
     None
 }
 
-/// The value of LD_PRELOAD with our library behind what is there: a user's own allocator wins.
+/// Returns the value of LD_PRELOAD with our library last: an allocator of the user's own wins.
 pub(crate) fn ld_preload(existing: Option<&OsStr>, library: &Path) -> OsString {
     let Some(existing) = existing.filter(|value| !value.is_empty()) else { return library.into() };
     let already = existing.as_bytes().split(|byte| b" :".contains(byte));

@@ -44,7 +44,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     Launcher::start(args, command, resources, server)?.stay()
 }
 
-/// CMD, with the environment by which its processes find the library and the run.
+/// Returns CMD, with the environment by which its processes find the library and the run.
 fn command_line(
     args: &RunArgs,
     file: &Path,

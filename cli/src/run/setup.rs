@@ -1,9 +1,9 @@
-//! What a run needs before CMD starts: its cap, its swap file, its trace, its group page.
+//! Setup of a run before CMD starts: cap, swap file, trace, group page.
 
 use crate::disk::growth::Use;
 use crate::disk::swapfile::SwapFile;
 use crate::machine::limits::Limits;
-use crate::run::descriptor_server::Things;
+use crate::run::descriptor_server::Descriptors;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
 use pagetide::group::{Group, Knobs, Setup};
@@ -22,18 +22,18 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// With less, an engine has no room to work in.
+/// Bytes of the smallest cap: with less, an engine has no room to work in.
 const MEMORY_MIN: u64 = 16 << 20;
 /// The cap, in percent of what this process may have, when none is given.
 const MEMORY_DEFAULT: f64 = 80.0;
 
-/// Files of a run. Its processes open them by their numbers in the launcher, as long as that lives.
+/// Files of a run. Its processes open them by their numbers in the launcher, for as long as that lives.
 pub(crate) struct Resources {
-    /// The setup that the group page tells.
+    /// The setup written in the group page.
     setup: Setup,
     /// The group page.
     pub(crate) group: Group,
-    /// Its file.
+    /// The file of the group page.
     pub(crate) group_fd: OwnedFd,
     /// The swap file, if there is one.
     pub(crate) swap: Option<SwapFile>,
@@ -42,7 +42,7 @@ pub(crate) struct Resources {
 }
 
 impl Resources {
-    /// Creates them.
+    /// Creates the files of a run.
     pub(crate) fn create(
         args: &RunArgs,
         mask: Mask,
@@ -76,7 +76,7 @@ impl Resources {
         Ok(Self { setup, group, group_fd, swap, trace })
     }
 
-    /// Tells the setup, if that is wanted.
+    /// Says what the setup is, if verbose.
     pub(crate) fn tell(&self, args: &RunArgs, verbosity: Verbosity) {
         let memory = self.setup.cap_pages * PAGE;
         let pool = show_bytes(memory / 100 * args.rules.max_pool_percent);
@@ -90,22 +90,22 @@ impl Resources {
         ));
     }
 
-    /// What processes of the run are told of it, with the address at which descriptors are handed out.
+    /// Returns the ticket by which processes find the run; `address` is that of the descriptor server.
     pub(crate) fn ticket(&self, address: Option<Address>) -> Ticket {
         Ticket::new(&self.setup, self.group_fd.as_raw_fd() as u64, address)
     }
 
-    /// The path of the group page for processes of the run.
+    /// Returns the path of the group page for processes of the run.
     pub(crate) fn group_page(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.group_fd.as_raw_fd())
     }
 
-    /// What is handed out to processes that cannot open it.
-    pub(crate) fn things(&self) -> Result<Things, String> {
+    /// Returns duplicates of the descriptors, to be handed out.
+    pub(crate) fn descriptors(&self) -> Result<Descriptors, String> {
         let clone = |fd: BorrowedFd<'_>| {
             fd.try_clone_to_owned().map_err(|error| format!("no descriptor is left: {error}"))
         };
-        Ok(Things {
+        Ok(Descriptors {
             group: clone(self.group_fd.as_fd())?,
             swap: self.swap.as_ref().map(|swap| clone(swap.fd.as_fd())).transpose()?,
             trace: self.trace.as_ref().map(|trace| clone(trace.as_fd())).transpose()?,
@@ -113,7 +113,7 @@ impl Resources {
     }
 }
 
-/// Takes the first look at a swap file: how far may it grow?
+/// Takes the first look at a swap file, and warns if it may not grow.
 fn look_first(swap: &mut SwapFile, group: Group, verbosity: Verbosity) {
     swap.look_now(group.frontier(), Use { held: 0, refused: 0 });
     if group.frontier().allowed() == 0 {
@@ -124,7 +124,7 @@ fn look_first(swap: &mut SwapFile, group: Group, verbosity: Verbosity) {
     }
 }
 
-/// Creates a trace: what processes see is added to it.
+/// Creates a trace, to which processes add events.
 fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String> {
     let about = serde_json::json!({ "cap_bytes": memory, "command": args.command() });
     let create = || {
@@ -136,7 +136,7 @@ fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String
     create().map_err(|error: std::io::Error| format!("--trace: {}: {error}", path.display()))
 }
 
-/// What went wrong, and the knob.
+/// Words an error, with the limit to raise.
 fn hinted(error: &std::io::Error) -> String {
     match Errno::from_io_error(error) {
         Some(Errno::FBIG) => format!("{error}: raise the limit on the size of files (ulimit -f)"),
@@ -179,7 +179,7 @@ fn swap_file(args: &RunArgs, memory: u64, verbosity: Verbosity) -> Result<Option
     SwapFile::create(args.swap_dir.as_deref(), size, memory, verbosity)
 }
 
-/// What may change while the run goes on, at its start.
+/// Returns the initial settings that may change while the run goes on.
 fn knobs(args: &RunArgs) -> Knobs {
     let switches = Switches {
         enabled: !args.no_pool,

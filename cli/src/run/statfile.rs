@@ -1,5 +1,5 @@
-//! What `--stats` names: a file that is whole at whatever instant it is read, or a place that gets the last report
-//! only.
+//! The file of `--stats`. It is replaced as a whole, so that readers never see half of a report; a pipe, a device
+//! and standard output get the last report only.
 
 use crate::out;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
@@ -9,10 +9,10 @@ use std::io;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
-/// Names standard output.
+/// The name of standard output.
 const STANDARD_OUTPUT: &str = "-";
 
-/// Where statistics go.
+/// The file of `--stats`.
 #[derive(Debug)]
 pub(crate) struct StatFile {
     path: PathBuf,
@@ -21,24 +21,24 @@ pub(crate) struct StatFile {
 
 #[derive(Debug)]
 enum Kind {
-    /// A file, which is replaced by one that is written under this name.
+    /// A file, replaced by one that is written under this name.
     Replaced(PathBuf),
     /// A pipe or a device, which a rename would replace.
     Special,
     StandardOutput,
 }
 
-/// Whether a run has ended.
+/// Stage of a run at a report.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
-    /// It goes on.
+    /// The run goes on.
     Running,
-    /// This report is the last.
+    /// The run has ended: this report is the last.
     Ended,
 }
 
 impl StatFile {
-    /// Statistics to `path`, if something can be written there.
+    /// Checks that statistics can be written to `path`.
     pub(crate) fn new(path: &Path) -> Result<Self, String> {
         let cannot = |why: &str| Err(format!("--stats: cannot write {}: {why}", path.display()));
         let found = path.metadata().ok().map(|metadata| metadata.file_type());
@@ -69,7 +69,7 @@ impl StatFile {
             Kind::Replaced(temporary) => self.replace(temporary, &text),
             _ if stage == Stage::Running => return Ok(()),
             Kind::Special => match fs::write(&self.path, text) {
-                // The same as for standard output: whoever reads has seen enough.
+                // As for standard output, a reader may close the pipe.
                 Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
                 other => other,
             },

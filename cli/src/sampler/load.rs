@@ -15,30 +15,30 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a process rests before it takes turns with another, and is spared afterwards. Orders to rest are given anew
-/// as often, so that a process whose launcher is stopped does not rest for ever.
+/// Time that a process rests before it takes turns with another, and that it is spared afterwards. Orders to rest
+/// are renewed after this time, so that a process whose launcher is stopped does not rest for ever.
 const REST: Duration = Duration::from_secs(1);
-/// Between two orders: what the first has changed is seen by then.
+/// Time between two orders, after which the effect of the first is visible.
 const SETTLES: Duration = Duration::from_millis(40);
-/// A process is at work while the last of its faults is not older.
+/// A process is at work for this long after its last fault.
 const AT_WORK: Duration = Duration::from_millis(100);
-/// The time that is lost to pages which come back, in all, as a part of one processor's, above which somebody rests.
+/// Processes rest if the time lost to pages that come back, in all, exceeds this part of one processor's.
 const LOSS_MIN: f64 = 0.1;
-/// Processes of less than this part of all memory do not count: who starts others and waits for them, mostly.
+/// Processes of less than this part of all memory do not count: mostly they start others and wait for them.
 const SMALL_PART: i64 = 32;
-/// As many may be at work in any case: one of them may wait for the device.
+/// The least number of processes that may be at work: one of them may wait for the device.
 const AT_WORK_MIN: usize = 2;
-/// What a sample counts against those before it.
+/// Weight of a sample against those before it.
 const SMOOTHING: f64 = 0.5;
 /// Memory is short when less than this part of it is free.
 const SHORT_PART: i64 = 64;
-/// What a process that ends counts against those before it, for what one comes to take.
+/// Weight of the size of an ended process against those before it.
 const TYPICAL_PART: f64 = 1.0 / 8.0;
 
-/// What is seen of a process whose engine runs.
+/// Figures of a process whose engine runs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
-    /// Which one.
+    /// Its tenant number.
     pub(crate) tenant: u64,
     /// Faults so far.
     pub(crate) faults: u64,
@@ -46,16 +46,16 @@ pub(crate) struct Seen {
     pub(crate) lost_ns: u64,
     /// Pages that it has in memory and out.
     pub(crate) size: u64,
-    /// Those of them that are out.
+    /// Pages of `size` that are out.
     pub(crate) out: u64,
 }
 
-/// What a process is to do.
+/// An order to a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Order {
-    /// Which one.
+    /// Its tenant number.
     pub(crate) tenant: u64,
-    /// Whether it rests.
+    /// Whether it is to rest, or to go on.
     pub(crate) rests: bool,
 }
 
@@ -64,7 +64,7 @@ struct Known {
     faults: u64,
     lost_ns: u64,
     worked_at: Instant,
-    /// The part of its time that it loses.
+    /// The part of its time that it loses to pages that come back.
     loss: f64,
     size: u64,
     out: u64,
@@ -82,18 +82,18 @@ enum State {
 /// Load control of one run.
 #[derive(Debug)]
 pub(crate) struct LoadControl {
-    /// As many may be at work in any case.
+    /// The number of processes that may be at work in any case.
     at_work_min: usize,
     total: i64,
     known: HashMap<u64, Known>,
-    /// What a process comes to take in the end.
+    /// Pages that a process comes to take in the end, by those that have ended.
     typical: f64,
     last: Instant,
     ordered: Instant,
 }
 
 impl LoadControl {
-    /// For a run of `total` pages on so many processors.
+    /// Returns load control for a run of `total` pages on `processors`.
     pub(crate) fn new(processors: usize, total: u64, now: Instant) -> Self {
         Self {
             at_work_min: processors.max(AT_WORK_MIN),
@@ -105,7 +105,7 @@ impl LoadControl {
         }
     }
 
-    /// Takes a sample of all processes whose engine runs, and of the pages that are free. Says who is to do what.
+    /// Takes a sample of all processes whose engine runs, and of the free pages. Returns orders.
     pub(crate) fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Vec<Order> {
         self.look(now, seen);
         let mut orders = Vec::new();
@@ -177,7 +177,7 @@ impl LoadControl {
         })
     }
 
-    /// Who rests, and since when.
+    /// Returns the resting processes, with the time since which they rest.
     fn resting(&self) -> impl Iterator<Item = (Instant, u64)> {
         self.known.iter().filter_map(|(&tenant, known)| match known.state {
             State::Rests { since, .. } => Some((since, tenant)),
@@ -185,13 +185,14 @@ impl LoadControl {
         })
     }
 
-    /// Those at work that may rest: they have something out, and have run for long enough since they rested last.
+    /// Returns the processes at work that may rest: they have pages out, and have run for [`REST`] since they rested
+    /// last.
     fn unspared(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
         let ran = move |known: &Known| now.saturating_duration_since(known.state.since());
         self.at_work(now).filter(move |(_, known)| known.out > 0 && (!known.rested || ran(known) >= REST))
     }
 
-    /// Who can go on beside the others, of whom there may be too few, or where so much is `free`.
+    /// Returns the process that goes on beside the others, since too few are at work or `free` pages suffice for it.
     fn who_goes_on(&self, now: Instant, free: Option<i64>) -> Option<u64> {
         let (_, tenant) = self.resting().min()?;
         let need = (self.known[&tenant].size as f64).max(self.typical) as i64;
@@ -199,7 +200,8 @@ impl LoadControl {
         (room || self.at_work(now).count() < self.at_work_min).then_some(tenant)
     }
 
-    /// Who rests in whose place, that has rested for long enough.
+    /// Returns the process that rests next and the one that goes on in its place, if that has rested for long
+    /// enough.
     fn who_take_turns(&self, now: Instant) -> Option<(u64, u64)> {
         let (since, tired) = self.resting().min()?;
         let over = now.saturating_duration_since(since) >= REST;
@@ -208,7 +210,7 @@ impl LoadControl {
         over.then_some((tenant, tired))
     }
 
-    /// Who should rest now.
+    /// Returns the process that should rest now.
     fn who_rests(&self, now: Instant, free: i64) -> Option<u64> {
         let short = free < self.total / SHORT_PART;
         let loss: f64 = self.at_work(now).map(|(_, known)| known.loss).sum();

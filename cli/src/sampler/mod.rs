@@ -1,8 +1,10 @@
-//! The sampler: what the launcher does for a run every 20 ms.
+//! The sampler: the work of the launcher for a run, every 20 ms.
 //!
-//! It releases the slots of processes that have died, charges memory that processes cannot account for
-//! themselves (those whose engine does not run yet, and those that have no slot), asks for pages when the
-//! cap is overdrawn, and keeps the peaks.
+//! - It releases the slots of processes that have died.
+//! - It charges memory that processes do not account for themselves: of those whose engine does not run yet, and of
+//!   those that have no slot.
+//! - It asks for pages when the cap is overdrawn.
+//! - It keeps the peaks.
 
 pub(crate) mod load;
 pub(crate) mod outside;
@@ -36,14 +38,14 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::AcqRel;
 use std::time::{Duration, Instant};
 
-/// Between samples.
+/// Time between samples.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(20);
-/// Steps of the group that such a process may have been granted.
+/// The largest grant of a process without an engine that gives back what it does not touch, in steps of the group.
 const IDLE_STEPS: i64 = 8;
-/// What an idle process keeps beyond what it holds, as a part of a step.
+/// An idle process keeps one part in this many of a step beyond the pages that it holds.
 const IDLE_SPARE: i64 = 16;
-/// Pages a processor by which the kernel may err about what a process holds: some versions count them there first. And
-/// how many processors a small process is expected to have been on.
+/// Pages for each processor by which the kernel's count of a process may be too low: some versions count on each
+/// processor first. And the most processors that a small process is expected to have run on.
 const INEXACT_PAGES: i64 = 32;
 const INEXACT_PROCESSORS: usize = 8;
 
@@ -52,7 +54,7 @@ const INEXACT_PROCESSORS: usize = 8;
 pub(crate) struct Sampler {
     group: Group,
     launcher: u32,
-    /// By how many pages the kernel may err about what a process holds.
+    /// Pages by which the kernel's count of a process may be too low.
     inexact: i64,
     watches: HashMap<usize, Watch>,
     unmanaged: Unmanaged,
@@ -63,7 +65,7 @@ pub(crate) struct Sampler {
     stored_most: u64,
     ratio: Option<f64>,
     stall: Option<Stall>,
-    /// CMD, once it was started, and whether our library has answered in it.
+    /// Pid of CMD, 0 before its start, and whether our library has answered in it.
     command: u32,
     answered: bool,
     load: Option<LoadControl>,
@@ -71,8 +73,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// A sampler for the run of `group`, in the file `group_fd`, of which this process is the launcher, with load
-    /// control or without.
+    /// Returns a sampler for the run of `group`, of which `group_fd` is the file and this process the launcher.
     pub(crate) fn new(
         group: Group,
         group_fd: &OwnedFd,
@@ -100,12 +101,12 @@ impl Sampler {
         }
     }
 
-    /// Takes a sample. True if the run has stalled for longer than it may.
+    /// Takes a sample. Returns whether the run has stalled for longer than it may.
     pub(crate) fn sample(&mut self) -> bool {
         let inquiry = self.group.inquiry();
         let is_inquired = !self.group.has_launcher_answered(inquiry);
         if is_inquired {
-            // Somebody is about to end for want of memory: what has gone meanwhile must not be counted.
+            // A process is about to end for want of memory: memory freed meanwhile must not be counted.
             self.unmanaged.look_anew();
             self.shared.count_anew();
         }
@@ -132,7 +133,7 @@ impl Sampler {
             self.shared.note(pid, shared);
         }
         self.group.charge_shared(self.shared.count(self.group.own_pages().0));
-        // What the dead held last counts for the peaks.
+        // The last figures of the dead count for the peaks.
         self.gather();
         self.keep_peaks();
         self.group.release(slots.iter().copied().filter(|slot| self.watches[&slot.index()].gone));
@@ -151,29 +152,30 @@ impl Sampler {
         self.stall.as_mut().is_some_and(|stall| stall.sample(Instant::now(), waited))
     }
 
-    /// CMD was started.
+    /// Notes that CMD was started.
     pub(crate) fn note_command(&mut self, pid: u32) {
         self.command = pid;
     }
 
-    /// CMD, called `name`, has ended by itself. If our library has never answered in it, that is said.
+    /// Notes that CMD, called `name`, has ended by itself. If our library has never answered in it, it ran without
+    /// Pagetide.
     pub(crate) fn note_end(&mut self, name: &str) {
         if !self.answered {
             self.unmanaged.outside().note_silent(name, self.command);
         }
     }
 
-    /// The programs that run without Pagetide.
+    /// Returns the programs that run without Pagetide.
     pub(crate) fn outside(&mut self) -> &mut Outside {
         self.unmanaged.outside()
     }
 
-    /// The launcher was stopped for a while.
+    /// Notes that the launcher was stopped for a while.
     pub(crate) fn note_stop(&mut self) {
         self.unmanaged.forgive();
     }
 
-    /// How long nobody looked for processes without a slot at most, if that was too long.
+    /// Returns the longest time between two looks for processes without a slot, if it was too long.
     pub(crate) fn latest_look(&self) -> Option<Duration> {
         self.unmanaged.latest()
     }
@@ -188,7 +190,7 @@ impl Sampler {
 
     /// Takes the last sample: CMD has ended.
     pub(crate) fn sample_last(&mut self) {
-        // Nobody controls what goes on without it.
+        // Nothing controls processes that outlive CMD.
         self.load = None;
         self.group.live().for_each(|slot| slot.set_resting(false));
         self.sample();
@@ -204,7 +206,7 @@ impl Sampler {
             self.watches.insert(slot.index(), watch);
         }
         let (mut watched, mut polled) = (Vec::new(), Vec::new());
-        // Who could be forking?
+        // Whether no process is left that could be forking.
         let nobody = self.watches.values().all(|watch| watch.gone || watch.process.pid == 0);
         for watch in self.watches.values_mut() {
             self.answered |= watch.is(self.command);
@@ -222,7 +224,7 @@ impl Sampler {
         }
     }
 
-    /// The processes whose slots are watched.
+    /// Returns the processes whose slots are watched.
     fn members(&self) -> Members {
         let placed = || self.watches.iter().filter(|(_, watch)| watch.pid != 0 || watch.gone);
         Members {
@@ -231,7 +233,7 @@ impl Sampler {
         }
     }
 
-    /// Gives back the slots of processes that run another program by now, in which our library has not answered.
+    /// Frees the slots of processes that have become another program, in which our library has not answered.
     fn evict_replaced(&mut self, slots: &mut Vec<ProcessSlot>) {
         let Self { watches, unmanaged, shared, group, .. } = self;
         let alive = |slot: &ProcessSlot| Some((*slot, watches.get(&slot.index())?));
@@ -250,7 +252,8 @@ impl Sampler {
         let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
         slot.set(Field::KnownAs, watch.pid.into());
         let pid = watch.pid.to_string();
-        // An engine that runs accounts for itself. Without one what the process takes is seen here alone, and at once.
+        // A running engine accounts for its process. Without one the launcher alone sees what the process takes, and
+        // looks at each sample.
         let armed = slot.get(Field::Armed) != 0;
         let memory = if armed { watch.memory.look(&pid) } else { procfs::memory(&pid) };
         let Some(memory) = memory else { return };
@@ -262,7 +265,7 @@ impl Sampler {
         }
         let (observed, granted) = (observed as i64, slot.granted());
         let step = self.group.step();
-        // What a small one was granted long ago and has not touched it will hardly touch all at once.
+        // A small process will hardly touch at once all that it was granted long ago.
         let idles = watch.idles([observed, granted]) && slot.get(Field::Grant) as i64 <= IDLE_STEPS * step;
         let spare = if idles {
             granted - observed - watch.uncounted(memory.anonymous, self.inexact) - step / IDLE_SPARE
@@ -290,7 +293,7 @@ impl Sampler {
         if !is_passed(bytes, self.group.setup().cap_pages) {
             self.most.within = self.most.within.max(self.now.pages.total);
         } else if self.group.live().nth(1).is_some() {
-            // One process alone shares nothing.
+            // A single process shares nothing.
             let launcher = self.launcher;
             self.exact.look(Instant::now(), self.group.own_pages().1, || tree::descendants(launcher));
             self.most.counted = self.exact.counted();
@@ -302,21 +305,21 @@ impl Sampler {
         }
     }
 
-    /// Who holds the most that is not managed, while the cap is passed.
+    /// Returns the processes that hold the most unmanaged memory, while the cap is passed.
     fn holders(&self) -> Vec<Holder> {
         if self.now.pages.total <= self.group.setup().cap_pages {
             return Vec::new();
         }
         let slots = self.group.live().map(|slot| (slot.known_as() as u32, Pages::of(slot).unmanaged, false));
-        let strangers = self.unmanaged.charges().map(|(pid, pages)| (pid, pages, true));
-        let mut found: Vec<_> = slots.chain(strangers).filter(|(_, pages, _)| *pages > 0).collect();
+        let unmanaged = self.unmanaged.charges().map(|(pid, pages)| (pid, pages, true));
+        let mut found: Vec<_> = slots.chain(unmanaged).filter(|(_, pages, _)| *pages > 0).collect();
         found.sort_unstable_by_key(|(_, pages, _)| std::cmp::Reverse(*pages));
         found.truncate(NAMED);
-        let named = |(pid, pages, stranger)| Holder { pid, name: tree::name(pid), pages, stranger };
+        let named = |(pid, pages, outside)| Holder { pid, name: tree::name(pid), pages, outside };
         found.into_iter().map(named).collect()
     }
 
-    /// Asks for what is overdrawn, but not for what was asked for already.
+    /// Asks for the pages by which the cap is overdrawn, less those that were asked for already.
     fn ask(&self, slots: &[ProcessSlot]) {
         let listeners = || slots.iter().copied().filter(|slot| slot.get(Field::Listens) != 0);
         let asked = || listeners().map(|slot| slot.get(Field::Asked) as i64).sum::<i64>();
@@ -328,7 +331,7 @@ impl Sampler {
         if let Some(poorest) = slots.iter().copied().min_by_key(ProcessSlot::granted) {
             self.group.ask(poorest, wanted);
         }
-        // Nobody holds more than an equal share, or there is one process only: the richest gives anyway.
+        // No process holds more than an equal share, or there is only one: the richest gives anyway.
         if asked() == before
             && let Some(richest) = listeners().max_by_key(ProcessSlot::granted)
         {
@@ -338,10 +341,10 @@ impl Sampler {
         }
     }
 
-    /// Has processes rest, or go on.
+    /// Tells processes to rest, or to go on.
     fn control_load(&mut self, slots: &[ProcessSlot]) {
         let Some(load) = &mut self.load else { return };
-        // Not those whose fork is still under way.
+        // Without processes whose fork is still under way.
         let runs = |field| move |slot: &&ProcessSlot| slot.get(field) != 0;
         let slots = slots.iter().filter(runs(Field::Armed)).filter(runs(Field::StartTime));
         let slots: Vec<ProcessSlot> = slots.filter(|slot| slot.get(Field::Taken) == 1).copied().collect();
@@ -353,32 +356,32 @@ impl Sampler {
         }
     }
 
-    /// What the run holds, as last sampled.
+    /// Returns the figures of the last sample.
     pub(crate) fn now(&self) -> Gathered {
         self.now
     }
 
-    /// The most that it held.
+    /// Returns the peak of each figure.
     pub(crate) fn peak(&self) -> Pages {
         self.peak
     }
 
-    /// What it held when that was the most, and who of it what is not managed.
+    /// Returns the figures when the run held the most memory.
     pub(crate) fn most(&self) -> Most {
         self.most.clone()
     }
 
-    /// What the pool's compression gains, or did when it held the most.
+    /// Returns page bytes divided by payload bytes in the pool, now or when it held the most.
     pub(crate) fn ratio(&self) -> Option<f64> {
         self.now.ratio().or(self.ratio)
     }
 
-    /// Every process of the run.
+    /// Returns every process of the run.
     pub(crate) fn processes(&self) -> Vec<u32> {
         tree::descendants(self.launcher)
     }
 
-    /// Whether a pid is, or was when last seen, a process of the run.
+    /// Returns whether a pid is a process of the run, or was at the last sample.
     pub(crate) fn knows(&self, pid: u32) -> bool {
         self.unmanaged.knows(pid)
             || self.watches.values().any(|watch| watch.pid == pid)
@@ -386,7 +389,7 @@ impl Sampler {
     }
 }
 
-/// What load control sees of a process.
+/// Returns the figures of a process for load control.
 fn seen(slot: ProcessSlot) -> Seen {
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
@@ -402,7 +405,7 @@ fn seen(slot: ProcessSlot) -> Seen {
     }
 }
 
-/// Pages that a process could give back beyond what it was asked for.
+/// Returns the pages that a process could give back beyond those it was asked for.
 fn slot_spare(slot: ProcessSlot) -> i64 {
     slot.granted() - slot.get(Field::Asked) as i64
 }

@@ -1,4 +1,4 @@
-//! Programs that run without Pagetide: which, why, and what is said of them.
+//! Programs that run without Pagetide: their names, the reasons, and messages about them.
 
 use crate::processes::program::{self, Format};
 use crate::units::show_bytes;
@@ -9,33 +9,33 @@ use serde_json::{Value, json};
 use std::cmp::Reverse;
 use std::fs::{self, File};
 
-/// Programs that are said when they are seen, and those that have a line at the end; of more only the number is.
+/// The most programs named when they are seen, and named at the end; of more the number is told.
 const TOLD: usize = 20;
 const SUMMARIZED: usize = 8;
-/// More different ones are not looked at.
+/// The most different programs that are noted.
 const MOST: usize = 4096;
-/// Ticks of processor time in which a program has loaded its libraries.
+/// Ticks of processor time after which a program has loaded its libraries.
 const TICKS: u64 = 100;
-/// The tag of the word in `/proc/PID/auxv` that says whether the loader distrusts its environment.
+/// AT_SECURE: the tag in `/proc/PID/auxv` of the word by which the loader distrusts its environment.
 const AT_SECURE: u64 = 23;
 
-/// Why a program runs without Pagetide.
+/// The reason why a program runs without Pagetide.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reason {
-    /// It has no dynamic loader.
+    /// The program has no dynamic loader.
     Static,
-    /// It is for 32 bits, or for another processor.
+    /// The program is for 32 bits, or for another processor.
     Foreign,
-    /// The loader takes no library from its environment.
+    /// The loader takes no library from the environment, since the program gained privileges.
     Privileged,
-    /// Nobody told it of the run.
+    /// The environment does not name the run.
     Environment,
     /// The library was not loaded, or has not joined the run.
     Silent,
 }
 
 impl Reason {
-    /// What is said of it.
+    /// Returns the words for it.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Static => "it is statically linked",
@@ -48,8 +48,8 @@ impl Reason {
         }
     }
 
-    /// Of a process that runs a program of its own, as far as its file, its loader and its environment tell. `None` if
-    /// it may be about to join the run.
+    /// Finds the reason for a process that has called exec, as far as its file, its loader and its environment tell.
+    /// `None` if it may be about to join the run.
     fn for_sure(pid: u32) -> Option<Self> {
         let file = File::open(format!("/proc/{pid}/exe")).ok();
         match file.and_then(|mut file| Format::of(&mut file).ok()) {
@@ -60,7 +60,7 @@ impl Reason {
         if fs::read(format!("/proc/{pid}/auxv")).is_ok_and(|auxv| is_secure(&auxv)) {
             return Some(Self::Privileged);
         }
-        // That of a process which ends, or is in the midst of exec, is empty; it has no stack then.
+        // An environment is empty while a process ends or is in the midst of exec; it has no stack then.
         let stack = || Stat::of(pid).map(|stat| stat.stack).filter(|&stack| stack != 0);
         let before = stack()?;
         let environment = fs::read(format!("/proc/{pid}/environ")).ok()?;
@@ -68,11 +68,11 @@ impl Reason {
             .then_some(Self::Environment)
     }
 
-    /// The same, of a process without a slot that is here `for_long`.
+    /// Does the same for a process without a slot; `for_long` says that it has been there for a while.
     pub(crate) fn of(pid: u32, for_long: bool) -> Option<Self> {
         Self::for_sure(pid).or_else(|| {
             let Stat { state, ticks, .. } = Stat::of(pid)?;
-            // Who waits has loaded its libraries, as has who has computed for a while.
+            // A process that sleeps, or has computed for a while, has loaded its libraries.
             let loaded = for_long && state == b'S' || ticks >= TICKS;
             loaded.then_some(Self::Silent)
         })
@@ -87,15 +87,15 @@ fn is_secure(auxv: &[u8]) -> bool {
 /// A program that runs without Pagetide, in one process or in several.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Program {
-    /// Its path, or its name where that is not to be seen.
+    /// Its path, or its name where the path cannot be read.
     pub(crate) name: String,
-    /// The process in which it was seen first.
+    /// The pid of the process in which it was seen first.
     pub(crate) pid: u32,
-    /// Why.
+    /// The reason.
     pub(crate) reason: Reason,
-    /// Pages that all its processes are charged for.
+    /// Pages charged for all its processes.
     pub(crate) pages: u64,
-    /// The most that they were charged for.
+    /// The most pages charged for them.
     pub(crate) peak: u64,
 }
 
@@ -122,16 +122,16 @@ impl Program {
     }
 }
 
-/// The programs of a run that run without Pagetide.
+/// The programs of a run without Pagetide.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Outside {
     programs: Vec<Program>,
-    /// Those of which the user was told.
+    /// The number of programs of which the user was told.
     told: usize,
 }
 
 impl Outside {
-    /// Notes a process of such a program. Returns the program's number.
+    /// Notes a process of such a program. Returns the number of the program.
     pub(crate) fn note(&mut self, pid: u32, reason: Reason) -> usize {
         let name = fs::read_link(format!("/proc/{pid}/exe")).map_or_else(
             |_| procfs::small(&format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned(),
@@ -151,21 +151,21 @@ impl Outside {
         self.programs.len() - 1
     }
 
-    /// Notes that a process has ended in which our library has never answered, if nothing is known of it yet.
+    /// Notes a process that has ended without an answer of our library, if it is not known yet.
     pub(crate) fn note_silent(&mut self, name: &str, pid: u32) {
         if self.programs.iter().all(|program| program.pid != pid) {
             self.note_named(name.to_owned(), pid, Reason::Silent);
         }
     }
 
-    /// Notes what the processes of each program are charged for: pairs of its number and pages.
+    /// Sets the pages charged for each program; `charges` are pairs of the number of a program and pages.
     pub(crate) fn charge(&mut self, charges: impl Iterator<Item = (usize, u64)>) {
         self.programs.iter_mut().for_each(|program| program.pages = 0);
         charges.for_each(|(number, pages)| self.programs[number].pages += pages);
         self.programs.iter_mut().for_each(|program| program.peak = program.peak.max(program.pages));
     }
 
-    /// What has come to be known since this was asked last.
+    /// Returns warnings about programs noted since the last call.
     pub(crate) fn news(&mut self) -> Vec<String> {
         let (first, count) = (self.told, self.programs.len());
         self.told = count;
@@ -177,17 +177,17 @@ impl Outside {
         news
     }
 
-    /// Whether there is none.
+    /// Returns whether there is none.
     pub(crate) fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
 
-    /// Every one.
+    /// Returns all of them.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Program> {
         self.programs.iter()
     }
 
-    /// Lines for the end of a run: those that held most.
+    /// Returns lines for the end of a run, about the programs that held most.
     pub(crate) fn summary(&self) -> Vec<String> {
         let mut programs: Vec<&Program> = self.programs.iter().collect();
         programs.sort_by_key(|program| Reverse(program.peak));
@@ -197,7 +197,7 @@ impl Outside {
         named.chain(rest).collect()
     }
 
-    /// All of them as JSON.
+    /// Returns all of them as JSON.
     pub(crate) fn json(&self) -> Value {
         self.programs.iter().map(Program::json).collect()
     }

@@ -1,26 +1,27 @@
-//! Whether a process can answer what others ask of it: by the state of its engine's threads, never by how long it
-//! takes.
+//! Responsiveness of processes: whether one can answer a request, by the state of its engine's threads, never by
+//! time.
 
 use pagetide::group::Responsiveness;
 use pagetide_sys::procfs;
 use std::fs;
 
-/// The thread that answers, by the name that the kernel cuts off, and the one that starts an engine.
+/// Names of the threads that answer, cut to 15 bytes by the kernel: the reclaim thread, and the one that starts an
+/// engine.
 const ANSWERING: [&str; 2] = ["pagetide-reclai", "pagetide-sentry"];
-/// How the group page shows in a list of mappings.
+/// Name of the group page in `/proc/PID/maps`.
 const GROUP: &str = "memfd:pagetide-group";
 
-/// Why process `pid` does not answer, if it cannot.
+/// Returns whether process `pid` can answer, and if not, why.
 pub(crate) fn look(pid: u32) -> Responsiveness {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let stats = tasks.filter_map(|task| procfs::small(task.path().join("stat").to_str()?));
     let found = stats.filter_map(|stat| answering(&stat)).next();
     match found {
-        // Also one that a debugger has stopped.
+        // `t`: stopped by a debugger.
         Some('T' | 't') => Responsiveness::Stopped,
         Some(_) => Responsiveness::Answers,
         None => match fs::read_to_string(format!("/proc/{pid}/maps")) {
-            // One that ends has no mappings any more: what it has is free soon. One that starts has the page.
+            // An ending process has no mappings any more: its memory is free soon. A starting one maps the page.
             Ok(maps) if maps.is_empty() || maps.contains(GROUP) => stopped(pid),
             Ok(_) => Responsiveness::Gone,
             Err(_) if ends(pid) => Responsiveness::Answers,
@@ -29,7 +30,7 @@ pub(crate) fn look(pid: u32) -> Responsiveness {
     }
 }
 
-/// The state of a thread that answers; nothing of others.
+/// Returns the state of a thread that answers; `None` for other threads.
 fn answering(stat: &str) -> Option<char> {
     let (name, rest) = stat.rsplit_once(") ")?;
     let (_, name) = name.split_once('(')?;
@@ -40,7 +41,7 @@ fn stopped(pid: u32) -> Responsiveness {
     if crate::processes::tree::is_stopped(pid) { Responsiveness::Stopped } else { Responsiveness::Answers }
 }
 
-/// Whether a process has begun to exit, or is gone.
+/// Returns whether a process has begun to exit, or has ended.
 fn ends(pid: u32) -> bool {
     const PF_EXITING: u64 = 4;
     let Some(stat) = procfs::small(&format!("/proc/{pid}/stat")) else { return true };

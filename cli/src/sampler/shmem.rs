@@ -29,22 +29,22 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// A look takes no more than one part in so many of a processor's time.
+/// Looks take at most one part in this many of a processor's time.
 const SHARE: u32 = 100;
-/// Pages of shared memory up to which nobody looks where they are: they count with each process.
+/// Processes with fewer pages of shared memory are not looked at: their pages count with each of them.
 const SMALL: u64 = 64;
-/// Mappings are read again when a process has gained or lost so large a part of what it had.
+/// Mappings are read again when a process has gained or lost one part in this many of its shared pages.
 const CHANGED_PART: u64 = 4;
-/// Everything is looked at again after this time, as far as there is processor time for it.
+/// Time after which everything is looked at again, as far as there is processor time for it.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// The shared memory of a run.
 #[derive(Debug)]
 pub(crate) struct SharedMemory {
-    /// The group page, which is counted elsewhere, and when it was made: before anything of the run.
+    /// The group page, which is counted elsewhere, and the time when it was made: before anything of the run.
     own: FileId,
     made: Option<(i64, u32)>,
-    /// Which devices are of shared memory.
+    /// Devices, and whether their files are shared memory.
     devices: HashMap<(u32, u32), bool>,
     processes: HashMap<u32, Mapper>,
     objects: HashMap<Key, Object>,
@@ -66,10 +66,10 @@ fn key(mapping: &FileMapping) -> Key {
 /// A process that maps shared memory.
 #[derive(Debug, Default)]
 struct Mapper {
-    /// Pages of it in its page tables; whether they were told since the last count.
+    /// Shared pages in its page tables, and whether they were noted since the last count.
     shared: u64,
     noted: bool,
-    /// As many when its mappings were read last.
+    /// The value of `shared` when its mappings were read last.
     looked_at: Option<u64>,
     mappings: Vec<FileMapping>,
 }
@@ -77,14 +77,14 @@ struct Mapper {
 /// An object of shared memory.
 #[derive(Debug, Default)]
 struct Object {
-    /// Its pages that processes map, each once.
+    /// Pages of it that processes map, each once.
     mapped: u64,
-    /// Those that it holds, and whether it was made in the course of the run. Unknown where nobody may ask.
+    /// Pages that it holds, and whether it was made in the course of the run; `None` where that may not be asked.
     held: Option<u64>,
     made_here: bool,
     /// The most that processes had in their page tables, added up.
     touched: u64,
-    /// Where one can ask.
+    /// A path by which it can be asked.
     found: Option<PathBuf>,
     /// Whether descriptors of its processes were searched for it since they were looked at.
     searched: bool,
@@ -98,13 +98,13 @@ impl Object {
 }
 
 impl Mapper {
-    /// Pages that are in its mappings, and so may be there; those of the group page among them.
+    /// Returns the pages of its mappings, with those of the group page.
     fn covered(&self, own_pages: u64) -> u64 {
         let pages: u64 = self.mappings.iter().map(|mapping| mapping.pages.end - mapping.pages.start).sum();
         pages + own_pages
     }
 
-    /// Pages of which nobody knows where they are.
+    /// Returns its shared pages that lie in no known mapping.
     fn unplaced(&self, own_pages: u64) -> u64 {
         self.shared.saturating_sub(self.covered(own_pages))
     }
@@ -121,7 +121,7 @@ impl Mapper {
 }
 
 impl SharedMemory {
-    /// Of a run of which `group_page` is the file.
+    /// Returns the state for a run whose group page is the file `group_page`.
     pub(crate) fn new(group_page: impl AsFd) -> Self {
         let stat =
             statx(group_page, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok();
@@ -130,7 +130,7 @@ impl SharedMemory {
         Self {
             own,
             made: stat.as_ref().and_then(made),
-            // What has no name lies on one device, memfds included.
+            // Unnamed objects lie on one device, memfds included.
             devices: HashMap::from([(own.device, true)]),
             processes: HashMap::new(),
             objects: HashMap::new(),
@@ -142,25 +142,25 @@ impl SharedMemory {
         }
     }
 
-    /// The file of the group page, as maps of processes have it.
+    /// Returns the file of the group page, as `/proc/PID/maps` names it.
     pub(crate) fn group_page(&self) -> FileId {
         self.own
     }
 
-    /// Notes how much shared memory a process of the run has in its page tables. Those of which nothing is noted
-    /// between two counts are gone.
+    /// Notes the shared pages in the page tables of a process of the run. A process that is not noted between two
+    /// counts has ended.
     pub(crate) fn note(&mut self, pid: u32, shared: u64) {
         let mapper = self.processes.entry(pid).or_default();
         self.changed |= mapper.shared != shared;
         (mapper.shared, mapper.noted) = (shared, true);
     }
 
-    /// Has all counted anew the next time, whatever that costs.
+    /// Makes the next count look at everything, whatever that costs.
     pub(crate) fn count_anew(&mut self) {
         self.anew = true;
     }
 
-    /// Counts the pages of shared memory that the run maps. The group page has `own_pages`, and is not counted.
+    /// Counts the pages of shared memory that the run maps, without the `own_pages` of the group page.
     pub(crate) fn count(&mut self, own_pages: u64) -> u64 {
         let before = self.processes.len();
         self.processes.retain(|_, mapper| std::mem::take(&mut mapper.noted));
@@ -182,8 +182,8 @@ impl SharedMemory {
         unplaced + self.objects.values().map(Object::pages).sum::<u64>()
     }
 
-    /// Reads the mappings of processes that want it. The first look at a process does not wait for processor time:
-    /// until then what it shares would count twice.
+    /// Reads the mappings of processes that have changed. The first look at a process does not wait for processor
+    /// time: until then its shared pages would count twice.
     fn look(&mut self, own_pages: u64, lasts: bool, again: bool) -> bool {
         let Self { own, processes, devices, cpu_budget, objects, .. } = self;
         let mut looked = false;
@@ -234,7 +234,7 @@ impl SharedMemory {
     }
 }
 
-/// What the kernel says of an object, if anybody may ask.
+/// Asks the kernel about an object, by any path that this process may use.
 fn ask(
     file: FileId,
     object: &mut Object,
@@ -245,7 +245,7 @@ fn ask(
         return Some(stat);
     }
     object.found = None;
-    // Whoever has gone meanwhile, or has mapped something else there, is passed over.
+    // Processes that have ended, or have mapped something else there, are passed over.
     for (pid, FileMapping { addresses, .. }) in mappings {
         if *forbidden {
             break;
@@ -275,7 +275,7 @@ fn ask(
 }
 
 fn stat(path: &Path, file: FileId) -> Result<Statx, Errno> {
-    // A name may lead to a file system that does not answer: nothing is asked of any but the right one.
+    // A name may lead to a file system that does not answer: no file system is asked to synchronise or mount.
     let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
     let stat = statx(CWD, path, flags, StatxFlags::BASIC_STATS | StatxFlags::BTIME)?;
     if id(&stat) == file { Ok(stat) } else { Err(Errno::NOENT) }
@@ -285,13 +285,13 @@ fn id(stat: &Statx) -> FileId {
     FileId { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
 }
 
-/// When a file was made, if its file system knows.
+/// Returns the time when a file was made, if its file system knows.
 fn made(stat: &Statx) -> Option<(i64, u32)> {
     let StatxTimestamp { tv_sec, tv_nsec, .. } = stat.stx_btime;
     StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME).then_some((tv_sec, tv_nsec))
 }
 
-/// The mappings of shared memory that a process has. None if it is not to be looked at.
+/// Returns the mappings of shared memory of a process; none if they cannot be read.
 fn shared_mappings(pid: u32, devices: &mut HashMap<(u32, u32), bool>) -> Vec<FileMapping> {
     let mut mappings = mapped_files::of_process(pid).unwrap_or_default();
     let known = |mapping: &FileMapping| devices.contains_key(&mapping.file.device);
@@ -307,7 +307,7 @@ fn shared_mappings(pid: u32, devices: &mut HashMap<(u32, u32), bool>) -> Vec<Fil
     mappings
 }
 
-/// How many pages lie in at least one of these ranges.
+/// Returns the number of pages in at least one of these ranges.
 fn union(mut ranges: Vec<Range<u64>>) -> u64 {
     ranges.sort_unstable_by_key(|range| range.start);
     let (mut pages, mut end) = (0, 0);

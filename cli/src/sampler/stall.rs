@@ -1,13 +1,13 @@
-//! `--max-stall`: notices a run of which all threads that touch memory wait for pages nearly all the time.
+//! `--max-stall`: detection of a run in which all threads that touch memory wait for pages nearly all the time.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 const TICK: Duration = Duration::from_nanos(pagetide::engine::TICK_NS);
-/// The share of a tick that each thread must have waited, and the share of ticks.
+/// A run has stalled if each thread waited for this share of the time, in this share of the ticks.
 const STALLED: f64 = 0.9;
 
-/// The ticks of the last while.
+/// The ticks of the last window.
 #[derive(Debug)]
 pub(crate) struct Stall {
     window: usize,
@@ -20,20 +20,20 @@ pub(crate) struct Stall {
 #[derive(Clone, Copy, Debug)]
 struct Tick {
     elapsed: Duration,
-    /// How long threads waited in it, or at least one where none was answered.
+    /// Time that threads waited, summed; the whole tick if one waits and none was answered.
     waited: Duration,
     /// Threads that began to wait, summed over the ticks of the engines.
     threads: u64,
 }
 
-/// How long threads have waited.
+/// Waiting times of threads since the start of the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Waited {
-    /// Nanoseconds in all, of waits that have ended.
+    /// Nanoseconds of all waits that have ended.
     pub(crate) nanos: u64,
     /// Threads that began to wait in a tick, summed over ticks.
     pub(crate) ticks: u64,
-    /// Whether a thread waits just now, for room or for the device.
+    /// Whether a thread waits at this moment, for room or for the device.
     pub(crate) now: bool,
 }
 
@@ -44,7 +44,7 @@ impl Stall {
         Self { window, ticks: VecDeque::new(), started: now, before: Waited::default(), throughout: true }
     }
 
-    /// Takes a sample. True if the run has stalled for the whole window.
+    /// Takes a sample. Returns whether the run has stalled for the whole window.
     pub(crate) fn sample(&mut self, now: Instant, waited: Waited) -> bool {
         self.throughout &= waited.now;
         let elapsed = now.saturating_duration_since(self.started);
@@ -52,7 +52,7 @@ impl Stall {
             return false;
         }
         let answered = Duration::from_nanos(waited.nanos.saturating_sub(self.before.nanos));
-        // Nobody was answered, and somebody waits: nobody gets on.
+        // A thread waits, and none was answered: the run is stuck.
         let nobody = self.throughout && answered.is_zero();
         self.ticks.push_back(Tick {
             elapsed,
@@ -66,12 +66,12 @@ impl Stall {
         self.ticks.len() == self.window && self.has_stalled()
     }
 
-    /// Whether somebody waited in nearly every tick, and each that waited did little else.
+    /// Returns whether in nearly every tick a thread waited, and each thread that waited did little else.
     fn has_stalled(&self) -> bool {
         let stalled = self.ticks.iter().filter(|tick| tick.waited >= tick.elapsed.mul_f64(STALLED)).count();
         let sum = |of: fn(&Tick) -> Duration| self.ticks.iter().map(of).sum::<Duration>().as_secs_f64();
         let (elapsed, waited) = (sum(|tick| tick.elapsed), sum(|tick| tick.waited));
-        // The engines' ticks begin when they like: there may be one more of them.
+        // The ticks of engines are not aligned with these: there may be one more of them.
         let engine_ticks = (elapsed / TICK.as_secs_f64()).ceil();
         let threads = self.ticks.iter().map(|tick| tick.threads).sum::<u64>() as f64 / engine_ticks;
         stalled as f64 > STALLED * self.window as f64 && waited >= STALLED * elapsed * threads.max(1.0)

@@ -1,8 +1,8 @@
-//! `--strict`: ends a run that passes its cap and stays above it.
+//! `--strict`: detection of a run that passes its cap and stays above it.
 //!
-//! What the sampler counts is an upper bound: pages that a fork left shared are in it once a process. So a first look
-//! asks the kernel for each process's share of its pages, has every process asked for what is too much, and a second
-//! look, when all that were asked have given it or have nothing to give, decides.
+//! The sampler's sum is an upper bound: it has pages that a fork left shared once for each process. So the decision
+//! takes two exact looks. After the first one every process is asked for the excess. The second one decides, when
+//! all that were asked have given it or have nothing to give.
 
 use crate::accounts::cap::is_passed;
 use crate::accounts::exact;
@@ -12,28 +12,28 @@ use pagetide::group::{Field, Group, ProcessSlot};
 use std::sync::atomic::Ordering::AcqRel;
 
 const PAGE: u64 = pagetide_sys::PAGE as u64;
-/// Samples between looks at a run whose upper bound alone is above the cap: a look walks page tables.
+/// Samples between exact looks at a run of which only the upper bound is above the cap: a look walks page tables.
 const PAUSE: u32 = 12;
 
-/// Watches over a cap.
+/// State of the watch over a cap.
 #[derive(Debug, Default)]
 pub(crate) struct Strict {
-    /// Whether the cap was passed at the last look, and everybody was asked for what is too much.
+    /// Whether the cap was passed at the last look, and every process was asked for the excess.
     asked: bool,
     pause: u32,
 }
 
-/// A run that is above its cap, and stays there.
+/// A run that stays above its cap.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Passed {
     /// Bytes that it holds.
     pub(crate) bytes: u64,
-    /// The process that holds most, what it is called, and the bytes that it holds.
+    /// The process that holds most: its pid, its name and its bytes.
     pub(crate) most: (u32, String, u64),
 }
 
 impl Strict {
-    /// Takes a sample of a run of these processes: how much it is above its cap, if it stays there.
+    /// Takes a sample of a run of these processes. Returns a finding if the run stays above its cap.
     pub(crate) fn sample(
         &mut self,
         group: &Group,
@@ -72,12 +72,12 @@ fn listeners(group: &Group) -> impl Iterator<Item = ProcessSlot> {
     group.live().filter(|slot| slot.get(Field::Listens) != 0)
 }
 
-/// Whether somebody was asked for pages and has not answered. Who does not listen any more does not count.
+/// Returns whether a process that listens was asked for pages and has not answered.
 fn asked(group: &Group) -> bool {
     listeners(group).any(|slot| slot.get(Field::Asked) > 0)
 }
 
-/// Asks each process for that many pages, or for all that it has.
+/// Asks each process for that many pages, or for all of its grant.
 fn ask(group: &Group, pages: u64) {
     for slot in listeners(group) {
         let more = pages.min(slot.granted().max(0) as u64).saturating_sub(slot.get(Field::Asked));

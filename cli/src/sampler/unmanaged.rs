@@ -1,15 +1,18 @@
-//! Processes of a run that have no slot: programs that Pagetide's library does not reach. They are charged for what
-//! they hold, and said ([`Outside`]): a program once, as soon as it holds 1 MiB or has been there for a second. What is
-//! smaller and gone by then is charged while it is there, and not worth a line.
+//! Processes of a run that have no slot: programs that Pagetide's library does not reach. Their memory is charged to
+//! the run. A warning names each program once ([`Outside`]), as soon as it holds 1 MiB or has been there for a
+//! second; a smaller and shorter one is only charged.
 //!
-//! A look costs by the processes of the run: whose child is whose is read when a process has started anywhere, or after
-//! a quarter of a second; between that only the memory of those that have no slot is. All looks together take no more
-//! than one part in [`SHARE`] of a processor's time. Where that makes them late, [`Unmanaged::latest`] says so.
+//! The time of a look grows with the processes of the run. The tree of processes is read when any process has
+//! started on the machine, or after a quarter of a second; other looks read the memory of known processes without a
+//! slot only. All looks together take at most one part in [`SHARE`] of a processor's time. If that makes them late,
+//! [`Unmanaged::latest`] says so.
 //!
-//! **Whose memory is it?** A process that runs a program of its own is charged at once. One that was forked and has not
-//! called `exec` shows the memory of its parent, which is charged for it already, if they share it (`vfork`). Where the
-//! kernel does not tell, and while some slot has no process yet, which may be this one, it is charged for what it held
-//! at two looks, a quarter of a second from each other.
+//! **Whose memory is it?**
+//! - A process that has called `exec` is charged at once.
+//! - A forked process that has not called `exec` may share its memory with its parent (`vfork`), which is charged
+//!   for it already: if the kernel says so, it is charged nothing.
+//! - Where the kernel does not tell, and while some slot has no process yet, which may be this one, it is charged
+//!   for the lesser of what it held at two looks, a quarter of a second apart.
 
 use crate::cpu_budget::CpuBudget;
 use crate::processes::tree;
@@ -21,13 +24,13 @@ use pagetide_sys::{PAGE, task};
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-/// Looks take no more than one part in so many of a processor's time.
+/// Looks take at most one part in this many of a processor's time.
 const SHARE: u32 = 100;
-/// Between two looks at whose child is whose, where no process starts; between two looks at which programs run; and
-/// from when on it is said that looks were late.
+/// Time between two readings of the tree if no process starts; between two checks for replaced programs; and above
+/// which looks count as late.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// Pages from which on a program is said at once, and looks after which it is in any case.
+/// Pages from which on a program is named at once, and looks after which it is named in any case.
 const LARGE: u64 = (1 << 20) / PAGE as u64;
 const LOOKS: u32 = 50;
 
@@ -41,7 +44,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// Whether a slot is taken whose process is not known.
+    /// Returns whether some taken slot has no known process.
     fn lack_one(&self, group: &Group) -> bool {
         group.live().any(|slot| !self.slots.contains(&(slot.index(), slot.tenant())))
     }
@@ -53,12 +56,12 @@ struct Process {
     stat: Stat,
     watched: Watched,
     memory: Memory,
-    /// What it is charged for.
+    /// Pages that it is charged for.
     charged: u64,
-    /// What it held before, and when: of one that may share its parent's memory.
+    /// Its pages at an earlier look, and the time of that, if it may share the memory of its parent.
     before: Option<(Instant, u64)>,
     looks: u32,
-    /// Which program it is, of those that are said.
+    /// The number of its program, if that was noted.
     program: Option<usize>,
 }
 
@@ -75,7 +78,7 @@ impl Process {
         }
     }
 
-    /// Whether another program, or another process, has taken its place.
+    /// Returns whether another program, or another process, has taken its place.
     fn is_replaced_by(&self, now: Stat) -> bool {
         let before = self.stat;
         let exec = before.has_execed != now.has_execed || before.stack != now.stack && now.stack != 0;
@@ -84,7 +87,7 @@ impl Process {
 
     /// Looks at its memory. `waits` says whether some slot has no process yet.
     fn look(&mut self, pid: u32, now: Instant, waits: bool) {
-        // A forked one may call exec at any time.
+        // A forked process may call exec at any time.
         if !self.stat.has_execed
             && let Some(stat) = Stat::of(pid)
             && self.is_replaced_by(stat)
@@ -105,11 +108,11 @@ impl Process {
         };
     }
 
-    /// Why it runs without Pagetide, if that is known, and worth saying.
+    /// Returns the reason why it runs without Pagetide, if that is known and worth a warning.
     fn reason(&self, pid: u32) -> Option<Reason> {
         let for_long = self.looks >= LOOKS;
         let matters = self.stat.has_execed && (self.memory.charged() >= LARGE || for_long);
-        // What nobody can tell yet is looked into at times only.
+        // A reason that cannot be told yet is looked for at times only.
         let now = self.looks.is_power_of_two() || self.looks.is_multiple_of(LOOKS);
         if matters && now { Reason::of(pid, for_long) } else { None }
     }
@@ -134,22 +137,22 @@ impl Process {
 pub(crate) struct Unmanaged {
     seen: HashMap<u32, Process>,
     outside: Outside,
-    /// Pages that they are charged for.
+    /// Pages charged for all of them.
     charged: u64,
     cpu_budget: CpuBudget,
-    /// The pid that was given away last when it was read whose child is whose, and when.
+    /// The last pid of the machine when the tree was read, and the time of that.
     last_pid: Option<u64>,
     walked: Option<Instant>,
-    /// When it was looked at last which programs run in the processes that have a slot.
+    /// Time of the last check for replaced programs.
     compared: Instant,
     looked: Instant,
     latest: Duration,
-    /// Whether the next look must not be put off.
+    /// Whether the next look is taken whatever it costs.
     due: bool,
 }
 
 impl Unmanaged {
-    /// Of a run that begins.
+    /// Returns the state for a new run.
     pub(crate) fn new() -> Self {
         let now = Instant::now();
         Self {
@@ -166,12 +169,12 @@ impl Unmanaged {
         }
     }
 
-    /// Has the next look be a whole one, whatever it costs: what has gone must not be counted.
+    /// Makes the next look a whole one, whatever it costs: ended processes must not be counted.
     pub(crate) fn look_anew(&mut self) {
         (self.due, self.walked) = (true, None);
     }
 
-    /// Looks, if there is processor time for it, and charges the group for what is found.
+    /// Looks, if there is processor time for it, and charges the group for the pages found.
     pub(crate) fn look(&mut self, group: &Group, launcher: u32, members: &Members) {
         let now = Instant::now();
         self.latest = self.latest.max(now.saturating_duration_since(self.looked));
@@ -188,7 +191,7 @@ impl Unmanaged {
         result
     }
 
-    /// Looks in any case.
+    /// Looks at once.
     fn look_now(&mut self, now: Instant, group: &Group, launcher: u32, members: &Members) {
         let last_pid = procfs::last_pid();
         let rests = last_pid.is_some() && last_pid == self.last_pid;
@@ -197,7 +200,7 @@ impl Unmanaged {
             self.walk(launcher);
         }
         self.seen.retain(|pid, _| !members.pids.contains(pid));
-        // Asked after the walk: whoever was found there and has a slot had it by then.
+        // Asked after the walk: a process that was found and has a slot had it by then.
         let waits = members.lack_one(group);
         for (&pid, process) in &mut self.seen {
             process.look(pid, now, waits);
@@ -213,7 +216,7 @@ impl Unmanaged {
         group.charge_unmanaged(self.charged);
     }
 
-    /// Finds out who is there. Who was known stays known until it is dead, whoever its parent is.
+    /// Reads the tree of processes. A known process stays known until it is dead, whatever its parent is.
     fn walk(&mut self, launcher: u32) {
         let mut old = std::mem::take(&mut self.seen);
         let mut pids: HashSet<u32> = old.keys().copied().collect();
@@ -228,8 +231,8 @@ impl Unmanaged {
         }
     }
 
-    /// Of slots and the pids that have them, those whose process runs another program by now, in which our library has
-    /// not answered: one that no longer maps the group page, the file `page`.
+    /// Returns the slots whose process has become another program, in which our library has not answered: it does
+    /// not map the group page, the file `page`.
     pub(crate) fn replaced(
         &mut self,
         slots: impl Iterator<Item = (ProcessSlot, u32)>,
@@ -250,42 +253,42 @@ impl Unmanaged {
         found
     }
 
-    /// The programs in them.
+    /// Returns the programs in them.
     pub(crate) fn outside(&mut self) -> &mut Outside {
         &mut self.outside
     }
 
-    /// Each process without a slot, and its shared memory, in pages.
+    /// Returns each process without a slot, with its pages of shared memory.
     pub(crate) fn shared(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.seen.iter().map(|(&pid, process)| (pid, process.memory.shared))
     }
 
-    /// Each process without a slot, and the pages that it is charged for.
+    /// Returns each process without a slot, with the pages that it is charged for.
     pub(crate) fn charges(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
         self.seen.iter().map(|(&pid, process)| (pid, process.charged))
     }
 
-    /// Whether a pid was one of them when they were last looked at.
+    /// Returns whether a pid was one of them at the last look.
     pub(crate) fn knows(&self, pid: u32) -> bool {
         self.seen.contains_key(&pid)
     }
 
-    /// The longest time between two looks, if it was longer than they should be apart.
+    /// Returns the longest time between two looks, if it was longer than [`INTERVAL`].
     pub(crate) fn latest(&self) -> Option<Duration> {
         (self.latest > INTERVAL).then_some(self.latest)
     }
 
-    /// The launcher was stopped: that it did not look is nobody's fault.
+    /// Does not count the time since the last look: the launcher was stopped.
     pub(crate) fn forgive(&mut self) {
         self.looked = Instant::now();
     }
 }
 
-/// The programs that run without Pagetide now, as whoever looks but once sees them.
+/// Returns the programs that run without Pagetide now, as a single look shows them.
 pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     let mut unmanaged = Unmanaged::new();
     unmanaged.walk(launcher);
-    // Slots after that: who joins meanwhile is not taken for one of them.
+    // Slots are read after the tree: a process that joins meanwhile is not taken for one without.
     let pids: HashSet<u32> = group.live().map(|slot| slot.known_as() as u32).collect();
     let Unmanaged { seen, outside, .. } = &mut unmanaged;
     seen.retain(|pid, _| !pids.contains(pid));
@@ -301,8 +304,7 @@ pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     unmanaged.outside
 }
 
-/// Whether the process of a slot runs another program than the one that took it. Where that is not to be seen it does
-/// not.
+/// Returns whether the process of a slot runs another program than the one that took it, as far as can be seen.
 fn is_replaced(slot: ProcessSlot, pid: u32, page: FileId) -> bool {
     let began = slot.stack();
     let other = |stat: Stat| stat.stack != 0 && stat.stack != began;
@@ -319,7 +321,7 @@ mod tests {
     use super::*;
     use std::process::{Child, Command};
 
-    fn stranger(script: &str) -> (Child, u32) {
+    fn without_slot(script: &str) -> (Child, u32) {
         // A shell between: the test's own children are others', too.
         let parent = Command::new("sh").args(["-c", script]).spawn().unwrap();
         let child = loop {
@@ -347,7 +349,7 @@ mod tests {
     #[test]
     fn a_process_without_a_slot_is_charged_at_once_and_while_it_lives() {
         let (_fd, group) = crate::testing::group(100_000);
-        let (parent, child) = stranger("sleep 100 & wait");
+        let (parent, child) = without_slot("sleep 100 & wait");
         let mut unmanaged = Unmanaged::new();
         unmanaged.look_now(Instant::now(), &group, parent.id(), &Members::default());
         let charged = unmanaged.charged as i64;
@@ -398,7 +400,7 @@ mod tests {
         let own = std::process::id();
         let slot = group.claim(pagetide_sys::procfs::Identity::own()).unwrap();
         assert!(!is_replaced(slot, own, page), "it has not said where its stack begins");
-        let (parent, child) = stranger("sleep 100 & wait");
+        let (parent, child) = without_slot("sleep 100 & wait");
         slot.set_stack(Stat::of("self").unwrap().stack);
         assert!(!is_replaced(slot, own, page));
         assert!(is_replaced(slot, child, page));
@@ -410,7 +412,7 @@ mod tests {
     #[test]
     fn a_program_that_stays_is_said_once_with_its_reason() {
         let (_fd, group) = crate::testing::group(100_000);
-        let (parent, child) = stranger("env -i sleep 100 & wait");
+        let (parent, child) = without_slot("env -i sleep 100 & wait");
         let mut unmanaged = Unmanaged::new();
         let mut look = || {
             unmanaged.look_now(Instant::now(), &group, parent.id(), &Members::default());

@@ -21,7 +21,7 @@ const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 /// Shows a run, once or until it ends. Returns the exit status.
 pub(crate) fn stat(args: &StatArgs) -> Result<u8, Failure> {
-    let run = Run::open(args.pid, Purpose::Look)?;
+    let run = Run::open(args.pid, Purpose::Look, "pagetide stat PID")?;
     loop {
         let (report, group) = (report(&run), &run.group);
         let text = if args.json { format!("{:#}\n", json(&report, group)) } else { table(&report, group) };

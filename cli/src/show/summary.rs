@@ -259,8 +259,7 @@ mod tests {
         let (_fd, group) = group();
         let pages = Pages { total: 200_000, unmanaged: 190_000, ..Pages::default() };
         let mut over = report(&group, pages);
-        let holder =
-            |pid, name: &str, pages, stranger| Holder { pid, name: name.to_owned(), pages, stranger };
+        let holder = |pid, name: &str, pages, outside| Holder { pid, name: name.to_owned(), pages, outside };
         over.most.holders =
             vec![holder(7, "node", 150_000, true), holder(8, "", 39_000, false), holder(9, "sh", 300, false)];
         assert_eq!(
