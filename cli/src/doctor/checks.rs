@@ -169,6 +169,7 @@ pub(crate) fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
     findings
 }
 
+/// Checks the memory that a percentage would refer to.
 pub(crate) fn memory() -> Finding {
     match Limits::read() {
         Ok(limits) => {

@@ -16,6 +16,7 @@ pub(crate) enum State {
 }
 
 impl State {
+    /// Returns its name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Good => "ok",
@@ -25,15 +26,18 @@ impl State {
         }
     }
 
+    /// Returns the state of a feature that runs can do without.
     pub(crate) fn good_if(good: bool) -> Self {
         if good { Self::Good } else { Self::Missing }
     }
 }
 
-/// Name of the feature.
+/// A feature that was checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Finding {
+    /// Name of the feature.
     pub(crate) name: &'static str,
+    /// Its state.
     pub(crate) state: State,
     /// The observation.
     pub(crate) found: String,
@@ -44,6 +48,7 @@ pub(crate) struct Finding {
 }
 
 impl Finding {
+    /// Returns a finding without cost or remedy.
     pub(crate) fn new(name: &'static str, state: State, found: impl Into<String>) -> Self {
         Self { name, state, found: found.into(), cost: "", remedy: String::new() }
     }
@@ -53,6 +58,7 @@ impl Finding {
         if self.state == State::Good { self } else { Self { cost, remedy: remedy.into(), ..self } }
     }
 
+    /// Returns it as JSON.
     pub(crate) fn json(&self) -> Value {
         json!({
             "name": self.name,

@@ -37,6 +37,7 @@ impl Told {
         }
     }
 
+    /// Returns whether this process has CAP_SYS_PTRACE.
     pub(crate) fn may_trace(&self) -> Option<bool> {
         Some(self.capabilities? & SYS_PTRACE != 0)
     }

@@ -4,6 +4,7 @@ use pagetide::injection::{self, Injection};
 use pagetide::mask::Mask;
 use rustix::io::Errno;
 
+/// Reads `PAGETIDE_MASK`.
 pub(crate) fn mask_from_environment() -> Result<Mask, String> {
     let list = std::env::var_os("PAGETIDE_MASK").unwrap_or_default();
     let list = list.to_string_lossy();
@@ -13,6 +14,7 @@ pub(crate) fn mask_from_environment() -> Result<Mask, String> {
     })
 }
 
+/// Reads `PAGETIDE_FAIL`.
 pub(crate) fn injection() -> Result<Injection, String> {
     let text = std::env::var_os("PAGETIDE_FAIL").unwrap_or_default();
     Injection::parse(&text.to_string_lossy()).ok_or_else(|| {
@@ -21,6 +23,7 @@ pub(crate) fn injection() -> Result<Injection, String> {
     })
 }
 
+/// Explains why no userfaultfd can be opened, and what would mend it.
 pub(crate) fn explain_userfaultfd(error: Errno) -> String {
     if error == Errno::NOSYS {
         return "this kernel has no userfaultfd (CONFIG_USERFAULTFD), without which Pagetide cannot work"

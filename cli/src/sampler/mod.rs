@@ -8,6 +8,7 @@
 
 pub(crate) mod load;
 pub(crate) mod outside;
+mod peaks;
 pub(crate) mod responsiveness;
 pub(crate) mod shmem;
 pub(crate) mod stall;
@@ -15,14 +16,13 @@ pub(crate) mod strict;
 pub(crate) mod unmanaged;
 mod watch;
 
-use crate::accounts::cap::is_passed;
-use crate::accounts::exact::Exact;
 use crate::accounts::gathered::Gathered;
 use crate::accounts::most::{Holder, Most, NAMED};
 use crate::accounts::pages::Pages;
 use crate::processes::tree;
 use crate::sampler::load::{LoadControl, Seen};
 use crate::sampler::outside::Outside;
+use crate::sampler::peaks::Peaks;
 use crate::sampler::shmem::SharedMemory;
 use crate::sampler::stall::{Stall, Waited};
 use crate::sampler::unmanaged::{Members, Unmanaged};
@@ -59,11 +59,7 @@ pub(crate) struct Sampler {
     watches: HashMap<usize, Watch>,
     unmanaged: Unmanaged,
     shared: SharedMemory,
-    peak: Pages,
-    most: Most,
-    exact: Exact,
-    stored_most: u64,
-    ratio: Option<f64>,
+    peaks: Peaks,
     stall: Option<Stall>,
     /// Pid of CMD, 0 before its start, and whether our library has answered in it.
     command: u32,
@@ -88,11 +84,7 @@ impl Sampler {
             watches: HashMap::new(),
             unmanaged: Unmanaged::new(),
             shared: SharedMemory::new(group_fd),
-            peak: Pages::default(),
-            most: Most::default(),
-            exact: Exact::new(Instant::now()),
-            stored_most: 0,
-            ratio: None,
+            peaks: Peaks::new(Instant::now()),
             command: 0,
             answered: false,
             stall: max_stall.map(|window| Stall::new(window, Instant::now())),
@@ -135,7 +127,8 @@ impl Sampler {
         self.group.charge_shared(self.shared.count(self.group.own_pages().0));
         // The last figures of the dead count for the peaks.
         self.gather();
-        self.keep_peaks();
+        let Self { peaks, group, launcher, now, unmanaged, .. } = self;
+        peaks.take(*group, *launcher, now, || holders(*group, now.pages, unmanaged));
         self.group.release(slots.iter().copied().filter(|slot| self.watches[&slot.index()].gone));
         self.watches.retain(|_, watch| !watch.gone);
         self.gather();
@@ -284,41 +277,6 @@ impl Sampler {
         self.now = Gathered::from(&self.group);
     }
 
-    fn keep_peaks(&mut self) {
-        self.peak = self.peak.max(self.now.pages);
-        if self.now.pages.total > self.most.pages.total {
-            self.most = Most { pages: self.now.pages, holders: self.holders(), ..self.most };
-        }
-        let bytes = self.now.pages.total * pagetide_sys::PAGE as u64;
-        if !is_passed(bytes, self.group.setup().cap_pages) {
-            self.most.within = self.most.within.max(self.now.pages.total);
-        } else if self.group.live().nth(1).is_some() {
-            // A single process shares nothing.
-            let launcher = self.launcher;
-            self.exact.look(Instant::now(), self.group.own_pages().1, || tree::descendants(launcher));
-            self.most.counted = self.exact.counted();
-        }
-        if self.now.stored.0 > self.stored_most
-            && let Some(ratio) = self.now.ratio()
-        {
-            (self.stored_most, self.ratio) = (self.now.stored.0, Some(ratio));
-        }
-    }
-
-    /// Returns the processes that hold the most unmanaged memory, while the cap is passed.
-    fn holders(&self) -> Vec<Holder> {
-        if self.now.pages.total <= self.group.setup().cap_pages {
-            return Vec::new();
-        }
-        let slots = self.group.live().map(|slot| (slot.known_as() as u32, Pages::of(slot).unmanaged, false));
-        let unmanaged = self.unmanaged.charges().map(|(pid, pages)| (pid, pages, true));
-        let mut found: Vec<_> = slots.chain(unmanaged).filter(|(_, pages, _)| *pages > 0).collect();
-        found.sort_unstable_by_key(|(_, pages, _)| std::cmp::Reverse(*pages));
-        found.truncate(NAMED);
-        let named = |(pid, pages, outside)| Holder { pid, name: tree::name(pid), pages, outside };
-        found.into_iter().map(named).collect()
-    }
-
     /// Asks for the pages by which the cap is overdrawn, less those that were asked for already.
     fn ask(&self, slots: &[ProcessSlot]) {
         let listeners = || slots.iter().copied().filter(|slot| slot.get(Field::Listens) != 0);
@@ -363,17 +321,17 @@ impl Sampler {
 
     /// Returns the peak of each figure.
     pub(crate) fn peak(&self) -> Pages {
-        self.peak
+        self.peaks.pages
     }
 
     /// Returns the figures when the run held the most memory.
     pub(crate) fn most(&self) -> Most {
-        self.most.clone()
+        self.peaks.most.clone()
     }
 
     /// Returns page bytes divided by payload bytes in the pool, now or when it held the most.
     pub(crate) fn ratio(&self) -> Option<f64> {
-        self.now.ratio().or(self.ratio)
+        self.now.ratio().or(self.peaks.ratio)
     }
 
     /// Returns every process of the run.
@@ -387,6 +345,20 @@ impl Sampler {
             || self.watches.values().any(|watch| watch.pid == pid)
             || tree::descends(pid, self.launcher)
     }
+}
+
+/// Returns the processes that hold the most unmanaged memory, while the cap is passed.
+fn holders(group: Group, now: Pages, unmanaged: &Unmanaged) -> Vec<Holder> {
+    if now.total <= group.setup().cap_pages {
+        return Vec::new();
+    }
+    let slots = group.live().map(|slot| (slot.known_as() as u32, Pages::of(slot).unmanaged, false));
+    let outside = unmanaged.charges().map(|(pid, pages)| (pid, pages, true));
+    let mut found: Vec<_> = slots.chain(outside).filter(|(_, pages, _)| *pages > 0).collect();
+    found.sort_unstable_by_key(|(_, pages, _)| std::cmp::Reverse(*pages));
+    found.truncate(NAMED);
+    let named = |(pid, pages, outside)| Holder { pid, name: tree::name(pid), pages, outside };
+    found.into_iter().map(named).collect()
 }
 
 /// Returns the figures of a process for load control.

@@ -24,26 +24,31 @@ const NAMELESS_FORK_SAMPLES: u32 = 3000;
 /// State by which the death of the process of a slot is noticed.
 #[derive(Debug)]
 pub(crate) struct Watch {
+    /// The process.
     pub(crate) process: Identity,
     /// The tenant of the slot: it changes when the process calls exec.
     pub(crate) tenant: u64,
     /// Its pid in the namespace of the launcher; 0 if that is not known.
     pub(crate) pid: u32,
     /// Samples since a fork began, and samples since its parent is dead.
-    pub(crate) samples: u32,
-    pub(crate) samples_dead: u32,
+    samples: u32,
+    samples_dead: u32,
+    /// Its pidfd, if one could be opened.
     pub(crate) pidfd: Option<OwnedFd>,
+    /// Whether it has died.
     pub(crate) gone: bool,
+    /// Its memory at the last looks.
     pub(crate) memory: procfs::Watched,
     /// Pages that it was asked for, and samples since that has changed.
-    pub(crate) asked: (u64, u32),
+    asked: (u64, u32),
     /// Pages that it held and was granted, and samples since either has changed.
-    pub(crate) held: ([i64; 2], u32),
+    held: ([i64; 2], u32),
     /// Pages by which the kernel's count is too low, found once when it idles; `None` if that cannot be told.
-    pub(crate) uncounted: Option<i64>,
+    uncounted: Option<i64>,
 }
 
 impl Watch {
+    /// Begins to watch the process of a slot.
     pub(crate) fn new(slot: ProcessSlot) -> Self {
         let process = slot.process();
         let mut this = Self {
