@@ -1,6 +1,7 @@
 //! The threshold above which a cap counts as passed.
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
+use crate::units::PAGE;
+
 /// A run passes its cap when it holds more than this multiple of it: samples are 20 ms apart.
 const PASSED: f64 = 1.03;
 

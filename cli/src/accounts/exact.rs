@@ -5,7 +5,7 @@
 //! is above the cap, and within a budget of processor time.
 
 use crate::cpu_budget::CpuBudget;
-use pagetide_sys::PAGE;
+use crate::units::PAGE;
 use pagetide_sys::procfs::field;
 use std::fs;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub(crate) fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
 
 /// Returns the sum of shares, plus the pages of the launcher.
 pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
-    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE as u64
+    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE
 }
 
 fn share(pid: u32) -> Option<u64> {

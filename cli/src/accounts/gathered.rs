@@ -1,12 +1,11 @@
 //! Figures of a whole run: the parts of the group page added up.
 
 use crate::accounts::pages::Pages;
+use crate::units::PAGE;
 use pagetide::group::{Ended, Field, Group, ProcessSlot};
 use pagetide::latency;
 use pagetide_swap::{Counter, Counters};
 use serde_json::{Value, json};
-
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 /// Figures of a whole run at one time.
 #[derive(Clone, Copy, Debug)]

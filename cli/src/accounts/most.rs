@@ -2,9 +2,8 @@
 
 use crate::accounts::exact::Counted;
 use crate::accounts::pages::Pages;
-use crate::units::show_bytes;
+use crate::units::{PAGE, show_bytes};
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// Processes that are named when a cap is broken.
 pub(crate) const NAMED: usize = 3;
 

@@ -1,9 +1,8 @@
 //! Memory and disk of a run, in pages.
 
+use crate::units::PAGE;
 use pagetide::group::{Field, ProcessSlot};
 use serde_json::{Value, json};
-
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 macro_rules! pages {
     ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {

@@ -3,12 +3,11 @@
 use crate::failure::Failure;
 use crate::out;
 use crate::processes::runs::{Purpose, Run};
-use crate::units::show_bytes;
+use crate::units::{PAGE, show_bytes};
 use pagetide::group::{Field, Group, OffState, ProcessSlot};
 use pagetide_cli::options::{SwapoffArgs, SwaponArgs};
 use std::time::Duration;
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// Exit status: there is no swap file, or it stays in use.
 const NOT_DONE: u8 = 1;
 const LOOK: Duration = Duration::from_millis(20);

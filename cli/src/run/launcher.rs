@@ -14,7 +14,7 @@ use crate::sampler::strict::{Passed, Strict};
 use crate::sampler::{INTERVAL, Sampler};
 use crate::show::report::Report;
 use crate::show::summary::Line;
-use crate::units::show_bytes;
+use crate::units::{PAGE, show_bytes};
 use crate::verbosity::Verbosity;
 use pagetide_cli::options::RunArgs;
 use pagetide_swap::Counter;
@@ -25,7 +25,6 @@ use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 const STATS_INTERVAL: Duration = Duration::from_secs(1);
 /// Between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);

@@ -4,7 +4,7 @@ use crate::disk::growth::Use;
 use crate::disk::swapfile::SwapFile;
 use crate::machine::limits::Limits;
 use crate::run::descriptor_server::Descriptors;
-use crate::units::show_bytes;
+use crate::units::{PAGE, show_bytes};
 use crate::verbosity::Verbosity;
 use pagetide::group::{Group, Knobs, Setup};
 use pagetide::injection::Injection;
@@ -21,7 +21,6 @@ use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// Bytes of the smallest cap: with less, an engine has no room to work in.
 const MEMORY_MIN: u64 = 16 << 20;
 /// The cap, in percent of what this process may have, when none is given.

@@ -1,9 +1,8 @@
 //! Programs that run without Pagetide: their names, the reasons, and messages about them.
 
 use crate::processes::program::{self, Format};
-use crate::units::show_bytes;
+use crate::units::{PAGE, show_bytes};
 use pagetide::group::ENVIRONMENT;
-use pagetide_sys::PAGE;
 use pagetide_sys::procfs::{self, Stat};
 use serde_json::{Value, json};
 use std::cmp::Reverse;
@@ -107,7 +106,7 @@ impl Program {
 
     fn summary(&self) -> String {
         let Self { name, pid, reason, peak, .. } = self;
-        let most = show_bytes(peak * PAGE as u64);
+        let most = show_bytes(peak * PAGE);
         format!("without Pagetide: {name} (pid {pid}), {most} at most: {}", reason.text())
     }
 
@@ -116,8 +115,8 @@ impl Program {
             "name": self.name,
             "pid": self.pid,
             "reason": self.reason.text(),
-            "bytes": self.pages * PAGE as u64,
-            "peak_bytes": self.peak * PAGE as u64,
+            "bytes": self.pages * PAGE,
+            "peak_bytes": self.peak * PAGE,
         })
     }
 }

@@ -6,6 +6,7 @@ use crate::accounts::gathered::Gathered;
 use crate::accounts::most::{Holder, Most};
 use crate::accounts::pages::Pages;
 use crate::processes::tree;
+use crate::units::PAGE;
 use pagetide::group::Group;
 use std::time::Instant;
 
@@ -47,7 +48,7 @@ impl Peaks {
         if now.pages.total > self.most.pages.total {
             self.most = Most { pages: now.pages, holders: holders(), ..self.most };
         }
-        let bytes = now.pages.total * pagetide_sys::PAGE as u64;
+        let bytes = now.pages.total * PAGE;
         if !is_passed(bytes, group.setup().cap_pages) {
             self.most.within = self.most.within.max(now.pages.total);
         } else if group.live().nth(1).is_some() {

@@ -17,7 +17,7 @@
 //! What a process has and is not found in its mappings counts as the kernel says, with each process.
 
 use crate::cpu_budget::CpuBudget;
-use pagetide_sys::PAGE;
+use crate::units::PAGE;
 use pagetide_sys::mapped_files::{self, FileId, FileMapping};
 use pagetide_sys::procfs;
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, statx};
@@ -227,7 +227,7 @@ impl SharedMemory {
             let touched = of_each.iter().map(|(pid, &pages)| pages.min(self.processes[pid].shared)).sum();
             object.touched = object.touched.max(touched);
             if let Some(stat) = ask(key.0, object, &mappings, &mut self.forbidden) {
-                object.held = Some(stat.stx_blocks * 512 / PAGE as u64);
+                object.held = Some(stat.stx_blocks * 512 / PAGE);
                 object.made_here = self.made.is_some() && made(&stat) >= self.made;
             }
         }
@@ -326,7 +326,7 @@ mod tests {
     use std::process::{Child, Command, Stdio};
 
     fn shared_memory() -> (OwnedFd, SharedMemory) {
-        let (fd, _) = pagetide_sys::shared::Shared::create("test", PAGE).unwrap();
+        let (fd, _) = pagetide_sys::shared::Shared::create("test", PAGE as usize).unwrap();
         let shared = SharedMemory::new(&fd);
         (fd, shared)
     }

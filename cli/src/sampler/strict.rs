@@ -8,10 +8,10 @@ use crate::accounts::cap::is_passed;
 use crate::accounts::exact;
 use crate::accounts::pages::Pages;
 use crate::processes::tree;
+use crate::units::PAGE;
 use pagetide::group::{Field, Group, ProcessSlot};
 use std::sync::atomic::Ordering::AcqRel;
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// Samples between exact looks at a run of which only the upper bound is above the cap: a look walks page tables.
 const PAUSE: u32 = 12;
 

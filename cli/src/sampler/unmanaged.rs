@@ -17,10 +17,11 @@
 use crate::cpu_budget::CpuBudget;
 use crate::processes::tree;
 use crate::sampler::outside::{Outside, Reason};
+use crate::units::PAGE;
 use pagetide::group::{Group, ProcessSlot};
 use pagetide_sys::mapped_files::{self, FileId};
 use pagetide_sys::procfs::{self, Memory, Stat, Watched};
-use pagetide_sys::{PAGE, task};
+use pagetide_sys::task;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ const SHARE: u32 = 100;
 const INTERVAL: Duration = Duration::from_millis(250);
 
 /// Pages from which on a program is named at once, and looks after which it is named in any case.
-const LARGE: u64 = (1 << 20) / PAGE as u64;
+const LARGE: u64 = (1 << 20) / PAGE;
 const LOOKS: u32 = 50;
 
 /// The processes of a run that have a slot.

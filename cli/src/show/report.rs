@@ -5,6 +5,7 @@ use crate::accounts::most::Most;
 use crate::accounts::pages::Pages;
 use crate::processes::killed::Killer;
 use crate::sampler::outside::Outside;
+use crate::units::PAGE;
 use pagetide::census::Reason;
 use pagetide::group::Ended;
 use pagetide::latency;
@@ -12,7 +13,6 @@ use pagetide_swap::Counter;
 use serde_json::{Value, json};
 use std::time::Duration;
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 const VERSION: u64 = 1;
 
 /// A report on a run. Fields that only the launcher knows are `None` in reports of others.

@@ -10,13 +10,13 @@ use crate::processes::tree;
 use crate::sampler::unmanaged;
 use crate::show::report::Report;
 use crate::show::table::table;
+use crate::units::PAGE;
 use pagetide::group::{Field, Group, ProcessSlot};
 use pagetide_cli::options::StatArgs;
 use pagetide_sys::procfs;
 use serde_json::{Value, json};
 use std::io::IsTerminal;
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 const CLEAR_SCREEN: &str = "\x1b[H\x1b[2J";
 
 /// Shows a run, once or until it ends. Returns the exit status.

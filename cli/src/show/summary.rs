@@ -4,12 +4,11 @@ use crate::accounts::cap::is_passed;
 use crate::accounts::exact::Counted;
 use crate::accounts::most::Holder;
 use crate::show::report::Report;
-use crate::units::{show_bytes, show_count, show_nanos};
+use crate::units::{PAGE, show_bytes, show_count, show_nanos};
 use pagetide::census::Reason;
 use pagetide::latency;
 use pagetide_swap::Counter;
 
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 /// Exit statuses of programs that a signal has ended.
 const BY_SIGNAL: std::ops::RangeInclusive<u8> = 129..=192;
 /// A process is named if it holds at least one part in this many of the excess.

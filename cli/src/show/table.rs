@@ -4,12 +4,10 @@ use crate::accounts::pages::Pages;
 use crate::processes::tree;
 use crate::sampler::outside::Program;
 use crate::show::report::Report;
-use crate::units::show_bytes;
+use crate::units::{PAGE, show_bytes};
 use pagetide::group::{Field, Group};
 use pagetide_swap::Counter;
 use std::fmt::Write as _;
-
-const PAGE: u64 = pagetide_sys::PAGE as u64;
 
 /// Returns the table that `pagetide stat` prints.
 pub(crate) fn table(report: &Report, group: &Group) -> String {
