@@ -36,7 +36,7 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "doctor" -d 'Say w
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -s m -l memory -d 'Cap on the memory of all processes of the run [default: 80%]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats -d 'Write statistics to FILE as JSON' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-stall -d 'End the run when it did little but wait for its pages for TIME' -r
-complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-dir -d 'Directory of the swap file [default: $TMPDIR, or /var/tmp]' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-dir -d 'Directory of the swap file [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-size -d 'What the swap file may grow to [default: half of what is free there; in a container at most 4 times the cap]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l trace -d 'Write down what happens to FILE, for `pagetide replay`' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-pool-percent -d 'Share of the cap that compressed pages may take at most, 1 to 90' -r
@@ -91,6 +91,6 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l fixed-share
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l no-disk -d 'Do without a device'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l json -d 'Print JSON'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -s h -l help -d 'Print help (see more with \'--help\')'
-complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l swap-dir -d 'Where a swap file would lie [default: $TMPDIR, or /var/tmp]' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l swap-dir -d 'Where a swap file would lie [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l json -d 'Print JSON'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'

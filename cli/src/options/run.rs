@@ -5,6 +5,7 @@ use super::headings::{DECISIONS, EXPERIMENTS, NEEDED, PLACES};
 use super::rules::RuleArgs;
 use super::section::help;
 use super::size::{Size, parse_size, parse_time};
+use clap::ValueHint;
 use pagetide_swap::{Compression, Switches};
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -52,7 +53,7 @@ pub struct RunArgs {
     ///
     /// A tmpfs is refused, for it is memory. Where neither default will do, the run goes on without a swap file, and a
     /// warning says so.
-    #[arg(long, value_name = "DIR", conflicts_with = "no_disk", help_heading = PLACES)]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "no_disk", help_heading = PLACES)]
     pub swap_dir: Option<PathBuf>,
     /// What the swap file may grow to [default: half of what is free there; in a container at most 4 times the cap]
     ///
@@ -98,7 +99,7 @@ pub struct RunArgs {
     pub no_pool: bool,
 
     /// The program, and its arguments
-    #[arg(value_name = "CMD", required = true, trailing_var_arg = true)]
+    #[arg(value_name = "CMD", value_hint = ValueHint::CommandWithArguments, required = true, trailing_var_arg = true)]
     pub command: Vec<OsString>,
 }
 
