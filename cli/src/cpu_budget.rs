@@ -1,38 +1,38 @@
-//! Processor time that the launcher may spend on something.
+//! Processor time that the launcher may spend on one of its tasks.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::time::{Duration, Instant};
 
-/// What may be saved up.
+/// Unspent time is saved up to this much.
 const SAVED_MAX: Duration = Duration::from_millis(5);
 
-/// A part of one processor's time. What is not spent is saved, up to 5 ms; what is spent beyond it has to be earned
-/// before more is.
+/// A share of one processor's time. Unspent time is saved, up to 5 ms; overspent time has to be earned before more
+/// can be spent.
 #[derive(Debug)]
-pub struct CpuBudget {
-    /// One part in so many of the time.
+pub(crate) struct CpuBudget {
+    /// The budget grows by one part in this many of the time that passes.
     share: u32,
-    /// Nanoseconds that may be spent; negative when they were spent already.
+    /// Nanoseconds that are left; negative when overspent.
     left: i64,
     earned: Instant,
 }
 
 impl CpuBudget {
-    /// One part in `share` of all time from `now` on.
-    pub fn new(share: u32, now: Instant) -> Self {
+    /// Returns a budget that grows by one part in `share` of the time from `now` on.
+    pub(crate) fn new(share: u32, now: Instant) -> Self {
         Self { share, left: SAVED_MAX.as_nanos() as i64, earned: now }
     }
 
-    /// Whether something is left to spend.
-    pub fn lasts(&mut self, now: Instant) -> bool {
+    /// Adds the time earned until `now`, and returns whether any is left to spend.
+    pub(crate) fn lasts(&mut self, now: Instant) -> bool {
         let earned = now.saturating_duration_since(self.earned) / self.share;
         self.left = (self.left + earned.as_nanos() as i64).min(SAVED_MAX.as_nanos() as i64);
         self.earned = now;
         self.left > 0
     }
 
-    /// Does something, and counts the processor time that it takes this thread.
-    pub fn spend<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    /// Runs `work`, and takes its processor time off the budget.
+    pub(crate) fn spend<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let before = thread_time();
         let result = work();
         self.left -= thread_time().saturating_sub(before).as_nanos() as i64;
@@ -40,7 +40,7 @@ impl CpuBudget {
     }
 }
 
-/// Processor time of the calling thread.
+/// Returns the processor time of the calling thread.
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)

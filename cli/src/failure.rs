@@ -1,26 +1,26 @@
-//! Why a run does not come about, and the exit status that says so.
+//! Failures of a command, with their exit status.
 
 use std::fmt;
 
-/// Something of ours went wrong.
-pub const OURS: u8 = 125;
-/// CMD was found and cannot be executed.
-pub const NOT_EXECUTABLE: u8 = 126;
-/// CMD was not found.
-pub const NOT_FOUND: u8 = 127;
+/// Exit status: Pagetide failed.
+pub(crate) const OURS: u8 = 125;
+/// Exit status: CMD was found and cannot be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// Exit status: CMD was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
 
 /// A message and an exit status.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     /// The exit status.
-    pub status: u8,
-    /// What to tell, in one line or several.
-    pub message: String,
+    pub(crate) status: u8,
+    /// The message, of one line or several.
+    pub(crate) message: String,
 }
 
 impl Failure {
-    /// A failure with a status of its own.
-    pub fn new(status: u8, message: impl Into<String>) -> Self {
+    /// Returns a failure with this exit status.
+    pub(crate) fn new(status: u8, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
 }

@@ -1,65 +1,31 @@
 //! `pagetide`: runs a program in less memory than it needs, and shows how it fares.
 
 #![deny(unsafe_code)]
+#![warn(unreachable_pub)]
 
-mod command;
-mod container;
+mod accounts;
+mod control;
 mod cpu_budget;
-mod descriptor_server;
+mod disk;
 mod doctor;
-mod exact;
 mod failure;
-mod growth;
-mod killed;
-mod launch;
-mod library;
-mod limits;
-mod load;
-#[allow(unsafe_code, reason = "the only file that may")]
-mod os;
+mod machine;
 mod out;
-mod outside;
+mod processes;
+#[allow(unreachable_pub)]
 mod replay;
-mod report;
-mod responsiveness;
-mod runs;
+mod run;
 mod sampler;
-mod set;
-mod shmem;
-mod size;
-mod stall;
-mod stat;
-mod statfile;
-mod strict;
-mod summary;
-mod swapfile;
-mod swapoff;
-mod tree;
-mod unmanaged;
+mod show;
+#[cfg(test)]
+mod testing;
+mod units;
 mod verbosity;
 
 use clap::Parser;
 use clap::error::ErrorKind;
+use pagetide_cli::options::{Cli, Command};
 use std::process::ExitCode;
-
-/// Swap in user space
-#[derive(Parser, Debug)]
-#[command(name = "pagetide", version)]
-struct Cli {
-    #[command(subcommand)]
-    command: Verb,
-}
-
-#[derive(clap::Subcommand, Debug)]
-enum Verb {
-    Run(launch::RunArgs),
-    Stat(stat::StatArgs),
-    Set(set::SetArgs),
-    Swapoff(swapoff::SwapoffArgs),
-    Swapon(swapoff::SwaponArgs),
-    Replay(replay::ReplayArgs),
-    Doctor(doctor::DoctorArgs),
-}
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -75,13 +41,13 @@ fn main() -> ExitCode {
         }
     };
     let result = match &cli.command {
-        Verb::Run(args) => launch::run(args),
-        Verb::Stat(args) => stat::stat(args),
-        Verb::Set(args) => set::set(args),
-        Verb::Swapoff(args) => swapoff::swapoff(args),
-        Verb::Swapon(args) => swapoff::swapon(args),
-        Verb::Replay(args) => replay::replay(args),
-        Verb::Doctor(args) => doctor::doctor(args),
+        Command::Run(args) => run::run(args),
+        Command::Stat(args) => show::stat::stat(args),
+        Command::Set(args) => control::set::set(args),
+        Command::Swapoff(args) => control::swapoff::swapoff(args),
+        Command::Swapon(args) => control::swapoff::swapon(args),
+        Command::Replay(args) => replay::replay(args),
+        Command::Doctor(args) => doctor::doctor(args),
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
         pagetide_sys::task::say(&failure.to_string());

@@ -1,20 +1,22 @@
-//! Standard output, of which whoever reads it may have seen enough.
+//! Standard output, which its reader may close.
 
 use crate::failure::Failure;
 use std::io::{ErrorKind, Write};
 
-/// Whether anybody reads what is printed.
+/// Whether standard output has a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Audience {
-    /// As far as can be told.
+pub(crate) enum Audience {
+    /// It has, as far as can be told.
     Listens,
-    /// The reader of a pipe has closed it: what was printed is lost, which is no error.
+    /// The reader of the pipe has closed it. The rest of the output is lost, which is no error.
     Gone,
 }
 
-/// Prints `text`, at once. A pipe that nobody reads any more is no error, and changes no exit status; a full disk is
-/// one.
-pub fn print(text: &str) -> Result<Audience, Failure> {
+/// Prints `text` and flushes it.
+///
+/// # Errors
+/// The output cannot be written, as on a full disk. A closed pipe is no error.
+pub(crate) fn print(text: &str) -> Result<Audience, Failure> {
     print_to(&mut std::io::stdout().lock(), text)
 }
 

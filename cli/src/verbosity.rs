@@ -1,33 +1,43 @@
-//! What Pagetide itself says, on standard error.
+//! Messages of Pagetide itself, on standard error.
 
+use pagetide_cli::options::RunArgs;
 use pagetide_sys::task::say;
 
-/// How much it says.
+/// Amount of messages.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Verbosity {
+pub(crate) enum Verbosity {
     /// Errors and warnings only.
     Quiet,
-    /// What it decided by itself, and a summary.
+    /// Decisions that Pagetide made by itself, and a summary, too.
     Normal,
-    /// The setup too.
+    /// The setup, too.
     Verbose,
 }
 
 impl Verbosity {
-    /// Something that the user should know.
-    pub fn tell(self, line: &str) {
+    /// Returns the verbosity that options ask for.
+    pub(crate) fn of(args: &RunArgs) -> Self {
+        match (args.quiet, args.verbose) {
+            (true, _) => Self::Quiet,
+            (_, true) => Self::Verbose,
+            _ => Self::Normal,
+        }
+    }
+
+    /// Says something that the user should know, unless quiet.
+    pub(crate) fn tell(self, line: &str) {
         if self >= Self::Normal {
             say(line);
         }
     }
 
-    /// Something that the user may not have wanted: said whatever else is.
-    pub fn warn(self, line: &str) {
+    /// Says a warning, however quiet.
+    pub(crate) fn warn(self, line: &str) {
         say(&format!("warning: {line}"));
     }
 
-    /// A detail.
-    pub fn detail(self, line: &str) {
+    /// Says a detail, if verbose.
+    pub(crate) fn detail(self, line: &str) {
         if self >= Self::Verbose {
             say(line);
         }

@@ -10,18 +10,15 @@ mod plot;
 mod spans;
 
 use crate::failure::Failure;
-use crate::launch::{Neighbours, Policy};
 use crate::out;
-use crate::set::{POOL_PERCENT, parse_shrinker};
-use crate::size::{Size, parse_size, show_bytes, show_count};
+use crate::units::{show_bytes, show_count};
 use events::Steps;
 use machine::{Outcome, Setting, replay as run};
-use pagetide_swap::config::PAGE_CLUSTER_MAX;
-use pagetide_swap::zswap::shrinker::Shrinker;
+use pagetide_cli::options::ReplayArgs;
 use pagetide_swap::{Config, Counter, PAGE_SIZE, Switches};
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -31,63 +28,6 @@ const NO_TRACE: u8 = 1;
 const MEMORY_MIN: u64 = 256;
 /// Points of the plot.
 const POINTS: u64 = 12;
-
-/// Replay a trace: what would have happened in other memory, or by other rules
-#[derive(clap::Args, Debug)]
-#[command(after_help = "\
-FILE is a trace of `pagetide run --trace`, or a text with a line `PAGE [r|w]` for each access. No program's memory is \
-touched: the swap subsystem is the real one, what it would have waited for is added up. A trace of a run tells what \
-the engine saw: pages that were in memory then were asked for without its knowledge. So record with less memory than \
-you replay with.")]
-pub struct ReplayArgs {
-    /// The trace
-    #[arg(value_name = "FILE")]
-    file: PathBuf,
-    /// The memory; a percentage is of the pages that are asked for [default: as recorded, or 50%]
-    #[arg(short, long, value_name = "SIZE", value_parser = parse_size)]
-    memory: Option<Size>,
-    /// What of the pool is written back under pressure: second-chance, decay or none
-    #[arg(long, value_name = "SCHEME", default_value = "second-chance", value_parser = parse_shrinker)]
-    shrinker: Shrinker,
-    /// What decides which memory leaves
-    #[arg(long, value_name = "POLICY", default_value = "second-chance")]
-    reclaim: Policy,
-    /// The share of the memory that compressed pages may take
-    #[arg(long, value_name = "N", default_value_t = 80, value_parser = clap::value_parser!(u64).range(POOL_PERCENT))]
-    max_pool_percent: u64,
-    /// The share does not follow what misses cost: the shrinker alone makes the pool smaller
-    #[arg(long)]
-    fixed_share: bool,
-    /// Which neighbours of a page come in with it
-    #[arg(long, value_name = "RULE", default_value = "object")]
-    readahead: Neighbours,
-    /// log2 of the pages that are read from the device at once, at most
-    #[arg(long, value_name = "N", default_value_t = PAGE_CLUSTER_MAX, value_parser = clap::value_parser!(u32).range(0..=PAGE_CLUSTER_MAX as i64))]
-    page_cluster: u32,
-    /// There is no device
-    #[arg(long)]
-    no_disk: bool,
-    /// Microseconds that a read from the device takes
-    #[arg(long, value_name = "US", default_value_t = 100.0, value_parser = parse_micros)]
-    device_us: f64,
-    /// Microseconds for each further page of a read
-    #[arg(long, value_name = "US", default_value_t = 4.0, value_parser = parse_micros)]
-    device_page_us: f64,
-    /// Bytes that a page compresses to of which the trace says nothing
-    #[arg(long, value_name = "N", default_value_t = 1365, value_parser = clap::value_parser!(u16).range(0..=PAGE_SIZE as i64))]
-    page_bytes: u16,
-    /// Print JSON
-    #[arg(long)]
-    json: bool,
-    /// Draw misses against memory, with the fewest that are possible, to FILE as SVG
-    #[arg(long, value_name = "FILE")]
-    plot: Option<PathBuf>,
-}
-
-fn parse_micros(text: &str) -> Result<f64, String> {
-    let found = text.parse().ok().filter(|micros: &f64| micros.is_finite() && *micros > 0.0);
-    found.ok_or_else(|| format!("`{text}` is not a time in microseconds"))
-}
 
 /// Replays a trace and prints what came of it. Returns the exit status.
 pub fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
@@ -103,7 +43,7 @@ pub fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
         return Err(fail("no page is asked for in it".to_owned()));
     }
     steps.assume_bytes(args.page_bytes);
-    let setting = args.setting(&steps).map_err(|message| Failure::new(NO_TRACE, message))?;
+    let setting = setting(args, &steps).map_err(|message| Failure::new(NO_TRACE, message))?;
     let start = Instant::now();
     let outcome = run(&steps, setting);
     let took = start.elapsed();
@@ -118,38 +58,36 @@ pub fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
     Ok(0)
 }
 
-impl ReplayArgs {
-    fn setting(&self, steps: &Steps) -> Result<Setting, String> {
-        let footprint = steps.footprint as u64 * PAGE;
-        let bytes = match (self.memory, steps.recorded_cap) {
-            (Some(size), _) => size.bytes(footprint),
-            (None, Some(cap)) => cap,
-            (None, None) => footprint / 2,
-        };
-        let memory = bytes / PAGE;
-        if memory < MEMORY_MIN {
-            let (given, least) = (show_bytes(bytes), show_bytes(MEMORY_MIN * PAGE));
-            return Err(format!("the memory is {given}; it takes {least} at least (--memory)"));
-        }
-        let config = Config {
-            switches: Switches {
-                shrinker: self.shrinker,
-                fixed_share: self.fixed_share,
-                ..Switches::default()
-            },
-            reclaim: self.reclaim.into(),
-            readahead: self.readahead.into(),
-            page_cluster: self.page_cluster,
-            ..Config::for_cap(memory)
-        };
-        Ok(Setting {
-            memory,
-            config,
-            pool_max: self.max_pool_percent as f64 / 100.0,
-            device_ns: if self.no_disk { 0.0 } else { self.device_us * 1e3 },
-            device_page_ns: self.device_page_us * 1e3,
-        })
+fn setting(args: &ReplayArgs, steps: &Steps) -> Result<Setting, String> {
+    let footprint = steps.footprint as u64 * PAGE;
+    let bytes = match (args.memory, steps.recorded_cap) {
+        (Some(size), _) => size.bytes(footprint),
+        (None, Some(cap)) => cap,
+        (None, None) => footprint / 2,
+    };
+    let memory = bytes / PAGE;
+    if memory < MEMORY_MIN {
+        let (given, least) = (show_bytes(bytes), show_bytes(MEMORY_MIN * PAGE));
+        return Err(format!("the memory is {given}; it takes {least} at least (--memory)"));
     }
+    let config = Config {
+        switches: Switches {
+            shrinker: args.rules.shrinker.into(),
+            fixed_share: args.rules.fixed_share,
+            ..Switches::default()
+        },
+        reclaim: args.rules.reclaim.into(),
+        readahead: args.rules.readahead.into(),
+        page_cluster: args.rules.page_cluster,
+        ..Config::for_cap(memory)
+    };
+    Ok(Setting {
+        memory,
+        config,
+        pool_max: args.rules.max_pool_percent as f64 / 100.0,
+        device_ns: if args.no_disk { 0.0 } else { args.device_us * 1e3 },
+        device_page_ns: args.device_page_us * 1e3,
+    })
 }
 
 fn to_json(steps: &Steps, setting: Setting, outcome: &Outcome, took: Duration) -> Value {

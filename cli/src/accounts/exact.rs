@@ -1,0 +1,113 @@
+//! Exact counts of a run's memory, each page once.
+//!
+//! The sampler's sum is an upper bound: it has pages that a fork left shared once for each process. The kernel can
+//! tell each process's share of its pages, but walks page tables for that. So it is asked only while the upper bound
+//! is above the cap, and within a budget of processor time.
+
+use crate::cpu_budget::CpuBudget;
+use crate::units::PAGE;
+use pagetide_sys::procfs::field;
+use std::fs;
+use std::time::Instant;
+
+/// Exact looks take at most one part in this many of a processor.
+const SHARE: u32 = 50;
+
+/// Returns the bytes of each process that still exists: its share of anonymous and shared pages, and its page
+/// tables. The group page is a part of the shares of the processes that map it.
+pub(crate) fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
+    processes.into_iter().filter_map(|pid| Some((pid, share(pid)?))).collect()
+}
+
+/// Returns the sum of shares, plus the pages of the launcher.
+pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
+    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE
+}
+
+fn share(pid: u32) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let kib = field(&rollup, "Pss_Anon:")? + field(&rollup, "Pss_Shmem:")?;
+    Some((kib + field(&status, "VmPTE:").unwrap_or(0)) << 10)
+}
+
+/// The result of exact looks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Counted {
+    /// The most bytes found at a look.
+    pub(crate) bytes: u64,
+    /// The number of looks.
+    pub(crate) looks: u64,
+}
+
+/// Exact looks at a run.
+#[derive(Debug)]
+pub(crate) struct Exact {
+    cpu_budget: CpuBudget,
+    counted: Option<Counted>,
+}
+
+impl Exact {
+    /// Starts without a look.
+    pub(crate) fn new(now: Instant) -> Self {
+        Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
+    }
+
+    /// Looks at these processes, unless the budget is spent.
+    pub(crate) fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
+        if !self.cpu_budget.lasts(now) {
+            return;
+        }
+        let bytes = self.cpu_budget.spend(|| total(&shares(processes()), launcher_pages));
+        let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
+        self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
+    }
+
+    /// Returns the result, if there was a look.
+    pub(crate) fn counted(&self) -> Option<Counted> {
+        self.counted
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command, Stdio};
+    use std::time::Duration;
+
+    /// Two processes that share 64 MiB since a fork.
+    fn family() -> (Child, Vec<u32>) {
+        const SCRIPT: &str = "import os, time\nkept = bytearray(b'x') * (64 << 20)\nchild = os.fork()\nif child == 0: time.sleep(1000)\n\
+                              print(child, flush=True)\ntime.sleep(1000)";
+        let mut parent = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        std::io::BufRead::read_line(&mut std::io::BufReader::new(parent.stdout.take().unwrap()), &mut line)
+            .unwrap();
+        let pids = vec![parent.id(), line.trim().parse().unwrap()];
+        (parent, pids)
+    }
+
+    #[test]
+    fn what_a_fork_left_shared_counts_once() {
+        let (mut parent, pids) = family();
+        let start = Instant::now();
+        let mut exact = Exact::new(start);
+        assert_eq!(exact.counted(), None);
+        exact.look(start, 256, || pids.clone());
+        let counted = exact.counted().unwrap();
+        // Its cpu_budget is spent sooner or later, and earned again.
+        (0..1000).for_each(|_| exact.look(start, 0, || pids.clone()));
+        let spent = exact.counted().unwrap().looks;
+        exact.look(start + Duration::from_secs(100), 0, || pids.clone());
+        for pid in pids {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        parent.wait().unwrap();
+        let mib = counted.bytes >> 20;
+        assert!((65..90).contains(&mib), "{mib} MiB");
+        assert!(spent < 1000, "{spent} looks cost nothing");
+        assert_eq!(exact.counted().unwrap().looks, spent + 1);
+        assert_eq!(total(&shares(vec![0]), 0), 0);
+    }
+}

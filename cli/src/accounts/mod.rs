@@ -1,0 +1,7 @@
+//! Figures of the memory and the disk of a run.
+
+pub(crate) mod cap;
+pub(crate) mod exact;
+pub(crate) mod gathered;
+pub(crate) mod most;
+pub(crate) mod pages;

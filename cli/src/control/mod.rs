@@ -1,0 +1,4 @@
+//! Commands that change a run while it goes on.
+
+pub(crate) mod set;
+pub(crate) mod swapoff;

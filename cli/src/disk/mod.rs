@@ -1,0 +1,4 @@
+//! The swap file of a run.
+
+pub(crate) mod growth;
+pub(crate) mod swapfile;

@@ -1,0 +1,17 @@
+//! Options of `pagetide doctor`.
+
+use super::section::help;
+use clap::ValueHint;
+use std::path::PathBuf;
+
+/// Options of `pagetide doctor`.
+#[derive(clap::Args, Debug)]
+#[command(override_usage = "pagetide doctor [--swap-dir DIR] [--json]", after_help = help(super::manual::DOCTOR))]
+pub struct DoctorArgs {
+    /// Where a swap file would lie [default: $TMPDIR, or /var/tmp]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub swap_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}

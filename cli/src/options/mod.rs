@@ -1,0 +1,89 @@
+//! Commands and options, told once.
+
+pub mod choices;
+mod doctor;
+mod headings;
+pub mod manual;
+mod replay;
+mod rules;
+mod run;
+pub mod section;
+pub mod set;
+pub mod size;
+mod stat;
+mod swap_file;
+
+pub use doctor::DoctorArgs;
+pub use replay::ReplayArgs;
+pub use rules::RuleArgs;
+pub use run::RunArgs;
+pub use set::SetArgs;
+pub use stat::StatArgs;
+pub use swap_file::{SwapoffArgs, SwaponArgs};
+
+use section::help;
+
+/// Swap in user space: run a program in less memory than it needs
+///
+/// `pagetide run` runs a program, and every process that it starts, under one cap on their memory. When the cap is
+/// nearly used up, cold pages of large private anonymous memory leave the program for a compressed pool in RAM and
+/// from there for a swap file, and come back when they are touched. The kernel's own swap is not needed.
+///
+/// It works by preloading a library, which replaces malloc and the calls that change mappings, and by userfaultfd.
+/// Statically linked programs, programs for another kind of machine and programs that gain privileges at their
+/// start are refused.
+#[derive(clap::Parser, Debug)]
+#[command(
+    name = "pagetide",
+    version,
+    max_term_width = 100,
+    subcommand_help_heading = "Commands",
+    after_help = help(manual::EXAMPLES),
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// A command, with its options.
+#[derive(clap::Subcommand, Debug)]
+pub enum Command {
+    /// Run a program in less memory than it needs
+    ///
+    /// Runs CMD, and every process that it starts, under one cap. The launcher stays beside CMD until that ends: it
+    /// sends signals on, and says at the end whether the cap held and what swapping cost.
+    Run(RunArgs),
+    /// Show how a run fares
+    ///
+    /// Shows what the run holds, what went out and came in, how long its threads waited, and its processes. Without
+    /// PID it is the run that was started in this session, or the only one of the machine.
+    Stat(StatArgs),
+    /// Show or change how the pool of a run works, while it goes on
+    ///
+    /// Takes effect in all processes of the run within some hundredths of a second. All changes of a call are made,
+    /// or none. Without any, all values are shown.
+    Set(SetArgs),
+    /// Take the swap file of a run out of use
+    ///
+    /// Brings back what the run has in its swap file: into the compressed pool, and into the program where that is
+    /// full or a page does not compress. Returns when nothing is left there; nothing is written to it until
+    /// `pagetide swapon`. If there is no room, the process that has none is named and the file stays in use.
+    Swapoff(SwapoffArgs),
+    /// Use the swap file of a run again
+    Swapon(SwaponArgs),
+    /// Replay a trace: what would have happened in other memory, or by other rules
+    ///
+    /// Runs a trace of `pagetide run --trace` through the swap subsystem, and prints what came of it. No program's
+    /// memory is touched; what faults would have waited for is added up.
+    ///
+    /// A trace tells what the engine saw: pages that were in memory then were asked for without its knowledge. So
+    /// record with less memory than you replay with.
+    Replay(ReplayArgs),
+    /// Say what this machine and this user can do, and what would mend the rest
+    ///
+    /// Says what this machine, this user and this container give, what it costs that something is missing, and what
+    /// mends it. What cannot be told is `unknown`.
+    Doctor(DoctorArgs),
+}

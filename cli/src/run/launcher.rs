@@ -1,0 +1,357 @@
+//! The process beside CMD: waits for signals, samples, ends the run, and reports.
+
+use crate::accounts::gathered::{ended, latencies};
+use crate::disk::growth::{News, Use};
+use crate::disk::swapfile::SwapFile;
+use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
+use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
+use crate::processes::os::{self, Received, Signals};
+use crate::processes::tree;
+use crate::run::descriptor_server::{DescriptorServer, SocketDirectory};
+use crate::run::setup::Resources;
+use crate::run::statfile::{Stage, StatFile};
+use crate::sampler::strict::{Passed, Strict};
+use crate::sampler::{INTERVAL, Sampler};
+use crate::show::report::Report;
+use crate::show::summary::Line;
+use crate::units::{PAGE, show_bytes};
+use crate::verbosity::Verbosity;
+use pagetide_cli::options::RunArgs;
+use pagetide_swap::Counter;
+use pagetide_swap::frontier::Frontier;
+use pagetide_sys::procfs::{Identity, Stat};
+use pagetide_sys::task::say;
+use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+const STATS_INTERVAL: Duration = Duration::from_secs(1);
+/// Between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// The process beside CMD.
+pub(crate) struct Launcher<'a> {
+    args: &'a RunArgs,
+    signals: Signals,
+    child: u32,
+    started: Instant,
+    /// Processes of the run open its files through `/proc`.
+    resources: Resources,
+    sampler: Sampler,
+    stats: Option<StatFile>,
+    /// Whether it was said that statistics cannot be written.
+    stats_failed: bool,
+    next_sample: Instant,
+    next_stats: Instant,
+    ending: Option<Ending>,
+    strict: Option<Strict>,
+    oom: OomWatch,
+    /// The directory of the socket of the descriptor server.
+    _socket: Option<SocketDirectory>,
+}
+
+/// A run that is being ended.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// SIGTERM was sent; SIGKILL follows at that time.
+    Asked(Instant),
+    /// SIGKILL was sent; processes are not waited for beyond that time.
+    Killed(Instant),
+    /// The same, for passing its cap.
+    KilledByStrict(Instant),
+}
+
+impl<'a> Launcher<'a> {
+    /// Starts CMD.
+    pub(crate) fn start(
+        args: &'a RunArgs,
+        mut command: Command,
+        resources: Resources,
+        server: Option<DescriptorServer>,
+    ) -> Result<Self, Failure> {
+        // Best effort: where it is forbidden, orphans go to init.
+        let _ = rustix::process::set_child_subreaper(Some(getpid()));
+        let now = Instant::now();
+        let mut this = Self {
+            args,
+            signals: Signals::block(),
+            child: 0,
+            started: now,
+            sampler: Sampler::new(
+                resources.group,
+                &resources.group_fd,
+                args.max_stall,
+                !args.no_load_control,
+            ),
+            stats: args.stats.as_deref().map(StatFile::new).transpose()?,
+            stats_failed: false,
+            next_sample: now + INTERVAL,
+            next_stats: now + STATS_INTERVAL,
+            ending: None,
+            strict: args.strict.then(Strict::default),
+            oom: OomWatch::new(),
+            resources,
+            _socket: None,
+        };
+        // After signals are blocked: the thread of the server inherits the mask.
+        if let Some(server) = server {
+            this._socket = server.start(this.resources.descriptors()?);
+        }
+        this.sampler.charge_own(&this.resources.group_fd);
+        let report = this.report(None);
+        if let Some(stats) = &this.stats {
+            stats.write(&report.json(), Stage::Running)?;
+        }
+        this.child = this.signals.spawn(&mut command).map_err(|error| {
+            let status =
+                if error.kind() == std::io::ErrorKind::NotFound { NOT_FOUND } else { NOT_EXECUTABLE };
+            Failure::new(status, format!("{}: {error}", args.command[0].display()))
+        })?;
+        this.sampler.note_command(this.child);
+        Ok(this)
+    }
+
+    /// Stays until the run has ended. Returns the exit status.
+    pub(crate) fn stay(mut self) -> Result<u8, Failure> {
+        let status = loop {
+            let timeout = self.next_sample.saturating_duration_since(Instant::now());
+            match self.signals.wait(timeout) {
+                Some(Received { signal: libc::SIGCHLD, .. }) => {
+                    if let Some(status) = self.reap() {
+                        break status;
+                    }
+                }
+                Some(received) => self.relay(received),
+                None => {}
+            }
+            self.sample_if_due();
+            if let Some(status) = self.end_if_due() {
+                break status;
+            }
+        };
+        Ok(self.finish(status))
+    }
+
+    /// Reaps children, orphans of the run among them. Returns the exit status when CMD has ended.
+    fn reap(&mut self) -> Option<u8> {
+        let mut status = None;
+        while let Ok(Some((pid, change))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
+        {
+            if pid.as_raw_nonzero().get() as u32 != self.child {
+                continue;
+            }
+            if change.stopped() {
+                self.stop_with_child();
+            } else {
+                status = Some(exit_status(change));
+            }
+        }
+        // A run that is being ended ends when all its processes have.
+        status.filter(|_| self.ending.is_none())
+    }
+
+    /// Stops the launcher after CMD was stopped, so that its own parent sees it. When either is continued, both go
+    /// on.
+    fn stop_with_child(&mut self) {
+        // Init cannot be stopped; and CMD may have been continued meanwhile.
+        if getpid() == Pid::INIT || !tree::is_stopped(self.child) {
+            return;
+        }
+        os::stop_until(|| !tree::is_stopped(self.child));
+        self.sampler.note_stop();
+        // Continued. A SIGCONT to the whole group has reached CMD already.
+        if tree::is_stopped(self.child) {
+            os::send(self.child, libc::SIGCONT, None);
+        }
+    }
+
+    /// Sends a signal on to CMD, if it was sent to the launcher alone.
+    fn relay(&self, received: Received) {
+        let Received { signal, sender } = received;
+        if self.ending.is_some() {
+            // CMD may be reaped, and its pid another process's.
+            return;
+        }
+        let forward = match sender {
+            // A process of the run sent it, to its whole group or to its parent.
+            Some(sender) if sender.pid != 0 => !self.sampler.knows(sender.pid),
+            Some(_) => true,
+            // A key on the terminal reached the whole group. Only a hangup is sent to the session's leader alone.
+            None => signal == libc::SIGHUP && leads_session(),
+        };
+        // One SIGCONT continued the launcher, and CMD with it.
+        if forward && (signal != libc::SIGCONT || tree::is_stopped(self.child)) {
+            os::send(self.child, signal, sender.and_then(|sender| sender.value));
+        }
+    }
+
+    fn sample_if_due(&mut self) {
+        let now = Instant::now();
+        if now < self.next_sample {
+            return;
+        }
+        self.sampler.charge_own(&self.resources.group_fd);
+        // Before the sample, which answers processes that are about to end for want of a place.
+        self.look_at_swap(SwapFile::look);
+        let stalled = self.sampler.sample();
+        self.tell_news();
+        if stalled && self.ending.is_none() {
+            let window = self.args.max_stall.unwrap_or_default();
+            say(&format!(
+                "threads of the run did little but wait for their pages in the last {window:?} (--max-stall): ending it"
+            ));
+            self.send_all(libc::SIGTERM);
+            self.ending = Some(Ending::Asked(now + GRACE));
+        }
+        self.oom.follow(&self.child.to_string());
+        self.check_cap(now);
+        self.next_sample = Instant::now() + INTERVAL;
+        if now >= self.next_stats {
+            self.next_stats = now + STATS_INTERVAL;
+            self.write_stats(None);
+        }
+    }
+
+    /// Sets how far the swap file may grow.
+    fn look_at_swap(&mut self, look: fn(&mut SwapFile, Frontier, Use) -> Vec<News>) {
+        let Some(swap) = &mut self.resources.swap else { return };
+        let now = self.sampler.now();
+        let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
+        for news in look(swap, self.resources.group.frontier(), now) {
+            match news {
+                News::Passed(line) => self.verbosity().tell(&line),
+                News::Full(line) => self.verbosity().warn(&line),
+            }
+        }
+    }
+
+    /// Says which programs were newly found to run without Pagetide.
+    fn tell_news(&mut self) {
+        for line in self.sampler.outside().news() {
+            self.verbosity().warn(&line);
+        }
+    }
+
+    /// Ends a run that `--strict` forbids.
+    fn check_cap(&mut self, now: Instant) {
+        let Some(strict) = self.strict.as_mut().filter(|_| self.ending.is_none()) else { return };
+        let (held, processes) = (self.sampler.now().pages, || self.sampler.processes());
+        let Some(Passed { bytes, most: (pid, name, most) }) =
+            strict.sample(&self.resources.group, held, processes)
+        else {
+            return;
+        };
+        say(&format!(
+            "the run holds {}, its cap is {}, and no more can leave (--strict): ending it; {name} (pid {pid}) holds most, {}",
+            show_bytes(bytes),
+            show_bytes(self.resources.group.setup().cap_pages * PAGE),
+            show_bytes(most),
+        ));
+        self.send_all(libc::SIGKILL);
+        self.ending = Some(Ending::KilledByStrict(now + GRACE));
+    }
+
+    /// Goes on with the end of a run. Returns the exit status when it is over.
+    fn end_if_due(&mut self) -> Option<u8> {
+        let (deadline, status) = match self.ending? {
+            Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
+            Ending::KilledByStrict(deadline) => (deadline, BY_SIGKILL),
+        };
+        if self.sampler.processes().is_empty() {
+            return Some(status);
+        }
+        if Instant::now() < deadline {
+            return None;
+        }
+        if !matches!(self.ending, Some(Ending::Asked(_))) {
+            return Some(status);
+        }
+        self.send_all(libc::SIGKILL);
+        self.ending = Some(Ending::Killed(Instant::now() + GRACE));
+        None
+    }
+
+    fn send_all(&self, signal: i32) {
+        for pid in self.sampler.processes() {
+            // A stopped process could not act on it.
+            os::send_to_descendant(pid, &[signal, libc::SIGCONT]);
+        }
+    }
+
+    fn finish(mut self, status: u8) -> u8 {
+        self.sampler.sample_last();
+        self.look_at_swap(SwapFile::look_now);
+        // A CMD that was killed may have been so before the library could answer.
+        if status < 128 {
+            self.sampler.note_end(&self.args.command[0].to_string_lossy());
+        }
+        self.tell_news();
+        let report = self.report(Some(status));
+        self.write_stats(Some(status));
+        for Line { warning, text } in report.summary() {
+            if warning {
+                self.verbosity().warn(&text);
+            } else {
+                self.verbosity().tell(&text);
+            }
+        }
+        status
+    }
+
+    fn report(&mut self, exit_status: Option<u8>) -> Report {
+        Report {
+            pid: std::process::id(),
+            command: self.args.command(),
+            exit_status,
+            elapsed: self.started.elapsed(),
+            cpu: Some(os::children_cpu()),
+            cap_pages: self.resources.group.setup().cap_pages,
+            now: self.sampler.now(),
+            peak: Some(self.sampler.peak()),
+            most: self.sampler.most(),
+            killer: exit_status.and_then(|status| {
+                let strict = matches!(self.ending, Some(Ending::KilledByStrict(_)));
+                Killer::find(strict, self.resources.group.ended().processes, &self.oom, status)
+            }),
+            ratio: self.sampler.ratio(),
+            latencies: latencies(&self.resources.group),
+            outside: self.sampler.outside().clone(),
+            latest_look: self.sampler.latest_look(),
+            ended: ended(&self.resources.group),
+        }
+    }
+
+    fn verbosity(&self) -> Verbosity {
+        Verbosity::of(self.args)
+    }
+
+    fn write_stats(&mut self, exit_status: Option<u8>) {
+        if self.stats.is_none() {
+            return;
+        }
+        let report = self.report(exit_status);
+        let Some(stats) = &self.stats else { return };
+        let stage = if exit_status.is_some() { Stage::Ended } else { Stage::Running };
+        if let Err(error) = stats.write(&report.json(), stage) {
+            // Said once, and for the last report, which is lost.
+            if !self.stats_failed || stage == Stage::Ended {
+                self.verbosity().warn(&error);
+            }
+            self.stats_failed = true;
+        }
+    }
+}
+
+/// Returns whether this process leads its session.
+fn leads_session() -> bool {
+    let leader = Stat::of("self").and_then(|stat| stat.session);
+    leader.is_some() && leader == Some(Identity::own().pid)
+}
+
+fn exit_status(change: WaitStatus) -> u8 {
+    match (change.exit_status(), change.terminating_signal()) {
+        (Some(status), _) => status as u8,
+        (None, Some(signal)) => 128 + signal as u8,
+        (None, None) => OURS,
+    }
+}

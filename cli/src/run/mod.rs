@@ -1,0 +1,64 @@
+//! `pagetide run`: sets a run up, starts CMD, and stays beside it.
+
+pub(crate) mod command;
+pub(crate) mod descriptor_server;
+mod environment;
+mod launcher;
+pub(crate) mod library;
+mod setup;
+pub(crate) mod statfile;
+
+use crate::failure::Failure;
+use crate::run::descriptor_server::DescriptorServer;
+use crate::run::environment::{explain_userfaultfd, injection, mask_from_environment};
+use crate::run::launcher::Launcher;
+use crate::run::setup::Resources;
+use crate::verbosity::Verbosity;
+use pagetide::group::ENVIRONMENT;
+use pagetide::ticket;
+use pagetide_cli::options::RunArgs;
+use pagetide_sys::uffd::Uffd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// Runs CMD. Returns the exit status.
+pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
+    let path = std::env::var_os("PATH");
+    let file = command::find(&args.command[0], path.as_deref())?;
+    command::check(&file, path.as_deref())?;
+    let library = library::find()?;
+    let (mask, injection) = (mask_from_environment()?, injection()?);
+    Uffd::open().map_err(explain_userfaultfd)?;
+
+    let verbosity = Verbosity::of(args);
+    let resources = Resources::create(args, mask, injection, verbosity)?;
+    resources.tell(args, verbosity);
+    verbosity.detail(&format!("preloading {}", library.display()));
+    let server = DescriptorServer::new();
+    if server.is_none() {
+        verbosity
+            .detail("no socket can be made: processes that give up their privileges run without Pagetide");
+    }
+    let command = command_line(args, &file, &library, &resources, server.as_ref());
+    Launcher::start(args, command, resources, server)?.stay()
+}
+
+/// Returns CMD, with the environment by which its processes find the library and the run.
+fn command_line(
+    args: &RunArgs,
+    file: &Path,
+    library: &Path,
+    resources: &Resources,
+    server: Option<&DescriptorServer>,
+) -> Command {
+    let ticket = resources.ticket(server.map(|server| server.address().clone()));
+    let mut command = Command::new(file);
+    command
+        .arg0(&args.command[0])
+        .args(&args.command[1..])
+        .env(ENVIRONMENT, resources.group_page())
+        .env(ticket::ENVIRONMENT, ticket.to_string())
+        .env("LD_PRELOAD", library::ld_preload(std::env::var_os("LD_PRELOAD").as_deref(), library));
+    command
+}

@@ -1,0 +1,192 @@
+//! Setup of a run before CMD starts: cap, swap file, trace, group page.
+
+use crate::disk::growth::Use;
+use crate::disk::swapfile::SwapFile;
+use crate::machine::limits::Limits;
+use crate::run::descriptor_server::Descriptors;
+use crate::units::{PAGE, show_bytes};
+use crate::verbosity::Verbosity;
+use pagetide::group::{Group, Knobs, Setup};
+use pagetide::injection::Injection;
+use pagetide::mask::Mask;
+use pagetide::ticket::Ticket;
+use pagetide_cli::options::RunArgs;
+use pagetide_cli::options::size::Size;
+use pagetide_swap::{Allocator, Readahead, Reclaim, Switches, trace};
+use pagetide_sys::handout::Address;
+use pagetide_sys::procfs::Identity;
+use rustix::io::Errno;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+/// Bytes of the smallest cap: with less, an engine has no room to work in.
+const MEMORY_MIN: u64 = 16 << 20;
+/// The cap, in percent of what this process may have, when none is given.
+const MEMORY_DEFAULT: f64 = 80.0;
+
+/// Files of a run. Its processes open them by their numbers in the launcher, for as long as that lives.
+pub(crate) struct Resources {
+    /// The setup written in the group page.
+    setup: Setup,
+    /// The group page.
+    pub(crate) group: Group,
+    /// The file of the group page.
+    pub(crate) group_fd: OwnedFd,
+    /// The swap file, if there is one.
+    pub(crate) swap: Option<SwapFile>,
+    /// The trace, if there is one.
+    pub(crate) trace: Option<File>,
+}
+
+impl Resources {
+    /// Creates the files of a run.
+    pub(crate) fn create(
+        args: &RunArgs,
+        mask: Mask,
+        injection: Injection,
+        verbosity: Verbosity,
+    ) -> Result<Self, String> {
+        let memory = memory(args, verbosity)?;
+        let mut swap = swap_file(args, memory, verbosity)?;
+        let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
+        let setup = Setup {
+            cap_pages: memory / PAGE,
+            knobs: knobs(args),
+            zpool: Allocator::from(args.zpool) as u64,
+            reclaim: Reclaim::from(args.rules.reclaim) as u64,
+            readahead: Readahead::from(args.rules.readahead) as u64,
+            page_cluster: args.rules.page_cluster.into(),
+            blocks: swap.as_ref().map_or(0, SwapFile::blocks),
+            launcher: Identity::own(),
+            swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
+            swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
+            trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
+            mask: mask.bits(),
+            encrypt: (!args.no_encrypt).into(),
+            injection: injection.bits(),
+        };
+        let (group_fd, group) = Group::create(setup)
+            .map_err(|error| format!("cannot create the run's group page: {}", hinted(&error)))?;
+        if let Some(swap) = &mut swap {
+            look_first(swap, group, verbosity);
+        }
+        Ok(Self { setup, group, group_fd, swap, trace })
+    }
+
+    /// Says what the setup is, if verbose.
+    pub(crate) fn tell(&self, args: &RunArgs, verbosity: Verbosity) {
+        let memory = self.setup.cap_pages * PAGE;
+        let pool = show_bytes(memory / 100 * args.rules.max_pool_percent);
+        verbosity.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
+        verbosity.detail(&self.swap.as_ref().map_or_else(
+            || "no swap file".to_owned(),
+            |swap| {
+                let (directory, bytes) = (swap.directory.display(), show_bytes(swap.bytes));
+                format!("swap file in {directory}, up to {bytes}, {}", swap.bound)
+            },
+        ));
+    }
+
+    /// Returns the ticket by which processes find the run; `address` is that of the descriptor server.
+    pub(crate) fn ticket(&self, address: Option<Address>) -> Ticket {
+        Ticket::new(&self.setup, self.group_fd.as_raw_fd() as u64, address)
+    }
+
+    /// Returns the path of the group page for processes of the run.
+    pub(crate) fn group_page(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.group_fd.as_raw_fd())
+    }
+
+    /// Returns duplicates of the descriptors, to be handed out.
+    pub(crate) fn descriptors(&self) -> Result<Descriptors, String> {
+        let clone = |fd: BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(|error| format!("no descriptor is left: {error}"))
+        };
+        Ok(Descriptors {
+            group: clone(self.group_fd.as_fd())?,
+            swap: self.swap.as_ref().map(|swap| clone(swap.fd.as_fd())).transpose()?,
+            trace: self.trace.as_ref().map(|trace| clone(trace.as_fd())).transpose()?,
+        })
+    }
+}
+
+/// Takes the first look at a swap file, and warns if it may not grow.
+fn look_first(swap: &mut SwapFile, group: Group, verbosity: Verbosity) {
+    swap.look_now(group.frontier(), Use { held: 0, refused: 0 });
+    if group.frontier().allowed() == 0 {
+        let directory = swap.directory.display();
+        verbosity.warn(&format!(
+            "{directory} is 95 % full: no page goes to the swap file until there is room (--swap-dir, --swap-size)"
+        ));
+    }
+}
+
+/// Creates a trace, to which processes add events.
+fn create_trace(path: &Path, memory: u64, args: &RunArgs) -> Result<File, String> {
+    let about = serde_json::json!({ "cap_bytes": memory, "command": args.command() });
+    let create = || {
+        let mut file = File::create(path)?;
+        file.write_all(trace::HEADER)?;
+        writeln!(file, "{about}")?;
+        Ok(file)
+    };
+    create().map_err(|error: std::io::Error| format!("--trace: {}: {error}", path.display()))
+}
+
+/// Words an error, with the limit to raise.
+fn hinted(error: &std::io::Error) -> String {
+    match Errno::from_io_error(error) {
+        Some(Errno::FBIG) => format!("{error}: raise the limit on the size of files (ulimit -f)"),
+        _ => error.to_string(),
+    }
+}
+
+fn memory(args: &RunArgs, verbosity: Verbosity) -> Result<u64, String> {
+    let limits = Limits::read()?;
+    let memory = args.memory.unwrap_or(Size::Percent(MEMORY_DEFAULT)).bytes(limits.whole());
+    if args.memory.is_none() {
+        verbosity.tell(&format!(
+            "--memory is {}: {MEMORY_DEFAULT} % of what this process may have",
+            show_bytes(memory)
+        ));
+    }
+    if memory < MEMORY_MIN {
+        let (given, least) = (show_bytes(memory), show_bytes(MEMORY_MIN));
+        return Err(format!("--memory is {given}; it takes {least} at least"));
+    }
+    if memory > limits.whole() {
+        let what = if limits.cgroup.is_some() { "this cgroup may have" } else { "this machine has" };
+        verbosity.warn(&format!(
+            "--memory is {}, and {what} {}: the kernel may kill the run before it is swapped",
+            show_bytes(memory),
+            show_bytes(limits.whole())
+        ));
+    }
+    Ok(memory)
+}
+
+fn swap_file(args: &RunArgs, memory: u64, verbosity: Verbosity) -> Result<Option<SwapFile>, String> {
+    if args.no_disk {
+        return Ok(None);
+    }
+    let size = match args.swap_size {
+        None => None,
+        Some(size) => Some(size.bytes(Limits::read()?.whole())),
+    };
+    SwapFile::create(args.swap_dir.as_deref(), size, memory, verbosity)
+}
+
+/// Returns the initial settings that may change while the run goes on.
+fn knobs(args: &RunArgs) -> Knobs {
+    let switches = Switches {
+        enabled: !args.no_pool,
+        compression: args.compressor,
+        max_compression_ratio: args.max_compression_ratio,
+        accept_threshold_percent: args.accept_threshold_percent,
+        shrinker: args.rules.shrinker.into(),
+        fixed_share: args.rules.fixed_share,
+    };
+    Knobs { switches, max_pool_percent: args.rules.max_pool_percent }
+}

@@ -1,0 +1,88 @@
+//! The file of `--stats`. It is replaced as a whole, so that readers never see half of a report; a pipe, a device
+//! and standard output get the last report only.
+
+use crate::out;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use serde_json::Value;
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// The name of standard output.
+const STANDARD_OUTPUT: &str = "-";
+
+/// The file of `--stats`.
+#[derive(Debug)]
+pub(crate) struct StatFile {
+    path: PathBuf,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// A file, replaced by one that is written under this name.
+    Replaced(PathBuf),
+    /// A pipe or a device, which a rename would replace.
+    Special,
+    StandardOutput,
+}
+
+/// Stage of a run at a report.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Stage {
+    /// The run goes on.
+    Running,
+    /// The run has ended: this report is the last.
+    Ended,
+}
+
+impl StatFile {
+    /// Checks that statistics can be written to `path`.
+    pub(crate) fn new(path: &Path) -> Result<Self, String> {
+        let cannot = |why: &str| Err(format!("--stats: cannot write {}: {why}", path.display()));
+        let found = path.metadata().ok().map(|metadata| metadata.file_type());
+        let kind = match found {
+            _ if path == Path::new(STANDARD_OUTPUT) => Kind::StandardOutput,
+            Some(found) if found.is_dir() => return cannot("it is a directory; name a file in it"),
+            Some(found) if found.is_socket() => return cannot("it is a socket"),
+            Some(found) if !found.is_file() => {
+                if let Err(error) = accessat(CWD, path, Access::WRITE_OK, AtFlags::EACCESS) {
+                    return cannot(&io::Error::from(error).to_string());
+                }
+                Kind::Special
+            }
+            _ => {
+                let Some(name) = path.file_name() else { return cannot("it names no file") };
+                let mut name = name.to_owned();
+                name.push(format!(".{}.tmp", std::process::id()));
+                Kind::Replaced(path.with_file_name(name))
+            }
+        };
+        Ok(Self { path: path.to_owned(), kind })
+    }
+
+    /// Writes a report. Standard output, a pipe or a device gets the last one only.
+    pub(crate) fn write(&self, report: &Value, stage: Stage) -> Result<(), String> {
+        let text = format!("{report:#}\n");
+        let result = match &self.kind {
+            Kind::Replaced(temporary) => self.replace(temporary, &text),
+            _ if stage == Stage::Running => return Ok(()),
+            Kind::Special => match fs::write(&self.path, text) {
+                // As for standard output, a reader may close the pipe.
+                Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+                other => other,
+            },
+            Kind::StandardOutput => {
+                return out::print(&text).map(|_| ()).map_err(|failure| format!("--stats: {failure}"));
+            }
+        };
+        result.map_err(|error| format!("--stats: cannot write {}: {error}", self.path.display()))
+    }
+
+    fn replace(&self, temporary: &Path, text: &str) -> io::Result<()> {
+        fs::write(temporary, text).and_then(|()| fs::rename(temporary, &self.path)).inspect_err(|_| {
+            let _ = fs::remove_file(temporary);
+        })
+    }
+}

@@ -1,0 +1,8 @@
+//! Output about a run, for people and for programs.
+
+pub(crate) mod report;
+pub(crate) mod stat;
+pub(crate) mod summary;
+mod table;
+#[cfg(test)]
+pub(crate) mod testing;
