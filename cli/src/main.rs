@@ -12,7 +12,6 @@ mod failure;
 mod machine;
 mod out;
 mod processes;
-#[allow(unreachable_pub)]
 mod replay;
 mod run;
 mod sampler;

@@ -5,7 +5,8 @@
 //! while. The cap is so small that no frames are kept for runs ([`MEMORY`]).
 
 use super::events::{Said, Step, Steps};
-use super::machine::{Outcome, Setting, replay};
+use super::machine::replay;
+use super::setting::{Outcome, Setting};
 use pagetide::engine::{Engine, Limits, Progress, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss};
 use pagetide::mask::Mask;

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 const NEVER: u32 = u32::MAX;
 
 /// Accesses to pages that had been in memory before and are not, in `memory` pages, compression left aside.
-pub fn misses(steps: &Steps, memory: usize) -> u64 {
+pub(super) fn misses(steps: &Steps, memory: usize) -> u64 {
     let next = next_uses(steps);
     let pages = steps.pages as usize;
     // Of each page in memory, when it is asked for next.

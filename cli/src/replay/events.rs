@@ -10,9 +10,9 @@ const UNKNOWN_BYTES: u16 = PAGE_SIZE as u16 / 3;
 /// One event, in eight bytes. Pages are numbers from 0 on: those of a cluster stay together, and clusters that were
 /// neighbours are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Step {
+pub(super) struct Step {
     /// The page.
-    pub page: u32,
+    pub(super) page: u32,
     what: What,
     argument: u16,
 }
@@ -27,7 +27,7 @@ enum What {
 
 /// What an event says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Said {
+pub(super) enum Said {
     /// The page is asked for.
     Access {
         /// To write to it.
@@ -52,7 +52,7 @@ impl Step {
     }
 
     /// What it says.
-    pub fn said(self) -> Said {
+    pub(super) fn said(self) -> Said {
         match self.what {
             What::Read => Said::Access { write: false },
             What::Write => Said::Access { write: true },
@@ -64,19 +64,19 @@ impl Step {
 
 /// A trace that can be replayed.
 #[derive(Debug)]
-pub struct Steps {
+pub(super) struct Steps {
     /// The events.
-    pub steps: Vec<Step>,
+    pub(super) steps: Vec<Step>,
     /// Numbers of pages: one more than the highest.
-    pub pages: u32,
+    pub(super) pages: u32,
     /// Pages that are asked for.
-    pub footprint: usize,
+    pub(super) footprint: usize,
     /// The cap of the run that was recorded.
-    pub recorded_cap: Option<u64>,
+    pub(super) recorded_cap: Option<u64>,
     /// What the first size of each page is, where the trace says it.
-    pub sizes: Vec<u16>,
+    pub(super) sizes: Vec<u16>,
     /// Why the trace could not be read to its end.
-    pub damage: Option<String>,
+    pub(super) damage: Option<String>,
 }
 
 const RECENT: usize = 1024;
@@ -94,7 +94,7 @@ impl Steps {
     ///
     /// # Errors
     /// It is neither.
-    pub fn read(bytes: &[u8]) -> Result<Self, String> {
+    pub(super) fn read(bytes: &[u8]) -> Result<Self, String> {
         match Reader::new(bytes) {
             Ok((line, reader)) => Self::ours(line, reader),
             Err(_) => Self::text(bytes),
@@ -179,7 +179,7 @@ impl Steps {
     }
 
     /// All pages take so many bytes of which the trace says nothing: of a text, all.
-    pub fn assume_bytes(&mut self, bytes: u16) {
+    pub(super) fn assume_bytes(&mut self, bytes: u16) {
         let mut known = vec![false; self.sizes.len()];
         for step in self.steps.iter().filter(|step| matches!(step.said(), Said::Size(_))) {
             known[step.page as usize] = true;

@@ -5,11 +5,12 @@
 
 use super::events::{Said, Steps};
 use super::moving::{Counting, World};
+use super::setting::{Outcome, Setting};
 use pagetide::engine::Limits;
 use pagetide_swap::balance::{Balance, POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_swap::reclaimer::{Progress, Reclaimer};
 use pagetide_swap::streams::{AHEAD_MAX, Look, Streams};
-use pagetide_swap::{Config, Counter, PAGE_SIZE, PageIndex, Source, State, Swapin, Transfer, Window};
+use pagetide_swap::{Counter, PAGE_SIZE, PageIndex, Source, State, Swapin, Transfer, Window};
 use std::ops::Range;
 
 /// What a fault costs that finds a zero page.
@@ -18,54 +19,6 @@ const ZERO_NS: f64 = 6_000.0;
 const TICK_FAULTS: u64 = 1024;
 /// Slots of staging beside those on probation, as a process has them.
 const SLOTS_MORE: usize = 24;
-
-/// What is replayed with.
-#[derive(Clone, Copy, Debug)]
-pub struct Setting {
-    /// Pages of memory.
-    pub memory: u64,
-    /// The subsystem's settings.
-    pub config: Config,
-    /// The most of the memory that the pool takes, as a part.
-    pub pool_max: f64,
-    /// What a read from the device takes, and each further page of it, in nanoseconds.
-    pub device_ns: f64,
-    /// The further pages.
-    pub device_page_ns: f64,
-}
-
-/// What came of it.
-#[derive(Clone, Debug, Default)]
-pub struct Outcome {
-    /// Accesses.
-    pub accesses: u64,
-    /// Those that found their page in the program.
-    pub resident: u64,
-    /// The subsystem's counters.
-    pub counters: Vec<(&'static str, u64)>,
-    /// Reads from the device that were waited for.
-    pub device_reads: u64,
-    /// Page bytes by payload bytes, when the pool held the most.
-    pub ratio: Option<f64>,
-    /// The most pages that the pool took.
-    pub pool_peak: usize,
-    /// What faults waited.
-    pub stalled_ns: f64,
-    /// Pages for which there was no place although there was no room.
-    pub overcommitted: u64,
-}
-
-impl Outcome {
-    /// A counter.
-    pub fn get(&self, counter: Counter) -> u64 {
-        self.counters[counter as usize].1
-    }
-
-    /// Pages that came back from pool, pattern or device.
-    pub fn swapins(&self) -> u64 {
-        [Counter::zswpin, Counter::swpin_zero, Counter::pswpin].map(|counter| self.get(counter)).iter().sum()
-    }
-}
 
 struct Machine {
     setting: Setting,
@@ -79,7 +32,7 @@ struct Machine {
 }
 
 /// Replays steps.
-pub fn replay(steps: &Steps, setting: Setting) -> Outcome {
+pub(super) fn replay(steps: &Steps, setting: Setting) -> Outcome {
     let mut machine = Machine::new(steps, setting);
     for step in &steps.steps {
         machine.step(PageIndex(step.page.into()), step.said());

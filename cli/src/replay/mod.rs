@@ -7,16 +7,18 @@ mod events;
 mod machine;
 mod moving;
 mod plot;
+mod setting;
 mod spans;
 
 use crate::failure::Failure;
 use crate::out;
 use crate::units::{show_bytes, show_count};
 use events::Steps;
-use machine::{Outcome, Setting, replay as run};
+use machine::replay as run;
 use pagetide_cli::options::ReplayArgs;
 use pagetide_swap::{Config, Counter, PAGE_SIZE, Switches};
 use serde_json::{Value, json};
+use setting::{Outcome, Setting};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -30,7 +32,7 @@ const MEMORY_MIN: u64 = 256;
 const POINTS: u64 = 12;
 
 /// Replays a trace and prints what came of it. Returns the exit status.
-pub fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
+pub(crate) fn replay(args: &ReplayArgs) -> Result<u8, Failure> {
     let fail = |message: String| Failure::new(NO_TRACE, format!("{}: {message}", args.file.display()));
     let bytes = std::fs::read(&args.file).map_err(|error| fail(error.to_string()))?;
     let mut steps = Steps::read(&bytes).map_err(fail)?;

@@ -1,7 +1,7 @@
 //! Pages of a replayed process that leave: what [`pagetide_swap::reclaimer`] decides is done by counting.
 
 use super::events::Steps;
-use super::machine::Setting;
+use super::setting::Setting;
 use super::spans::Spans;
 use pagetide::engine::Limits;
 use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};

@@ -9,18 +9,18 @@ const LABELS: (u32, u32) = (48, 84);
 
 /// One line of the plot.
 #[derive(Debug)]
-pub struct Line {
+pub(super) struct Line {
     /// What it shows.
-    pub name: &'static str,
+    pub(super) name: &'static str,
     /// MiB of memory, and misses.
-    pub points: Vec<(f64, f64)>,
+    pub(super) points: Vec<(f64, f64)>,
 }
 
 /// Draws lines to an SVG file.
 ///
 /// # Errors
 /// The file cannot be written.
-pub fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), String> {
+pub(super) fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), String> {
     let most = |of: fn(&(f64, f64)) -> f64| {
         let points = lines.iter().flat_map(|line| &line.points);
         points.map(of).fold(1.0, f64::max)
