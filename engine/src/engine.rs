@@ -13,6 +13,7 @@ mod fault;
 mod full;
 mod limits;
 mod program;
+mod protection;
 mod reclaim;
 mod requests;
 mod staging;
@@ -36,12 +37,14 @@ use crate::mask::Mask;
 use crate::memory::Memory;
 use crate::recorder::Recorder;
 use crate::regions::Regions;
+use limits::Watermarks;
 use pagetide_device::{Buffer, Device};
 use pagetide_swap::probation::Probation;
 use pagetide_swap::reclaimer::Reclaimer;
 use pagetide_swap::streams::Streams;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{Counter, Handle, PAGE_SIZE, PageIndex, Place, Scratch, StoreError, Stored, Swap};
+use protection::Protection;
 use requests::Requests;
 use staging::Staging;
 use std::ops::Range;
@@ -95,6 +98,41 @@ pub struct Usage {
     pub metadata: i64,
 }
 
+/// What keeps pages from the device.
+#[derive(Debug, Default)]
+struct Outage {
+    /// Set when a write failed: no more are tried, what is stored stays readable.
+    failed: AtomicBool,
+    full: full::Full,
+    /// Whether the device is, or goes, out of use.
+    off: AtomicBool,
+    leaving: Mutex<swapoff::Leaving>,
+    /// Pages for which there was no place since reclaim last looked.
+    refused: AtomicUsize,
+}
+
+/// What is measured.
+struct Meters {
+    clock: Clock,
+    latency: Latency,
+    waits: waits::Waits,
+    /// Faults parked for room or for the device.
+    stalled: AtomicI64,
+    /// Nanoseconds that reads have taken.
+    read_ns: AtomicU64,
+    /// What it costs to store a page anew, of late, in nanoseconds.
+    store_ns: AtomicU64,
+}
+
+/// How the program is given pages of its own in place of those that it shares since a fork.
+#[derive(Debug, Default)]
+struct Unsharing {
+    /// The thread that does so just now, and may fault; 0 if there is none.
+    thread: AtomicU32,
+    /// One more than the cluster that was done last.
+    last: AtomicU64,
+}
+
 /// The engine of one process.
 pub struct Engine<M: Memory> {
     swap: Swap<M::Spans>,
@@ -103,54 +141,26 @@ pub struct Engine<M: Memory> {
     /// The program's managed memory. Writers are the program's own mapping calls.
     pub regions: RwLock<Regions>,
     budget: Budget,
-    limits: Limits,
-    /// What of `limits` this process keeps free, with others that share the cap.
-    low: AtomicI64,
-    high: AtomicI64,
-    /// Pages that had gone to and from the device at the last look.
-    moved: AtomicU64,
+    watermarks: Watermarks,
     staging: Staging<M::Slot>,
     reclaimer: Reclaimer,
     requests: Requests,
     parked: WaitList,
     streams: Streams,
-    latency: Latency,
-    waits: waits::Waits,
-    clock: Clock,
+    outage: Outage,
+    meters: Meters,
+    protection: Protection,
+    unsharing: Unsharing,
     mask: Mask,
     recorder: Option<Recorder>,
-    /// Set when a write failed: no more are tried, what is stored stays readable.
-    device_failed: AtomicBool,
-    full: full::Full,
-    /// Whether the device is, or goes, out of use.
-    device_off: AtomicBool,
-    leaving: Mutex<swapoff::Leaving>,
     /// What was charged for the pool at last look.
     pool_charged: AtomicI64,
-    /// Faults parked for room or for the device.
-    stalled: AtomicI64,
-    /// Nanoseconds that reads have taken.
-    read_ns: AtomicU64,
-    /// What it costs to store a page anew, of late, in nanoseconds.
-    store_ns: AtomicU64,
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
-    /// Clusters that no take-out may touch just now: they hold the stack of a thread that has a lock.
-    protected: [AtomicU64; 64],
-    /// The cluster of the take-out under way.
-    taking: AtomicU64,
-    /// Pages for which there was no place since reclaim last looked.
-    refused: AtomicUsize,
-    /// Whether waiting faults are held back.
-    held: AtomicBool,
-    /// Whether faults are served although the budget is spent.
-    overdrawing: AtomicBool,
     /// Clusters that should leave whatever room there is.
     hastened: AtomicUsize,
-    /// The thread that gives the program pages of its own just now, and may fault; 0 if there is none.
-    unsharing: AtomicU32,
-    /// One more than the cluster that was unshared last.
-    unshared: AtomicU64,
+    /// Pages that had gone to and from the device when buffers were looked at last.
+    buffers_moved: AtomicU64,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -195,43 +205,36 @@ impl<M: Memory> Engine<M> {
         let Parts { swap, memory, slots, device, regions, limits, latency, clock, mask, recorder } = parts;
         let pool_charged =
             AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
+        let meters = Meters {
+            clock,
+            latency,
+            waits: waits::Waits::new(),
+            stalled: AtomicI64::new(0),
+            read_ns: AtomicU64::new(0),
+            store_ns: AtomicU64::new(STORE_NS_FIRST),
+        };
         Self {
             swap,
             memory,
             device,
             regions: RwLock::new(regions),
             budget: Budget::default(),
-            limits,
-            low: AtomicI64::new(limits.low),
-            high: AtomicI64::new(limits.high),
-            moved: AtomicU64::new(0),
+            watermarks: Watermarks::new(limits),
             reclaimer: Reclaimer::new(slots.len() as u16, limits.probation),
             staging: Staging::new(slots),
             requests: Requests::default(),
             parked: WaitList::new(),
             streams: Streams::default(),
-            latency,
-            waits: waits::Waits::new(),
-            clock,
+            outage: Outage::default(),
+            meters,
+            protection: Protection::default(),
+            unsharing: Unsharing::default(),
             mask,
             recorder,
-            device_failed: AtomicBool::new(false),
-            full: full::Full::default(),
-            device_off: AtomicBool::new(false),
-            leaving: Mutex::default(),
             pool_charged,
-            stalled: AtomicI64::new(0),
-            read_ns: AtomicU64::new(0),
-            store_ns: AtomicU64::new(STORE_NS_FIRST),
             copies_kept: AtomicBool::new(true),
-            protected: std::array::from_fn(|_| AtomicU64::new(0)),
-            taking: AtomicU64::new(0),
-            refused: AtomicUsize::new(0),
-            held: AtomicBool::new(false),
-            overdrawing: AtomicBool::new(false),
             hastened: AtomicUsize::new(0),
-            unsharing: AtomicU32::new(0),
-            unshared: AtomicU64::new(0),
+            buffers_moved: AtomicU64::new(0),
         }
     }
 
@@ -256,16 +259,16 @@ impl<M: Memory> Engine<M> {
     pub fn size_buffers(&self) {
         let counters = self.swap.counters();
         let moved = counters.get(Counter::pswpin) + counters.get(Counter::pswpout);
-        let busy = moved.saturating_sub(self.moved.swap(moved, Relaxed)) >= BUSY_PAGES;
-        pagetide_device::keep_buffers(if busy { self.high.load(Relaxed) as usize * PAGE_SIZE } else { 0 });
+        let busy = moved.saturating_sub(self.buffers_moved.swap(moved, Relaxed)) >= BUSY_PAGES;
+        pagetide_device::keep_buffers(if busy { self.watermarks.high() as usize * PAGE_SIZE } else { 0 });
     }
     /// Faults that are parked just now.
     pub fn stalled(&self) -> i64 {
-        self.stalled.load(Relaxed)
+        self.meters.stalled.load(Relaxed)
     }
     /// What it costs to store a page anew, of late, in nanoseconds.
     pub fn store_ns(&self) -> u64 {
-        self.store_ns.load(Relaxed)
+        self.meters.store_ns.load(Relaxed)
     }
     /// Says whether copies of pages that come in from the pool stay there.
     pub fn keep_copies(&self, keep: bool) {
@@ -273,15 +276,15 @@ impl<M: Memory> Engine<M> {
     }
     /// Nanoseconds that reads have taken so far.
     pub fn read_ns(&self) -> u64 {
-        self.read_ns.load(Relaxed)
+        self.meters.read_ns.load(Relaxed)
     }
     /// Whether nothing is written to the device any more, since a write failed.
     pub fn has_failed_writes(&self) -> bool {
-        self.device_failed.load(Relaxed)
+        self.outage.failed.load(Relaxed)
     }
     /// Whether the device had no room of late.
     pub fn is_full(&self) -> bool {
-        self.full.is_recent(self.now())
+        self.outage.full.is_recent(self.now())
     }
     /// Has blocks that the device had no room for tried again by the next writes. False if there are none.
     pub fn retry_refused_blocks(&self) -> bool {
@@ -322,7 +325,7 @@ impl<M: Memory> Engine<M> {
     }
 
     fn now(&self) -> u64 {
-        (self.clock)()
+        (self.meters.clock)()
     }
 
     /// What happens is written down here, if it is.

@@ -216,8 +216,7 @@ impl<M: Memory> Engine<M> {
     pub(super) fn bring_from_frames(&self, transfer: &Transfer, slot_id: u16, writable: bool) {
         let first = transfer.first.offset();
         // A copy's frame is free only when all of the slot is: where there is no room for both, the page moves.
-        let room =
-            self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.low.load(Relaxed);
+        let room = self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.watermarks.low();
         let moves = self.memory.can_move()
             && writable
             && (transfer.length >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY));
@@ -301,11 +300,11 @@ impl<M: Memory> Engine<M> {
     /// and the fault waits.
     pub(super) fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) -> bool {
         let asked = i64::from(!transfer.ahead);
-        self.stalled.fetch_add(asked, Relaxed);
+        self.meters.stalled.fetch_add(asked, Relaxed);
         if self.submit_read(Pending::Read { transfer, write, since }, &transfer, block) {
             return true;
         }
-        self.stalled.fetch_sub(asked, Relaxed);
+        self.meters.stalled.fetch_sub(asked, Relaxed);
         // The queue is full of requests: each that ends lets a waiting fault try again.
         if !transfer.ahead {
             self.park(transfer.demanded(), write, since);
@@ -356,9 +355,9 @@ impl<M: Memory> Engine<M> {
     ) {
         let waited = self.now().saturating_sub(since);
         if !transfer.ahead {
-            self.stalled.fetch_sub(1, Relaxed);
+            self.meters.stalled.fetch_sub(1, Relaxed);
             self.swap.counters().add(Counter::parked_ns, waited);
-            self.read_ns.fetch_add(waited, Relaxed);
+            self.meters.read_ns.fetch_add(waited, Relaxed);
         }
         let (loaded, error) = match result {
             Err(error) => (0, Some(LoadError::Io(error.raw_os_error().unwrap_or(5)))),

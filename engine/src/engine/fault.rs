@@ -24,7 +24,7 @@ impl<M: Memory> Engine<M> {
             return;
         };
         // What a forking thread touches at last, that page and no more: staging is empty and stays so.
-        let held = self.held.load(SeqCst);
+        let held = self.parked.held.load(SeqCst);
         let look = if held { Look::default() } else { self.streams.look(page) };
         let found = self.swap.swapin(page, around, look.window);
         drop(regions);
@@ -111,13 +111,13 @@ impl<M: Memory> Engine<M> {
 
     /// Whether pages may be read that nobody waits for.
     fn may_read_ahead(&self) -> bool {
-        self.requests() < AHEAD_MAX && self.waiting() == 0 && !self.held.load(SeqCst)
+        self.requests() < AHEAD_MAX && self.waiting() == 0 && !self.parked.held.load(SeqCst)
     }
 
     /// Leaves a fault parked until [`Engine::retry_waiting`].
     pub fn park(&self, page: PageIndex, write: bool, since: u64) {
         self.count(Counter::allocstall, 1);
-        self.stalled.fetch_add(1, Relaxed);
+        self.meters.stalled.fetch_add(1, Relaxed);
         self.parked.push(Parked { page, write, since, parked: self.now() });
     }
 
@@ -133,22 +133,22 @@ impl<M: Memory> Engine<M> {
         let counters = self.swap.counters();
         let count = self.parked.end_rest(self.now(), |rested| {
             counters.add(Counter::rested_ns, rested);
-            self.stalled.fetch_add(1, Relaxed);
+            self.meters.stalled.fetch_add(1, Relaxed);
         });
         count > 0
     }
 
     /// Holds back (or lets go) the faults that wait: while a fork is under way.
     pub fn hold_waiting(&self, on: bool) {
-        self.held.store(on, SeqCst);
+        self.parked.held.store(on, SeqCst);
     }
 
     /// Answers waiting faults although the budget is spent: for a process that has next to nothing in
     /// memory, whose charge is mostly what it may come to copy of its parent's.
     pub fn overdraw(&self, work: &mut Workspace) {
-        self.overdrawing.store(true, SeqCst);
+        self.parked.overdrawing.store(true, SeqCst);
         self.retry_waiting(work);
-        self.overdrawing.store(false, SeqCst);
+        self.parked.overdrawing.store(false, SeqCst);
     }
 
     /// Answers all faults that wait, also while they are held back and there is no room: a fork waits for those
@@ -157,7 +157,7 @@ impl<M: Memory> Engine<M> {
         debug_assert!(self.cannot_wait(), "a fault that waits again would wait for the end of the fork");
         for _ in 0..self.waiting() {
             let Some(Parked { page, write, since, .. }) = self.parked.pop() else { return };
-            self.stalled.fetch_sub(1, Relaxed);
+            self.meters.stalled.fetch_sub(1, Relaxed);
             self.fault(page, write, since, work);
         }
     }
@@ -166,12 +166,12 @@ impl<M: Memory> Engine<M> {
     pub fn retry_waiting(&self, work: &mut Workspace) {
         // Each is tried once a call: what finds no room waits again, behind the others.
         for _ in 0..self.waiting() {
-            let overdrawing = self.overdrawing.load(SeqCst);
-            if (self.budget.free() <= 0 && !overdrawing) || self.held.load(SeqCst) {
+            let overdrawing = self.parked.overdrawing.load(SeqCst);
+            if (self.budget.free() <= 0 && !overdrawing) || self.parked.held.load(SeqCst) {
                 return;
             }
             let Some(Parked { page, write, since, parked }) = self.parked.pop() else { return };
-            self.stalled.fetch_sub(1, Relaxed);
+            self.meters.stalled.fetch_sub(1, Relaxed);
             self.swap.counters().add(Counter::parked_ns, self.now().saturating_sub(parked));
             self.fault(page, write, since, work);
         }
@@ -180,7 +180,9 @@ impl<M: Memory> Engine<M> {
     /// Whether a fault must be answered though there is no room. The forking thread's own: nobody would retry it
     /// before the fork, which waits for it. Or reclaim's: nobody else makes room.
     pub(super) fn cannot_wait(&self) -> bool {
-        self.held.load(SeqCst) || self.overdrawing.load(SeqCst) || self.unsharing.load(SeqCst) != 0
+        self.parked.held.load(SeqCst)
+            || self.parked.overdrawing.load(SeqCst)
+            || self.unsharing.thread.load(SeqCst) != 0
     }
 }
 

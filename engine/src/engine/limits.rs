@@ -3,7 +3,7 @@
 use super::Engine;
 use crate::memory::Memory;
 use pagetide_swap::CLUSTER_PAGES;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
 /// Free pages that a process keeps at least, however many share the cap.
 const FREE_MIN: i64 = 16;
@@ -32,23 +32,53 @@ impl Limits {
     }
 }
 
-impl<M: Memory> Engine<M> {
-    /// The limits, as they are just now.
-    pub fn limits(&self) -> Limits {
-        Limits { low: self.low.load(Relaxed), high: self.high.load(Relaxed), ..self.limits }
+/// The watermarks of free pages, between which reclaim works.
+#[derive(Debug)]
+pub(super) struct Watermarks {
+    limits: Limits,
+    /// What of the limits this process keeps free, with others that share the cap.
+    low: AtomicI64,
+    high: AtomicI64,
+}
+
+impl Watermarks {
+    /// Returns the watermarks of a process that shares the cap with no other.
+    pub(super) fn new(limits: Limits) -> Self {
+        Self { limits, low: AtomicI64::new(limits.low), high: AtomicI64::new(limits.high) }
     }
 
-    /// Sets how many processes share the cap.
-    pub fn set_sharers(&self, processes: usize) {
+    /// Returns the free pages below which reclaim starts.
+    pub(super) fn low(&self) -> i64 {
+        self.low.load(Relaxed)
+    }
+
+    /// Returns the free pages at which reclaim stops.
+    pub(super) fn high(&self) -> i64 {
+        self.high.load(Relaxed)
+    }
+
+    fn share(&self, processes: usize) {
         let Limits { low, high, .. } = self.limits;
         // Each of many processes keeps less free: together they would keep all there is.
         let share = |pages: i64| (pages / processes.max(1) as i64).max(pages.min(FREE_MIN));
         self.low.store(share(low), Relaxed);
         self.high.store(share(low) + share(high - low), Relaxed);
     }
+}
+
+impl<M: Memory> Engine<M> {
+    /// The limits, as they are just now.
+    pub fn limits(&self) -> Limits {
+        Limits { low: self.watermarks.low(), high: self.watermarks.high(), ..self.watermarks.limits }
+    }
+
+    /// Sets how many processes share the cap.
+    pub fn set_sharers(&self, processes: usize) {
+        self.watermarks.share(processes);
+    }
 
     /// Whether reclaim should run.
     pub fn is_short(&self) -> bool {
-        self.budget.free() < self.low.load(Relaxed) || self.waiting() > 0 || self.is_hastened()
+        self.budget.free() < self.watermarks.low() || self.waiting() > 0 || self.is_hastened()
     }
 }

@@ -57,7 +57,7 @@ impl<M: Memory> Contents for Leaving<'_, M> {
             engine.count(Counter::reject_reclaim_fail, 1);
         }
         if engine.device.is_none() {
-            engine.refused.fetch_add(1, Relaxed);
+            engine.outage.refused.fetch_add(1, Relaxed);
             outgoing.refused.push(page);
             return;
         }
@@ -146,9 +146,9 @@ impl<M: Memory> Engine<M> {
     /// Notes what storing a page takes: `pages` took the time since `started`.
     fn note_store_time(&self, started: u64, pages: usize) {
         let each = self.now().saturating_sub(started) / pages as u64;
-        let mean = self.store_ns.load(Relaxed);
+        let mean = self.meters.store_ns.load(Relaxed);
         // Only reclaim stores, or a fork while reclaim is frozen.
-        self.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
+        self.meters.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
     }
 
     /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
@@ -182,7 +182,7 @@ impl<M: Memory> Engine<M> {
 
     /// Pages for which there was no place since the last call.
     pub fn take_refused(&self) -> usize {
-        self.refused.swap(0, Relaxed)
+        self.outage.refused.swap(0, Relaxed)
     }
 
     /// Ends the store of a page that is at its place.

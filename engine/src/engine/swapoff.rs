@@ -49,9 +49,9 @@ pub enum Swapoff {
 impl<M: Memory> Engine<M> {
     /// Takes the device out of use, step by step: to be called until it says that this is done. One thread at a time.
     pub fn swapoff(&self) -> Swapoff {
-        let mut leaving = lock(&self.leaving);
+        let mut leaving = lock(&self.outage.leaving);
         let leaving = &mut *leaving;
-        self.device_off.store(true, Relaxed);
+        self.outage.off.store(true, Relaxed);
         // As in `Engine::allocate`.
         fence(SeqCst);
         let held = self.swap.blocks().used();
@@ -66,11 +66,11 @@ impl<M: Memory> Engine<M> {
         leaving.held = held;
         if leaving.idle > IDLE_MAX || leaving.hopeless {
             *leaving = Leaving::default();
-            self.device_off.store(false, Relaxed);
+            self.outage.off.store(false, Relaxed);
             return Swapoff::NoRoom;
         }
         // With less than that reclaim makes room, and borrows.
-        while self.requests() < AHEAD_MAX && self.budget.free() >= self.low.load(Relaxed) {
+        while self.requests() < AHEAD_MAX && self.budget.free() >= self.watermarks.low() {
             if let Some(run) = leaving.runs.pop_front() {
                 self.fetch(run, leaving.pass);
                 continue;
@@ -88,22 +88,22 @@ impl<M: Memory> Engine<M> {
 
     /// Nothing more can come back: the program needs all the memory that there is. The device is used again.
     pub fn cancel_swapoff(&self) {
-        let mut leaving = lock(&self.leaving);
+        let mut leaving = lock(&self.outage.leaving);
         // Unless somebody was quicker.
         leaving.hopeless = self.is_swapped_off();
-        self.device_off.store(false, Relaxed);
+        self.outage.off.store(false, Relaxed);
     }
 
     /// The device is used again.
     pub fn swapon(&self) {
-        let mut leaving = lock(&self.leaving);
+        let mut leaving = lock(&self.outage.leaving);
         *leaving = Leaving::default();
-        self.device_off.store(false, Relaxed);
+        self.outage.off.store(false, Relaxed);
     }
 
     /// Whether nothing is to be written to the device.
     pub fn is_swapped_off(&self) -> bool {
-        self.device_off.load(Relaxed)
+        self.outage.off.load(Relaxed)
     }
 
     /// Starts to read a run: at first to put it into the pool, then what is left for the program, in the end each page

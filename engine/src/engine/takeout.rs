@@ -20,33 +20,17 @@ impl<M: Memory> Engine<M> {
     /// Keeps a cluster where it is until [`Engine::unprotect`]: the caller's stack is there, and the
     /// caller is about to take a lock. Returns a token.
     pub fn protect(&self, cluster: ClusterNumber) -> Option<usize> {
-        let value = cluster.0 + 1;
-        let at = self.protected.iter().position(|cell| {
-            cell.load(Relaxed) == 0 && cell.compare_exchange(0, value, SeqCst, SeqCst).is_ok()
-        })?;
-        // A take-out announces its cluster before it looks at the list: either it sees this entry, or it
-        // is seen here and waited for. It holds no lock that the caller has.
-        self.await_end_of_taking(value);
-        Some(at)
+        self.protection.begin(cluster)
     }
 
     /// Waits for the end of a take-out under way, which may not have seen what the caller did before.
     pub fn await_taken(&self) {
-        let value = self.taking.load(SeqCst);
-        if value != 0 {
-            self.await_end_of_taking(value);
-        }
-    }
-
-    fn await_end_of_taking(&self, value: u64) {
-        while self.taking.load(SeqCst) == value {
-            std::thread::yield_now();
-        }
+        self.protection.await_taken();
     }
 
     /// Ends a protection.
     pub fn unprotect(&self, token: usize) {
-        self.protected[token].store(0, SeqCst);
+        self.protection.end(token);
     }
 
     /// Takes the next cluster out of the program. `None` if nothing can be taken.
@@ -74,15 +58,15 @@ impl<M: Memory> Engine<M> {
     pub(super) fn unshare(&self, runs: &[Range<PageIndex>]) -> bool {
         // With no lock of the engine held: a page that a call has dropped that nobody told us of is brought in by a
         // reader.
-        self.unsharing.store(pagetide_sys::task::tid(), SeqCst);
+        self.unsharing.thread.store(pagetide_sys::task::tid(), SeqCst);
         let all = runs.iter().all(|run| self.memory.unshare(run.clone()));
-        self.unsharing.store(0, SeqCst);
+        self.unsharing.thread.store(0, SeqCst);
         if !all {
             return false;
         }
         let whole = runs[0].start..runs[runs.len() - 1].end;
         // Pinned pages stay: the cluster waits for its turn like all others.
-        if self.unshared.swap(whole.start.cluster().0 + 1, Relaxed) != whole.start.cluster().0 + 1 {
+        if self.unsharing.last.swap(whole.start.cluster().0 + 1, Relaxed) != whole.start.cluster().0 + 1 {
             self.swap.hasten(whole);
         }
         true
@@ -91,7 +75,7 @@ impl<M: Memory> Engine<M> {
     /// Whether a thread is one that reclaims and faults itself ([`Memory::unshare`]): its faults are answered
     /// whatever the others wait for.
     pub fn is_unsharing(&self, tid: u32) -> bool {
-        self.unsharing.load(SeqCst) == tid
+        self.unsharing.thread.load(SeqCst) == tid
     }
 
     /// Takes a cluster's pages out. Notes in `shared` runs of pages that would not move, and in `stays` what was not
@@ -105,11 +89,10 @@ impl<M: Memory> Engine<M> {
         mut stays: Option<&mut Stays>,
     ) -> usize {
         let number = cluster.number();
-        self.taking.store(number.0 + 1, SeqCst);
-        let protected = self.protected.iter().any(|cell| cell.load(SeqCst) == number.0 + 1);
+        let protected = self.protection.begin_taking(number);
         let pins = self.memory.may_pin();
         if protected || (pins && !self.memory.can_move()) {
-            self.taking.store(0, SeqCst);
+            self.protection.end_taking();
             if let Some(stays) = stays {
                 stays.leave_out(0..CLUSTER_PAGES, if protected { Reason::Used } else { Reason::Pinned });
                 let first = number.page(0);
@@ -177,7 +160,7 @@ impl<M: Memory> Engine<M> {
             |offset| populated.contains(offset),
             |offset| !still.contains(offset),
         );
-        self.taking.store(0, SeqCst);
+        self.protection.end_taking();
         self.note(|| Event::TakenOut { page: first, pages: out.taken as u64 });
         if out.taken == 0 && cluster.present() > 0 {
             self.count(Counter::pgsteal_fail, 1);
@@ -261,7 +244,7 @@ impl<M: Memory> Engine<M> {
         let pages = slot.memory_pages();
         if pages >= CLUSTER_PAGES / 2 && self.memory.can_move() && self.staging.is_donor_wanted() {
             let others = self.idle_frames() - pages as i64;
-            let most = (self.low.load(Relaxed) - others).clamp(0, pages as i64) as usize;
+            let most = (self.watermarks.low() - others).clamp(0, pages as i64) as usize;
             if most >= DONOR_MIN && self.staging.has_room_for_donor() {
                 let kept = slot.populated().iter().take(most).collect();
                 self.drop_bytes(&mut slot, kept);

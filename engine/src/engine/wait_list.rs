@@ -4,6 +4,7 @@ use super::lock;
 use pagetide_swap::PageIndex;
 use std::collections::VecDeque;
 use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
 
 /// A fault that is parked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,13 +25,18 @@ pub(super) struct Parked {
 pub(super) struct WaitList {
     waiting: Mutex<VecDeque<Parked>>,
     resting: Mutex<VecDeque<Parked>>,
+    /// Whether waiting faults are held back.
+    pub held: AtomicBool,
+    /// Whether faults are served although the budget is spent.
+    pub overdrawing: AtomicBool,
 }
 
 impl WaitList {
     /// Returns an empty list, with room for 64 faults of each kind.
     pub fn new() -> Self {
         let list = || Mutex::new(VecDeque::with_capacity(64));
-        Self { waiting: list(), resting: list() }
+        let off = || AtomicBool::new(false);
+        Self { waiting: list(), resting: list(), held: off(), overdrawing: off() }
     }
 
     /// Adds a fault that waits for room.

@@ -95,7 +95,7 @@ impl Waits {
 impl<M: Memory> Engine<M> {
     /// Notes that a thread of the program waits, since `now`.
     pub fn saw(&self, tid: u32, now: u64) {
-        let seen = self.waits.saw(tid, now);
+        let seen = self.meters.waits.saw(tid, now);
         self.count(Counter::stalled_threads, usize::from(seen.first));
         self.count(Counter::stalled_ticks, usize::from(seen.first_in_tick));
     }
@@ -108,13 +108,13 @@ impl<M: Memory> Engine<M> {
     /// Notes that a fault was answered which was read at `since`.
     pub(super) fn answered(&self, since: u64) {
         let waited = self.now().saturating_sub(since);
-        self.latency.record(Duration::from_nanos(waited));
+        self.meters.latency.record(Duration::from_nanos(waited));
         self.swap.counters().add(Counter::stalled_ns, waited);
     }
 
     /// Notes that a fault waits for a page which another brings in.
     pub(super) fn join(&self, page: PageIndex, since: u64) {
-        self.waits.join(page, since);
+        self.meters.waits.join(page, since);
         // Whoever ends that unlocks the page and then looks who has joined: one of the two sees the other.
         fence(SeqCst);
         if !self.swap.table().peek(page).is_locked() {
@@ -125,7 +125,7 @@ impl<M: Memory> Engine<M> {
     /// Notes that the faults which had joined for `pages` were answered. After those were unlocked.
     pub(super) fn end_waits(&self, pages: Range<PageIndex>) {
         fence(SeqCst);
-        self.waits.leave(&pages, self.now(), |nanos| {
+        self.meters.waits.leave(&pages, self.now(), |nanos| {
             self.swap.counters().add(Counter::stalled_ns, nanos);
         });
     }

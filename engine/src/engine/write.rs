@@ -63,21 +63,21 @@ impl Batch {
 impl<M: Memory> Engine<M> {
     /// Whether pages can go to the device.
     pub fn can_write(&self) -> bool {
-        self.device.is_some() && !self.device_failed.load(Relaxed) && !self.is_swapped_off()
+        self.device.is_some() && !self.outage.failed.load(Relaxed) && !self.is_swapped_off()
     }
 
     /// Whether as many writes are under way as may be.
     pub(super) fn is_writing(&self) -> bool {
-        self.requests.writes() >= writes_max(self.high.load(Relaxed))
+        self.requests.writes() >= writes_max(self.watermarks.high())
     }
 
     /// Blocks to write to, while the device is in use.
     pub(super) fn allocate(&self, count: usize) -> Option<BlockRun> {
-        if self.full.is_due(self.now()) {
+        if self.outage.full.is_due(self.now()) {
             self.swap.blocks().unpark();
         }
         let Some(run) = self.swap.blocks().allocate(count) else {
-            self.full.note(self.now());
+            self.outage.full.note(self.now());
             return None;
         };
         // Either this is seen, or whoever takes the device out of use sees that blocks are held.
@@ -102,7 +102,7 @@ impl<M: Memory> Engine<M> {
             let run = if room { self.allocate(batch.pages.len()) } else { None };
             let Some(run) = run else {
                 // A device that is busy has room later.
-                self.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
+                self.outage.refused.fetch_add(if busy { 0 } else { batch.pages.len() }, Relaxed);
                 let unsent = if busy { deferred } else { refused };
                 unsent.extend(batch.pages.drain(..).map(|(page, _)| page));
                 batch.buffer = None;
@@ -137,7 +137,7 @@ impl<M: Memory> Engine<M> {
     ) {
         match result {
             Ok(()) => {
-                self.full.end();
+                self.outage.full.end();
                 self.count(Counter::pswpout, pages.len());
                 let mut nth = 0;
                 while let Some(&page) = pages.get(nth) {
@@ -155,7 +155,7 @@ impl<M: Memory> Engine<M> {
                 }
             }
             Err(error) => {
-                self.refused.fetch_add(pages.len(), Relaxed);
+                self.outage.refused.fetch_add(pages.len(), Relaxed);
                 self.write_failed(&error, BlockRun { start: block, length: pages.len() });
                 self.return_to_program(slot_id, pages);
             }
@@ -177,12 +177,12 @@ impl<M: Memory> Engine<M> {
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
             self.count(Counter::write_full, 1);
             self.swap.blocks().park(run);
-            self.full.refuse(self.now());
+            self.outage.full.refuse(self.now());
             return;
         }
         self.free_blocks(run.start, run.length);
         self.count(Counter::write_error, 1);
-        if !self.device_failed.swap(true, Relaxed) {
+        if !self.outage.failed.swap(true, Relaxed) {
             pagetide_sys::task::say(&format!(
                 "cannot write to the swap file: {error}; pages stay in memory from now on (--swap-dir, --swap-size)"
             ));

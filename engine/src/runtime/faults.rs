@@ -5,10 +5,11 @@ use crate::engine::Workspace;
 use crate::injection::Fault;
 use crate::readers::Reader;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
-use pagetide_sys::task;
+use pagetide_sys::{task, uffd};
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Runtime {
+    /// Reads faults, and answers them.
     pub(super) fn serve_faults(&self, number: usize) {
         let mut work = Workspace::default();
         let mut reader = Reader::new(&self.readers, number);
@@ -28,19 +29,7 @@ impl Runtime {
                         continue;
                     }
                     self.engine.saw(fault.tid, since);
-                    if self.engine.is_unsharing(fault.tid) {
-                        // Frozen or not: that thread's work is what a freeze waits for.
-                        self.pause.begin_completion();
-                        self.engine.fault(page, fault.write, since, &mut work);
-                        self.pause.end_completion();
-                    } else if self.rests() {
-                        self.engine.rest(page, fault.write);
-                    } else if self.pause.try_work(fault.tid) {
-                        self.engine.fault(page, fault.write, since, &mut work);
-                        self.pause.end_work();
-                    } else {
-                        self.engine.park(page, fault.write, since);
-                    }
+                    self.answer(page, fault, since, &mut work);
                     self.faults.fetch_add(1, Relaxed);
                     if self.engine.is_short() {
                         self.wakeup.if_sleeping();
@@ -58,6 +47,24 @@ impl Runtime {
         }
     }
 
+    /// Answers a fault, or leaves it parked for whoever can: that which was read at `since`, whoever reads faults.
+    fn answer(&self, page: PageIndex, fault: uffd::Fault, since: u64, work: &mut Workspace) {
+        if self.engine.is_unsharing(fault.tid) {
+            // Frozen or not: that thread's work is what a freeze waits for.
+            self.pause.begin_completion();
+            self.engine.fault(page, fault.write, since, work);
+            self.pause.end_completion();
+        } else if self.rests() {
+            self.engine.rest(page, fault.write);
+        } else if self.pause.try_work(fault.tid) {
+            self.engine.fault(page, fault.write, since, work);
+            self.pause.end_work();
+        } else {
+            self.engine.park(page, fault.write, since);
+        }
+    }
+
+    /// Ends requests to the device as they come back.
     pub(super) fn complete_io(&self) {
         let mut work = Workspace::default();
         let mut done = Vec::new();

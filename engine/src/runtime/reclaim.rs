@@ -51,7 +51,7 @@ impl Runtime {
         loop {
             self.readers.move_to(&mut place, self.readers.elsewhere());
             if !self.engine.is_short() && self.is_inquired() {
-                self.answer(&mut work);
+                self.answer_inquiry(&mut work);
                 continue;
             }
             if !self.engine.is_short() && self.asked() == 0 {

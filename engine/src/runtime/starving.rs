@@ -35,7 +35,7 @@ impl Runtime {
         if self.engine.waiting() == 0 {
             // Nobody waits: what was asked for cannot be had, forget it. Unless it is on its way out.
             if self.is_inquired() {
-                return self.answer(work);
+                return self.answer_inquiry(work);
             }
             if self.engine.requests() == 0 {
                 self.slot.set(Field::Asked, 0);
@@ -213,7 +213,7 @@ impl Runtime {
     }
 
     /// Answers an inquiry: gives what is free, or what can leave; or says that there is none.
-    pub(super) fn answer(&self, work: &mut Workspace) {
+    pub(super) fn answer_inquiry(&self, work: &mut Workspace) {
         self.in_need(|| self.answer_in_need(work));
     }
 
