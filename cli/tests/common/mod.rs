@@ -172,3 +172,48 @@ pub fn pagetide(memory: &str, mask: &str, options: &[&str], command: &[&str]) ->
     run.args(["run", "-q", "-m", memory]).args(options).arg("--").args(command).env("PAGETIDE_MASK", mask);
     run
 }
+
+/// The interpreter itself: what the name finds may be a chain of shell scripts.
+pub fn python() -> String {
+    let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    String::from_utf8(found.stdout).unwrap().trim().to_owned()
+}
+
+/// What `pagetide stat` tells of a run, once it does.
+pub fn report(pid: &str) -> Option<serde_json::Value> {
+    let output = Command::new(PAGETIDE).args(["stat", pid, "--json"]).output().unwrap();
+    output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// A setting of the kernel, and its value from before.
+pub struct Setting(&'static str, String);
+
+impl Setting {
+    pub fn change(path: &'static str, value: &str) -> Self {
+        let before = fs::read_to_string(path).unwrap();
+        // Some list all values, the one that holds in brackets.
+        let chosen = before.split(['[', ']']).nth(1).map(str::to_owned);
+        let before = chosen.unwrap_or(before);
+        fs::write(path, value).unwrap_or_else(|error| panic!("{path} (needs root): {error}"));
+        Self(path, before)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0, self.1.trim());
+    }
+}
+
+/// Twice the cap and more, read again, and by children of children.
+pub const FAMILY: &str = "
+import os
+pages = [bytes([nth % 251]) * 5000 + b'%d' % nth for nth in range(20000)]
+def good():
+    return all(page == bytes([nth % 251]) * 5000 + b'%d' % nth for nth, page in enumerate(pages))
+def line(generations):
+    child = os.fork()
+    if not child:
+        os._exit(0 if good() and (generations == 0 or line(generations - 1)) else 1)
+    return os.waitpid(child, 0)[1] == 0
+";

@@ -3,6 +3,7 @@
 //! Needs root, the device controller of cgroup version 1, Debian's python3-seccomp and
 //! golang-github-containers-common (`./test` installs them).
 
+use crate::common::*;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -72,6 +73,7 @@ fn finding(doctor: &Output, name: &str) -> (String, String) {
 
 #[test]
 fn a_container_that_has_the_device_can_run_as_anybody() {
+    let _turn = turn();
     let image = Image::new("device");
     let volume = image.volume();
     let volume = volume.to_str().unwrap();
@@ -97,6 +99,7 @@ fn a_container_that_has_the_device_can_run_as_anybody() {
 
 #[test]
 fn a_container_without_the_device_is_told_what_to_start_it_with() {
+    let _turn = turn();
     let image = Image::new("closed");
     for user in ["65534", "0"] {
         let options = ["--user", user];
@@ -114,6 +117,7 @@ fn a_container_without_the_device_is_told_what_to_start_it_with() {
 
 #[test]
 fn where_nothing_can_be_written_pages_go_to_compressed_memory() {
+    let _turn = turn();
     let image = Image::new("readonly");
     let options = ["--device", "/dev/userfaultfd"];
     let doctor = image.pagetide(&options, &["doctor", "--json"]);
@@ -127,4 +131,48 @@ fn where_nothing_can_be_written_pages_go_to_compressed_memory() {
         ("True 0\n", true),
         "{said}"
     );
+}
+
+/// Each names itself as its own `/proc` has it. To the launcher it has another name.
+#[test]
+fn processes_in_pid_namespaces_of_their_own_live_as_long_as_they_do() {
+    let _turn = turn();
+    // Needs root.
+    let job = format!(
+        "{FAMILY}
+import ctypes
+libc = ctypes.CDLL(None, use_errno=True)
+PID, MOUNTS, PRIVATE = 0x20000000, 0x20000, 1 << 14 | 1 << 18
+def call(name, *arguments):
+    if getattr(libc, name)(*arguments):
+        raise OSError(ctypes.get_errno(), name)
+def child(todo):
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if todo() else 1)
+    return os.waitpid(pid, 0)[1] == 0
+def inside(flags, todo):
+    return child(lambda: call('unshare', flags) or child(todo))
+def first():
+    return os.getpid() == 1 and line(1)
+def hidden():
+    call('mount', b'none', b'/', None, PRIVATE, None)
+    call('mount', b'proc', b'/proc', b'proc', 0, None)
+    return first() and inside(PID, first)
+print(inside(PID, first), inside(PID | MOUNTS, hidden), good())"
+    );
+    for mask in ["", "pool"] {
+        println!("PAGETIDE_MASK={mask}");
+        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), "-c", &job]));
+        assert_eq!(run.end().succeeds(), "True True True\n");
+    }
+    let python = python();
+    // By exec: one that sees the launcher's `/proc`, one that does not.
+    for mount in [&[][..], &["--mount-proc"]] {
+        println!("unshare {mount:?}");
+        let script = format!("{FAMILY}\nprint(os.getpid(), good(), line(1))");
+        let command = [&["unshare", "--fork", "--pid"], mount, &[&python, "-c", &script]].concat();
+        let run = start(pagetide("48M", "", &["--swap-size", "1G"], &command));
+        assert_eq!(run.end().succeeds(), "1 True True\n");
+    }
 }

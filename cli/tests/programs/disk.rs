@@ -2,14 +2,13 @@
 //!
 //! Needs root, for it mounts them, and `mkfs.ext4`.
 
-mod common;
-
-use common::{PAGETIDE, Run, program, start, turn};
+use crate::common::*;
 use std::fs;
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 
@@ -87,7 +86,7 @@ impl Stages {
     }
 
     fn has_ended(&self) -> bool {
-        common::living(self.run.child.id()).is_empty()
+        living(self.run.child.id()).is_empty()
     }
 
     /// Has it do something, to its end.
@@ -200,5 +199,104 @@ fn a_twentieth_of_the_disk_stays_free() {
     assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr);
     for part in ["is 95 % full", "for its disk has no more room; allow more with"] {
         assert!(ended.stderr.contains(part), "{part}: {}", ended.stderr);
+    }
+}
+
+/// Each of them has most of the swap file.
+#[test]
+fn the_blocks_of_killed_processes_serve_others() {
+    let _turn = turn();
+    let job = "
+import os, signal
+def fill():
+    import random
+    random.seed(os.getpid())
+    pages = [random.randbytes(4000) for _ in range(24000)]
+    random.seed(os.getpid())
+    os.write(writes, b'g' if all(page == random.randbytes(4000) for page in pages) else b'w')
+    signal.pause()
+for nth in range(6):
+    reads, writes = os.pipe()
+    child = os.fork()
+    if not child:
+        fill()
+    os.close(writes)
+    print(os.read(reads, 1).decode(), end='', flush=True)
+    os.kill(child, signal.SIGKILL)
+    os.wait()
+    os.close(reads)
+print()";
+    for mask in ["pool", "pool,ring"] {
+        println!("PAGETIDE_MASK={mask}");
+        let run = start(pagetide("32M", mask, &["--swap-size", "128M"], &[&python(), "-c", job]));
+        assert_eq!(run.end().succeeds(), "gggggg\n");
+    }
+}
+
+/// Each program of the line has all of the swap file, and writes to it when the next one starts.
+#[test]
+fn writes_of_a_program_that_execs_do_not_come_over_those_of_the_next() {
+    let _turn = turn();
+    let job = "
+import os, random, sys
+left = int(os.environ['LEFT'])
+def pages(count):
+    random.seed(left)
+    return (random.randbytes(4000) for _ in range(count))
+held = list(pages(14000))
+if not all(page == again for page, again in zip(held, pages(len(held)))):
+    sys.exit('wrong')
+if not left:
+    sys.exit(print('good'))
+os.environ['LEFT'] = str(left - 1)
+held[:6000] = [page[::-1] for page in held[:6000]]
+os.execv(sys.executable, [sys.executable, '-c', 'import os; exec(os.environ[\"JOB\"])'])";
+    for mask in ["pool", "pool,ring"] {
+        println!("PAGETIDE_MASK={mask}");
+        let starts = [&*python(), "-c", "import os; exec(os.environ['JOB'])"];
+        let mut command = pagetide("24M", mask, &["--swap-size", "96M"], &starts);
+        command.env("JOB", job).env("LEFT", "4");
+        assert_eq!(start(command).end().succeeds(), "good\n");
+    }
+}
+
+/// The swap file of a run that goes on, as whoever reads the disk sees it.
+fn swap_file(launcher: u32) -> Vec<u8> {
+    let mut links = fs::read_dir(format!("/proc/{launcher}/fd")).unwrap().map(|entry| entry.unwrap().path());
+    let is_swap = |link: &PathBuf| {
+        fs::read_link(link)
+            .is_ok_and(|file| file.starts_with("/var/tmp") && file.to_string_lossy().ends_with("(deleted)"))
+    };
+    fs::read(links.find(is_swap).expect("a swap file")).unwrap()
+}
+
+#[test]
+fn what_lies_on_the_disk_tells_nothing() {
+    let _turn = turn();
+    let job = "import sys
+pages = [b'PAGETIDE-SECRET-%d ' % page * 200 for page in range(16000)]
+print('ready', flush=True)
+sys.stdin.read()";
+    for (options, shows) in
+        [(&["--swap-dir", "/var/tmp"][..], false), (&["--swap-dir", "/var/tmp", "--no-encrypt"], true)]
+    {
+        let mut run = pagetide("32M", "pool", options, &[&python(), "-c", job]);
+        let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "ready\n");
+        let started = Instant::now();
+        let bytes = loop {
+            let bytes = swap_file(run.id());
+            if bytes.iter().filter(|&&byte| byte != 0).count() > 8 << 20 {
+                break bytes;
+            }
+            assert!(started.elapsed() < GUARD, "next to nothing is written");
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        drop(run.stdin.take());
+        assert!(run.wait().unwrap().success());
+        let marker = b"PAGETIDE-SECRET-";
+        assert_eq!(bytes.windows(marker.len()).any(|window| window == marker), shows, "{options:?}");
     }
 }

@@ -1,8 +1,6 @@
 //! Programs and libraries that have functions of the C library's names, and libraries that look elsewhere first.
 
-mod common;
-
-use common::*;
+use crate::common::*;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

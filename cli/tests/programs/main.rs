@@ -1,0 +1,21 @@
+//! Whole programs under `pagetide run`, in less memory than they need: one theme a file.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod accounts;
+mod allocator;
+mod calls;
+mod containers;
+mod contents;
+mod control;
+mod disk;
+mod exec;
+mod failures;
+mod forks;
+mod limits;
+mod loader;
+mod mappings;
+mod pins;
+mod privileges;
+mod reports;
