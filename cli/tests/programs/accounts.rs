@@ -1,48 +1,15 @@
 //! What a run is charged for, and what it says of that: shared memory, and programs that Pagetide does not reach.
-//!
-//! These tests need what those of `programs.rs` need.
 
+use crate::common::{GUARD, PAGETIDE, built, program, static_program, turn};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::Mutex;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
-/// Nothing takes nearly as long: this is only so that what hangs is ended.
-const GUARD: Duration = Duration::from_secs(100);
 const MIB: u64 = 1 << 20;
-
-/// Builds tests/programs/NAME.c, once.
-fn program(name: &str) -> String {
-    built(name, name, &[])
-}
-
-/// The same as a static program, which has no dynamic loader.
-fn static_program(name: &str) -> String {
-    built(name, &format!("{name}-static"), &["-static"])
-}
-
-fn built(name: &str, as_name: &str, options: &[&str]) -> String {
-    static BUILDING: Mutex<()> = Mutex::new(());
-    let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
-    // Beside what other test programs build at the same time.
-    let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("accounts-{as_name}"));
-    let source =
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/programs").join(name).with_extension("c");
-    let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    if time(&binary) < time(&source) {
-        let mut gcc = Command::new("gcc");
-        gcc.args(options).args(["-O2", "-Wall", "-Wextra", "-o"]).args([&binary, &source]);
-        assert!(gcc.status().expect("gcc is installed").success(), "{name}.c does not compile");
-    }
-    // As the kernel has it.
-    binary.canonicalize().unwrap().to_str().expect("a path in UTF-8").to_owned()
-}
 
 /// A run that has said its first line, and waits for the end of its input.
 struct Run {
@@ -61,8 +28,6 @@ struct Ended {
 }
 
 fn start(name: &str, memory: &str, command: &[&str]) -> Run {
-    let library = Path::new(PAGETIDE).with_file_name("libpagetide_preload.so");
-    assert!(library.exists(), "{} is missing: run cargo build --workspace first", library.display());
     let file = |kind: &str| {
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("accounts-{name}-{}.{kind}", std::process::id()))
     };
@@ -121,6 +86,7 @@ impl Drop for Run {
 
 #[test]
 fn shared_memory_is_charged_once_whoever_maps_it() {
+    let _turn = turn();
     for kind in ["anonymous", "memfd", "file", "sysv"] {
         // 60 MiB are needed; counted with each of nine processes it would be 380.
         let run = start(kind, "100M", &[&program("shared_count"), kind, "40", "2", "8"]);
@@ -137,6 +103,7 @@ fn shared_memory_is_charged_once_whoever_maps_it() {
 /// What is shared and what processes have alone are under one cap.
 #[test]
 fn private_memory_makes_room_for_shared_memory() {
+    let _turn = turn();
     let run = start("room", "64M", &[&program("shared_count"), "anonymous", "32", "24", "3"]);
     assert_eq!(run.line, "ready\n", "{}", run.says());
     run.until("all of it is counted", |stat| stat["bytes"]["now"]["shared"] == 32 * MIB);
@@ -178,6 +145,7 @@ fn is_charged_and_said(case: &str, command: &[&str], name: &str, reason: &str, p
 /// A program that is started by CMD, and one that CMD becomes, in a slot that was taken for another program.
 #[test]
 fn a_static_program_is_charged_and_said() {
+    let _turn = turn();
     let holder = static_program("holder");
     for (name, script) in [("child", format!("{holder} 160; :")), ("exec", format!("exec {holder} 160"))] {
         let processes = u64::from(name == "child");
@@ -188,6 +156,7 @@ fn a_static_program_is_charged_and_said() {
 /// By a program that clears the environment, and wants it so.
 #[test]
 fn a_program_with_a_cleared_environment_is_charged_and_said() {
+    let _turn = turn();
     let holder = program("holder");
     let script = format!("PAGETIDE_KEEP=0 env -i PAGETIDE_KEEP=0 {holder} 160; :");
     let reason = "it was started without LD_PRELOAD or PAGETIDE_GROUP in its environment";
@@ -197,6 +166,7 @@ fn a_program_with_a_cleared_environment_is_charged_and_said() {
 /// A set-user-ID program of root's that another user starts: the loader takes nothing from its environment.
 #[test]
 fn a_program_that_gains_privileges_is_charged_and_said() {
+    let _turn = turn();
     // Where anybody may look.
     let copy = format!("/var/tmp/pagetide-set-user-id-{}", std::process::id());
     fs::copy(program("holder"), &copy).unwrap();
@@ -212,6 +182,7 @@ fn a_program_that_gains_privileges_is_charged_and_said() {
 /// Whatever stood where the loader should.
 #[test]
 fn a_command_in_which_the_library_does_not_answer_has_not_fitted() {
+    let _turn = turn();
     let loader = built("no_loader", "no_loader", &["-nostdlib", "-static-pie"]);
     let command = built("holder", "holder-no-loader", &[&format!("-Wl,--dynamic-linker={loader}")]);
     let output =
@@ -224,6 +195,7 @@ fn a_command_in_which_the_library_does_not_answer_has_not_fitted() {
 /// One that joins the run and is gone before anybody looks.
 #[test]
 fn a_command_that_ends_at_once_has_answered() {
+    let _turn = turn();
     let output =
         Command::new(PAGETIDE).args(["run", "-m", "80M", "--no-disk", "--", "true"]).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
@@ -236,6 +208,7 @@ fn a_command_that_ends_at_once_has_answered() {
 /// It holds its memory for less than a tenth of a second.
 #[test]
 fn what_is_there_for_a_moment_is_charged() {
+    let _turn = turn();
     let script = format!("echo ready; read x; {} 160 </dev/null; :", static_program("holder"));
     let run = start("moment", "80M", &["sh", "-c", &script]);
     let Ended { status, stats, said } = run.end();

@@ -49,16 +49,7 @@ impl Drop for Image {
 }
 
 /// Several times the cap, read again, also by a child, in a process that is not to be dumped.
-const JOB: &str = "
-import ctypes, os
-ctypes.CDLL(None).prctl(4, 0)
-pages = [bytes([nth % 251]) * 4000 + b'%d' % nth for nth in range(30000)]
-def good():
-    return all(page == bytes([nth % 251]) * 4000 + b'%d' % nth for nth, page in enumerate(pages))
-child = os.fork()
-if not child:
-    os._exit(0 if good() else 1)
-print(good(), os.waitpid(child, 0)[1])";
+const JOB: &str = include_str!("../../../tests/jobs/undumpable.py");
 
 fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {
     [&["run", "--memory", "40M"], options, &["--", "/usr/bin/python3", "-c", JOB]].concat()
@@ -138,40 +129,16 @@ fn where_nothing_can_be_written_pages_go_to_compressed_memory() {
 fn processes_in_pid_namespaces_of_their_own_live_as_long_as_they_do() {
     let _turn = turn();
     // Needs root.
-    let job = format!(
-        "{FAMILY}
-import ctypes
-libc = ctypes.CDLL(None, use_errno=True)
-PID, MOUNTS, PRIVATE = 0x20000000, 0x20000, 1 << 14 | 1 << 18
-def call(name, *arguments):
-    if getattr(libc, name)(*arguments):
-        raise OSError(ctypes.get_errno(), name)
-def child(todo):
-    pid = os.fork()
-    if not pid:
-        os._exit(0 if todo() else 1)
-    return os.waitpid(pid, 0)[1] == 0
-def inside(flags, todo):
-    return child(lambda: call('unshare', flags) or child(todo))
-def first():
-    return os.getpid() == 1 and line(1)
-def hidden():
-    call('mount', b'none', b'/', None, PRIVATE, None)
-    call('mount', b'proc', b'/proc', b'proc', 0, None)
-    return first() and inside(PID, first)
-print(inside(PID, first), inside(PID | MOUNTS, hidden), good())"
-    );
+    let (python, first, namespaces) = (python(), job("first.py"), job("namespaces.py"));
     for mask in ["", "pool"] {
         println!("PAGETIDE_MASK={mask}");
-        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), "-c", &job]));
+        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python, &namespaces]));
         assert_eq!(run.end().succeeds(), "True True True\n");
     }
-    let python = python();
     // By exec: one that sees the launcher's `/proc`, one that does not.
     for mount in [&[][..], &["--mount-proc"]] {
         println!("unshare {mount:?}");
-        let script = format!("{FAMILY}\nprint(os.getpid(), good(), line(1))");
-        let command = [&["unshare", "--fork", "--pid"], mount, &[&python, "-c", &script]].concat();
+        let command = [&["unshare", "--fork", "--pid"], mount, &[&*python, &first]].concat();
         let run = start(pagetide("48M", "", &["--swap-size", "1G"], &command));
         assert_eq!(run.end().succeeds(), "1 True True\n");
     }

@@ -206,29 +206,10 @@ fn a_twentieth_of_the_disk_stays_free() {
 #[test]
 fn the_blocks_of_killed_processes_serve_others() {
     let _turn = turn();
-    let job = "
-import os, signal
-def fill():
-    import random
-    random.seed(os.getpid())
-    pages = [random.randbytes(4000) for _ in range(24000)]
-    random.seed(os.getpid())
-    os.write(writes, b'g' if all(page == random.randbytes(4000) for page in pages) else b'w')
-    signal.pause()
-for nth in range(6):
-    reads, writes = os.pipe()
-    child = os.fork()
-    if not child:
-        fill()
-    os.close(writes)
-    print(os.read(reads, 1).decode(), end='', flush=True)
-    os.kill(child, signal.SIGKILL)
-    os.wait()
-    os.close(reads)
-print()";
     for mask in ["pool", "pool,ring"] {
         println!("PAGETIDE_MASK={mask}");
-        let run = start(pagetide("32M", mask, &["--swap-size", "128M"], &[&python(), "-c", job]));
+        let run =
+            start(pagetide("32M", mask, &["--swap-size", "128M"], &[&python(), &job("killed_children.py")]));
         assert_eq!(run.end().succeeds(), "gggggg\n");
     }
 }
@@ -237,25 +218,11 @@ print()";
 #[test]
 fn writes_of_a_program_that_execs_do_not_come_over_those_of_the_next() {
     let _turn = turn();
-    let job = "
-import os, random, sys
-left = int(os.environ['LEFT'])
-def pages(count):
-    random.seed(left)
-    return (random.randbytes(4000) for _ in range(count))
-held = list(pages(14000))
-if not all(page == again for page, again in zip(held, pages(len(held)))):
-    sys.exit('wrong')
-if not left:
-    sys.exit(print('good'))
-os.environ['LEFT'] = str(left - 1)
-held[:6000] = [page[::-1] for page in held[:6000]]
-os.execv(sys.executable, [sys.executable, '-c', 'import os; exec(os.environ[\"JOB\"])'])";
     for mask in ["pool", "pool,ring"] {
         println!("PAGETIDE_MASK={mask}");
-        let starts = [&*python(), "-c", "import os; exec(os.environ['JOB'])"];
+        let starts = [&*python(), &job("exec_line.py")];
         let mut command = pagetide("24M", mask, &["--swap-size", "96M"], &starts);
-        command.env("JOB", job).env("LEFT", "4");
+        command.env("LEFT", "4");
         assert_eq!(start(command).end().succeeds(), "good\n");
     }
 }
@@ -273,14 +240,10 @@ fn swap_file(launcher: u32) -> Vec<u8> {
 #[test]
 fn what_lies_on_the_disk_tells_nothing() {
     let _turn = turn();
-    let job = "import sys
-pages = [b'PAGETIDE-SECRET-%d ' % page * 200 for page in range(16000)]
-print('ready', flush=True)
-sys.stdin.read()";
     for (options, shows) in
         [(&["--swap-dir", "/var/tmp"][..], false), (&["--swap-dir", "/var/tmp", "--no-encrypt"], true)]
     {
-        let mut run = pagetide("32M", "pool", options, &[&python(), "-c", job]);
+        let mut run = pagetide("32M", "pool", options, &[&python(), &job("secrets_in_memory.py")]);
         let mut run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(run.stdout.take().unwrap()).read_line(&mut line).unwrap();

@@ -62,8 +62,7 @@ fn who_holds_memory_and_waits_gives_it_to_who_needs_it() {
 #[test]
 fn small_processes_that_wait_have_no_engine() {
     let _turn = turn();
-    let many = r#"for i in $(seq 12); do sh -c "sleep 1000; :" & done; wait"#;
-    let run = start(pagetide("40M", "", &[], &["sh", "-c", many]));
+    let run = start(pagetide("40M", "", &[], &["sh", &job("sleepers.sh")]));
     let pid = run.child.id().to_string();
     let mut found = None;
     while found.is_none() && run.started.elapsed() < GUARD {
@@ -97,17 +96,9 @@ fn threads_of_forked_children_open_streams() {
 #[test]
 fn chains_of_forked_shells_live_in_little_memory() {
     let _turn = turn();
-    let chain = r#"
-        f() {
-            if [ $1 -gt 0 ]; then
-                ( a=$(seq 1 2000); x=$(echo "$a" | sort | tail -1); f $(($1 - 1)) )
-            else
-                a=$(seq 1 20000); echo ${#a}
-            fi
-        }
-        for i in 1 2 3; do f 5; done"#;
+    let chain = job("chain.sh");
     for _ in 0..5 {
-        let ended = start(pagetide("16M", "", &[], &["bash", "-c", chain])).end().succeeds();
+        let ended = start(pagetide("16M", "", &[], &["bash", &chain])).end().succeeds();
         assert_eq!(ended, "108893\n108893\n108893\n");
     }
 }
@@ -115,25 +106,10 @@ fn chains_of_forked_shells_live_in_little_memory() {
 #[test]
 fn a_child_outlives_its_parent_with_what_it_inherited() {
     let _turn = turn();
-    let job = "
-import os, time
-pages = [b'%07d' % nth * 700 for nth in range(20000)]
-reads, writes = os.pipe()
-if not os.fork():
-    parent = os.getpid()
-    if not os.fork():
-        while os.getppid() == parent:
-            time.sleep(0.01)
-        pages[::3] = [b'%07d' % -nth * 700 for nth in range(0, 20000, 3)]
-        good = all(page == b'%07d' % (nth if nth % 3 else -nth) * 700 for nth, page in enumerate(pages))
-        os.write(writes, b'good' if good else b'wrong')
-    os._exit(0)
-os.wait()
-os.close(writes)
-print(os.read(reads, 9).decode(), all(page == b'%07d' % nth * 700 for nth, page in enumerate(pages)))";
+    let heir = job("heir.py");
     for mask in ["", "remap", "pool"] {
         println!("PAGETIDE_MASK={mask}");
-        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), "-c", job]));
+        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), &heir]));
         assert_eq!(run.end().succeeds(), "good True\n");
     }
 }
@@ -142,18 +118,10 @@ print(os.read(reads, 9).decode(), all(page == b'%07d' % nth * 700 for nth, page 
 #[test]
 fn who_outlives_a_killed_launcher_keeps_its_pages() {
     let _turn = turn();
-    let job = format!(
-        "{FAMILY}
-import sys
-print('ready', flush=True)
-sys.stdin.read()
-print(good(), line(2))
-more = [page[::-1] for page in pages]
-print(good(), all(page[::-1] == other for page, other in zip(pages, more)), line(2))"
-    );
+    let orphan = job("orphan.py");
     for mask in ["", "pool"] {
         println!("PAGETIDE_MASK={mask}");
-        let starts = ["sh", "-c", "\"$@\"; exit", "sh", &python(), "-c", &job];
+        let starts = ["sh", "-c", "\"$@\"; exit", "sh", &python(), &orphan];
         let mut command = pagetide("40M", mask, &["--swap-size", "1G"], &starts);
         command.stdin(Stdio::piped());
         let mut run = start(command);

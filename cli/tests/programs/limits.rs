@@ -8,24 +8,12 @@ use std::process::Command;
 #[test]
 fn a_launcher_short_of_descriptors_takes_nobody_for_dead() {
     let _turn = turn();
-    let job = "
-import os
-data = [b'%07d' % nth * 600 for nth in range(1500)]
-children = []
-for child in range(24):
-    pid = os.fork()
-    if not pid:
-        own = bytes([child]) * 4200
-        mine = [own + page for page in data]
-        wrong = sum(page != own + b'%07d' % nth * 600 for _ in range(3) for nth, page in enumerate(mine))
-        os._exit(wrong > 0)
-    children.append(pid)
-print(sum(os.waitpid(pid, 0)[1] for pid in children))";
+    let many = job("many_children.py");
     for _ in 0..3 {
         let mut command = Command::new("sh");
         let limited = "ulimit -n 20 && exec \"$@\"";
         command.args(["-c", limited, "sh", PAGETIDE, "run", "-q", "-m", "64M", "--swap-size", "1G", "--"]);
-        command.args(["python3", "-c", job]);
+        command.args(["python3", &many]);
         assert_eq!(start(command).end().succeeds(), "0\n");
     }
 }
@@ -33,22 +21,16 @@ print(sum(os.waitpid(pid, 0)[1] for pid in children))";
 #[test]
 fn a_program_starts_and_forks_where_address_space_is_limited() {
     let _turn = alone();
-    let job = |arguments: &[&str]| start(pagetide("40M", "", &[], arguments)).end().succeeds();
-    let python = python();
-    let family = format!(
-        "{FAMILY}
-large = bytearray(150 << 20)
-large[::4096] = bytes(len(large) >> 12)
-print(good(), line(3), len(large))"
-    );
+    let run = |arguments: &[&str]| start(pagetide("40M", "", &[], arguments)).end().succeeds();
+    let (python, large) = (python(), job("large.py"));
     for kilobytes in ["4000000", "1000000"] {
         let limited = format!("ulimit -v {kilobytes} && exec \"$@\"");
-        let said = job(&["sh", "-c", &limited, "sh", &python, "-c", &family]);
+        let said = run(&["sh", "-c", &limited, "sh", &python, &large]);
         assert_eq!(said, "True True 157286400\n", "ulimit -v {kilobytes}");
     }
     // Needs root. Nothing is promised that is not there.
     let strict = Setting::change("/proc/sys/vm/overcommit_memory", "2");
-    assert_eq!(job(&[&python, "-c", &family]), "True True 157286400\n");
+    assert_eq!(run(&[&python, &large]), "True True 157286400\n");
     drop(strict);
 }
 

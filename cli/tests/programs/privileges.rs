@@ -1,7 +1,8 @@
 //! Processes that give up their privileges stay managed, and members that mean harm do little.
 //!
-//! These tests need root, gcc, and the preload library beside the binary: `cargo build --workspace` comes first.
+//! These tests need root.
 
+use crate::common::{program, turn};
 use pagetide::group::{Field, Group};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs::{Identity, start_time};
@@ -33,10 +34,7 @@ impl Place {
             fs::copy(built.with_file_name(name), place.0.join(name))
                 .expect("cargo build --workspace comes first");
         }
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/programs/privileges.c");
-        let mut build = Command::new("gcc");
-        build.args(["-O2", "-Wall", "-Wextra", "-o"]).arg(place.0.join("job")).arg(source);
-        assert!(build.status().expect("gcc is installed").success());
+        fs::copy(program("privileges"), place.0.join("job")).unwrap();
         place
     }
 
@@ -70,6 +68,7 @@ fn is_managed(output: &Output, what: &str) {
 
 #[test]
 fn who_gives_up_its_privileges_is_swapped_and_so_is_what_it_starts() {
+    let _turn = turn();
     let place = Place::new("privileges");
     let (job, empty, root) = (place.path("job"), place.path("empty"), place.path("root"));
     let ways = [
@@ -129,6 +128,7 @@ fn sleeper() -> Child {
 
 #[test]
 fn a_process_that_a_member_names_is_no_process_of_the_run() {
+    let _turn = turn();
     let place = Place::new("named");
     let mut foreign = sleeper();
     let run = place.run(&["--max-stall", "500ms"], &["sleep", "1000"]).spawn().unwrap();
@@ -190,6 +190,7 @@ fn harm(random: &mut u64) -> u64 {
 
 #[test]
 fn a_member_that_writes_over_all_books_ends_neither_the_launcher_nor_a_byte() {
+    let _turn = turn();
     let place = Place::new("scribbles");
     let mut foreign = sleeper();
     for seed in 0..6 {

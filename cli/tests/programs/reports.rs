@@ -14,9 +14,7 @@ fn a_program_that_is_killed_gives_137_and_its_statistics() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", std::process::id()));
     let path = file.to_str().unwrap();
     // Its pages are out of memory when the signal comes.
-    let script = "import os, signal; pages = [os.urandom(2048) * 512 for _ in range(90)]; \
-                  os.kill(os.getpid(), signal.SIGKILL)";
-    let ended = start(pagetide("48M", "", &["--stats", path], &[&python(), "-c", script])).end();
+    let ended = start(pagetide("48M", "", &["--stats", path], &[&python(), &job("killed.py")])).end();
     assert_eq!((ended.status.code(), ended.status.signal()), (Some(137), None), "{}", ended.stderr);
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     fs::remove_file(&file).unwrap();
