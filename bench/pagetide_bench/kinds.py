@@ -19,8 +19,8 @@ import time
 from array import array
 from pathlib import Path
 
-import cap
-import lib
+from .inputs import heap_file, linux_source
+from .paths import DATA
 
 PAGE = 4096
 PAGES_MAX = 8192
@@ -29,7 +29,7 @@ GCC_SECONDS = 0.7
 
 
 def save(name, data):
-    path = lib.DATA / f"{name.replace(' ', '-')}.pages"
+    path = DATA / f"{name.replace(' ', '-')}.pages"
     path.write_bytes(data[: PAGES_MAX * PAGE])
     return path
 
@@ -54,7 +54,7 @@ def anonymous_pages(pid):
 
 
 def gcc_heap():
-    sources = lib.DATA / "kernel.c"
+    sources = DATA / "kernel.c"
     # Each kind of statement, many times over.
     sources.write_text("\n".join(f"struct s{n} {{ int a, b[{n % 7 + 1}]; struct s{n} *next; }};\nint f{n}(struct s{n} *p, int x) {{ int y = x; while (p) {{ y += p->a * {n} + p->b[0]; if (y > {n}) y -= f{max(n - 1, 0)}(0, y & {n}); p = p->next; }} return y; }}" for n in range(20000)))
     compiler = subprocess.run(["gcc", "-print-prog-name=cc1"], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
@@ -91,7 +91,7 @@ def integers():
 
 
 def text():
-    tree = lib.DATA / cap.linux_source() / "Documentation"
+    tree = DATA / linux_source() / "Documentation"
     return save("text", b"".join(path.read_bytes() for path in sorted(tree.rglob("*.rst"))))
 
 
@@ -102,4 +102,4 @@ def code():
 
 
 # By kind: what writes its file of pages, and says where.
-MAKERS = {"python heap": lib.heap_file, "gcc heap": gcc_heap, "sqlite": sqlite, "floats": floats, "integers": integers, "text": text, "code": code}
+MAKERS = {"python heap": heap_file, "gcc heap": gcc_heap, "sqlite": sqlite, "floats": floats, "integers": integers, "text": text, "code": code}
