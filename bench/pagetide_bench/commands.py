@@ -12,12 +12,13 @@ from .sizes import whole_mib
 
 
 def build_programs(*names):
-    """Compiles tests/programs/NAME.c where it is newer than its program. Returns the paths."""
+    """Compiles tests/programs/NAME.c where it, or a header, is newer than its program. Returns the paths."""
     PROGRAMS.mkdir(parents=True, exist_ok=True)
+    headers = max(header.stat().st_mtime for header in PROGRAM_SOURCES.glob("**/*.h"))
     paths = []
     for name in names:
         source, program = PROGRAM_SOURCES / f"{name}.c", PROGRAMS / name
-        if not program.exists() or program.stat().st_mtime < source.stat().st_mtime:
+        if not program.exists() or program.stat().st_mtime < max(source.stat().st_mtime, headers):
             subprocess.run(["gcc", "-O2", "-Wall", "-pthread", "-o", program, source], check=True)
         paths.append(program)
     return paths

@@ -18,6 +18,7 @@
  * Exit status: 0 all well, 1 wrong contents or a wrong answer, 2 usage or resources. */
 #define _GNU_SOURCE
 #include "fuzz/steps.h"
+#include "options.h"
 
 static void *thread_lives(void *argument) {
     here = argument;
@@ -54,27 +55,31 @@ static void keep(const char *list) {
     }
 }
 
-static void read_options(int count, char **options) {
-    for (int nth = 1; nth < count; nth++) {
-        const char *name = options[nth], *value = nth + 1 < count ? options[nth + 1] : NULL;
-        if (!strcmp(name, "--print")) printing = 1;
-        else if (!strcmp(name, "--native")) native = 1;
-        else if (!strcmp(name, "--raw")) raw = 1;
-        else if (!strcmp(name, "--no-fork")) without_fork = 1;
-        else if (!strcmp(name, "--no-direct")) without_direct = 1;
-        else if (!value) fprintf(stderr, "fuzz: %s: unknown, or without its value\n", name), exit(2);
-        else if (!strcmp(name, "--seed")) seed = strtoull(value, NULL, 10), nth++;
-        else if (!strcmp(name, "--steps")) steps = strtoul(value, NULL, 10), nth++;
-        else if (!strcmp(name, "--threads")) threads = strtoul(value, NULL, 10), nth++;
-        else if (!strcmp(name, "--dir")) directory = value, nth++;
-        else if (!strcmp(name, "--keep")) keep(value), nth++;
-        else fprintf(stderr, "fuzz: unknown option %s\n", name), exit(2);
-    }
+static void parse(int count, char **words) {
+    static const char *const synopsis =
+        "usage: fuzz [--seed N] [--steps N] [--threads N] [--keep LIST] [--print] [--native] [--raw]\n"
+        "            [--no-fork] [--no-direct] [--dir DIR]";
+    const char *list = NULL;
+    const struct program_option table[] = {
+        NUMBER("--seed", &seed),
+        NUMBER("--steps", &steps),
+        NUMBER("--threads", &threads),
+        TEXT("--keep", &list),
+        TEXT("--dir", &directory),
+        SWITCH("--print", &printing),
+        SWITCH("--native", &native),
+        SWITCH("--raw", &raw),
+        SWITCH("--no-fork", &without_fork),
+        SWITCH("--no-direct", &without_direct),
+        {0},
+    };
+    read_options(synopsis, table, count, words);
+    if (list) keep(list);
     if (!threads || threads > THREADS_MAX || !steps || threads * steps > STEPS_MAX) fprintf(stderr, "fuzz: 1 to %d threads, and at most %d steps in all\n", THREADS_MAX, STEPS_MAX), exit(2);
 }
 
 int main(int count, char **options) {
-    read_options(count, options);
+    parse(count, options);
     scratch_file = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     backing_file = open(directory, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
     if (scratch_file < 0 || backing_file < 0) fail(directory);

@@ -8,6 +8,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources; 77 there is no userfaultfd. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <linux/userfaultfd.h>
 #include <poll.h>
@@ -142,14 +143,8 @@ static void moves(void) {
 }
 
 int main(int count, char **arguments) {
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(arguments[nth], "--native")) native = 1;
-        else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
-        else {
-            fprintf(stderr, "usage: own_userfault [--press MIB] [--native]\n");
-            return 2;
-        }
-    }
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), {0}};
+    read_options("usage: own_userfault [--press MIB] [--native]", table, count, arguments);
     if ((uffd = open_uffd()) < 0) {
         perror("userfaultfd");
         return 77;

@@ -85,7 +85,7 @@ fn modified(path: &Path) -> Option<SystemTime> {
 /// When a program or a header of theirs was last changed: all are built anew then, which takes seconds.
 fn newest(programs: &Path) -> Option<SystemTime> {
     let files = fs::read_dir(programs).unwrap().map(|entry| entry.unwrap().path());
-    files.map(|file| modified(&file)).max().flatten()
+    files.map(|file| if file.is_dir() { newest(&file) } else { modified(&file) }).max().flatten()
 }
 
 /// A run and what it says, which goes to files: nobody waits for a pipe that an orphan holds.
