@@ -4,10 +4,13 @@
 //! requests may end (in any order), and the program may discard, move, protect or unmap ranges. After every
 //! event the books must balance; every page that is read must be what was last written.
 //!
-//! `PAGETIDE_SEED=n` replays one run, `PAGETIDE_MODEL_SEEDS=n` sets how many are made.
+//! `PAGETIDE_SEED=n` replays one run, `PAGETIDE_MODEL_SEEDS=n` sets how many are made; those that failed once
+//! (tests/seeds/model.txt) are made too.
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../tests/seeds/kept.rs"]
+mod kept;
 
 mod calls;
 mod drawn;

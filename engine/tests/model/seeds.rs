@@ -2,6 +2,7 @@
 
 use crate::common::Random;
 use crate::drawn::world;
+use crate::kept::kept_seeds;
 use crate::world::World;
 use pagetide_swap::Counter;
 
@@ -14,7 +15,8 @@ fn run_seed(seed: u64) -> World {
     impl Drop for Replay<'_> {
         fn drop(&mut self) {
             if std::thread::panicking() {
-                eprintln!("event {} of PAGETIDE_SEED={}: {}", self.1, self.0, self.2);
+                eprintln!("event {} of seed {}: {}", self.1, self.0, self.2);
+                eprintln!("replay it: PAGETIDE_SEED={} cargo test -p pagetide --test model seeds", self.0);
             }
         }
     }
@@ -58,7 +60,7 @@ fn every_page_read_is_what_a_naive_model_says() {
         std::env::var("PAGETIDE_MODEL_SEEDS").map_or(SEEDS_DEFAULT, |seeds| seeds.parse().expect("a number"));
     let mut sums = [0u64; Counter::ALL.len()];
     let mut reads = 0;
-    for seed in 1..=seeds {
+    for seed in kept_seeds("model").into_iter().chain(1..=seeds) {
         let world = run_seed(seed);
         reads += world.reads;
         for (sum, &counter) in sums.iter_mut().zip(Counter::ALL) {
