@@ -356,6 +356,7 @@ def parse():
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)} (may be repeated)")
     parser.add_argument("--again", action="store_true", help="run also what has a result")
     parser.add_argument("--native", action="store_true", help="run natively only, and store nothing")
+    parser.add_argument("--check", action="store_true", help="install and store nothing, status 1 if a program that is here prints other than natively")
     parser.add_argument("--table", action="store_true", help="run nothing: write docs/programs.md")
     parser.add_argument("--runs", type=Path, metavar="PATH", help="the file of results (default bench/runs/DATE-MACHINE/programs.json; --table: the newest)")
     parser.add_argument("--factor", type=float, default=0.6, help="cap as a part of the native peak (default %(default)s)")
@@ -381,6 +382,21 @@ def run_one(program, options):
         return {"program": program.name, "failed": failed}
 
 
+def check(options):
+    """Runs what is installed. Returns 1 if a program ended otherwise than natively, or above its cap."""
+    print_machine()
+    wrong, ran = [], 0
+    for program in PROGRAMS:
+        if (options.only and program.name not in options.only) or program.wheels or not all(have(name) for name in program.needs):
+            continue
+        result = measure(program, options)
+        ran += 1
+        if not result["same_output"] or result["ours"]["counted_peak_bytes"] > result["cap_bytes"] * PEAK_FACTOR_MAX:
+            wrong.append(f"{program.name}: {remark(program, result)}")
+    print("\n".join([*wrong, f"{ran} programs ran, {len(wrong)} wrong"]))
+    return 1 if wrong or not ran else 0
+
+
 def main(options):
     DATA.mkdir(parents=True, exist_ok=True)
     if options.table:
@@ -389,6 +405,8 @@ def main(options):
             raise BenchError("no results under bench/runs: run without --table first")
         write_table(path.resolve())
         return 0
+    if options.check:
+        return check(options)
     path = (options.runs or store.directory() / "programs.json").resolve()
     results = {result["program"]: result for result in store.load(path)["rows"]} if path.exists() else {}
     facts = print_machine()
