@@ -12,56 +12,50 @@ use pagetide_device::ram::Ram;
 use pagetide_device::{Device, Direction};
 use pagetide_swap::zswap::shrinker::Shrinker;
 use pagetide_swap::{Allocator, Config, Readahead, Reclaim, Switches};
+use std::ops::Range;
 use std::sync::Arc;
 
 pub const EIO: i32 = 5;
 pub const ENOSPC: i32 = 28;
 
-/// A world that follows from a seed.
-pub fn world(random: &mut Random) -> (World, String) {
-    let blocks = 64 + random.below(3000);
-    let refuse_every = [0, 0, 5][random.below(3) as usize];
-    let kind = random.below(7);
+/// A device, and what a world must know of it.
+struct Drawn {
+    device: Option<Box<dyn Device>>,
+    deferred: Option<Arc<Deferred>>,
+    /// Whether pages may be lost to errors of reads.
+    may_lose: bool,
+}
+
+fn any_device(random: &mut Random, kind: u64, blocks: u64, refuse_every: u64) -> Drawn {
+    let mut faulty = |direction, within: Range<u64>, failure: &dyn Fn(&mut Random) -> Failure| {
+        let nth = within.start + random.below(within.end - within.start);
+        let failure = failure(random);
+        Some(Shared::new(&Arc::new(Faulty::new(Box::new(Ram::new(blocks)), direction, nth, failure)))
+            as Box<dyn Device>)
+    };
+    let full_or_broken = |random: &mut Random| Failure::Errno(if random.one_in(2) { EIO } else { ENOSPC });
     let mut deferred = None;
-    let mut may_lose = false;
     let device: Option<Box<dyn Device>> = match kind {
         0 => None,
         1 => Some(Shared::refusing(&Arc::new(Ram::new(blocks)), refuse_every)),
-        2 => {
-            may_lose = true;
-            let nth = 2 + random.below(20);
-            Some(Shared::new(&Arc::new(Faulty::new(
-                Box::new(Ram::new(blocks)),
-                Direction::Read,
-                nth,
-                Failure::Errno(5),
-            ))))
-        }
-        3 => {
-            may_lose = true;
-            let nth = 2 + random.below(20);
-            Some(Shared::new(&Arc::new(Faulty::new(
-                Box::new(Ram::new(blocks)),
-                Direction::Read,
-                nth,
-                Failure::Corrupt,
-            ))))
-        }
-        4 => {
-            let nth = 1 + random.below(20);
-            Some(Shared::new(&Arc::new(Faulty::new(
-                Box::new(Ram::new(blocks)),
-                Direction::Write,
-                nth,
-                Failure::Errno(if random.one_in(2) { EIO } else { ENOSPC }),
-            ))))
-        }
+        2 => faulty(Direction::Read, 2..22, &|_| Failure::Errno(EIO)),
+        3 => faulty(Direction::Read, 2..22, &|_| Failure::Corrupt),
+        4 => faulty(Direction::Write, 1..21, &full_or_broken),
         _ => {
             let device = Arc::new(Deferred::new(blocks));
             deferred = Some(Arc::clone(&device));
             Some(Shared::refusing(&device, refuse_every))
         }
     };
+    Drawn { device, deferred, may_lose: kind == 2 || kind == 3 }
+}
+
+/// A world that follows from a seed.
+pub fn world(random: &mut Random) -> (World, String) {
+    let blocks = 64 + random.below(3000);
+    let refuse_every = [0, 0, 5][random.below(3) as usize];
+    let kind = random.below(7);
+    let Drawn { device, deferred, may_lose } = any_device(random, kind, blocks, refuse_every);
     let ways = ["", "", "remap", "copy", "remap,copy", "move"][random.below(6) as usize];
     let pool_pages_max = [0, 8, 40, 200][random.below(4) as usize];
     let granted = 64 + random.below(536) as i64;

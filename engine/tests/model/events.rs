@@ -35,6 +35,14 @@ impl World {
                 self.complete();
             }
             900..925 => self.engine.retry_waiting(&mut self.work),
+            drawn @ 925..968 => self.call(drawn, random),
+            drawn => self.happening(drawn, random),
+        }
+    }
+
+    /// A call of the program's.
+    fn call(&mut self, drawn: u64, random: &mut Random) {
+        match drawn {
             925..940 => {
                 let range = Self::some_range(random, 700);
                 self.discard(range);
@@ -57,12 +65,18 @@ impl World {
                 let range = Self::some_range(random, 900);
                 self.map(range);
             }
-            962..968 => {
+            _ => {
                 let range = Self::some_range(random, 300);
                 let access =
                     [Access::None, Access::Read, Access::Write, Access::Write][random.below(4) as usize];
                 self.protect(range, access);
             }
+        }
+    }
+
+    /// What comes from elsewhere: other settings, the kernel, a fork.
+    fn happening(&mut self, drawn: u64, random: &mut Random) {
+        match drawn {
             968..970 => self.engine.swap().zswap().set_pages_max(random.below(120) as usize),
             970..971 => self.engine.swap().zswap().switch(any_switches(random)),
             971..972 => self.engine.set_pool_pressure(random.below(3) as f64),

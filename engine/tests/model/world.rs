@@ -22,7 +22,7 @@ pub enum Action {
 
 /// An access under way.
 #[derive(Clone, Copy, Debug)]
-pub struct Access1 {
+pub struct UnderWay {
     pub page: PageIndex,
     pub action: Action,
     pub token: Option<FaultToken>,
@@ -34,7 +34,7 @@ pub struct World {
     pub work: Workspace,
     pub deferred: Option<Arc<Deferred>>,
     pub model: HashMap<u64, Box<Bytes>>,
-    pub threads: [Option<Access1>; THREADS],
+    pub threads: [Option<UnderWay>; THREADS],
     pub granted: i64,
     /// Pages that may be lost to injected read errors.
     pub may_lose: bool,
@@ -111,7 +111,7 @@ impl World {
 /// Threads.
 impl World {
     /// One step of an access. True if it is over.
-    pub fn step(&mut self, access: &mut Access1) -> bool {
+    pub fn step(&mut self, access: &mut UnderWay) -> bool {
         if let Some(token) = access.token {
             if !access.delivered {
                 access.delivered = true;
@@ -170,8 +170,8 @@ impl World {
         }
     }
 
-    pub fn access(&self, page: PageIndex, action: Action) -> Access1 {
-        Access1 { page, action, token: None, delivered: false }
+    pub fn access(&self, page: PageIndex, action: Action) -> UnderWay {
+        UnderWay { page, action, token: None, delivered: false }
     }
 
     /// Does an access from start to end. False if it cannot be done with the room there is.
