@@ -1,5 +1,5 @@
 //! Runs that come to the end of their memory: no kill while a page could leave and a place for it exists, and an end
-//! with figures where none does. As in programs.rs: root, gcc, the preload library beside the binary.
+//! with figures where none does.
 
 mod common;
 
