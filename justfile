@@ -34,7 +34,8 @@ tsan: (long "tsan")
 fuzz target="lz4" seconds="60":
     @cargo +nightly --version >/dev/null 2>&1 || { echo 'no nightly toolchain: rustup toolchain install nightly --profile minimal' >&2; exit 1; }
     @cargo +nightly fuzz --version >/dev/null 2>&1 || { echo 'no cargo-fuzz: cargo install cargo-fuzz' >&2; exit 1; }
-    {{ if `command -v clang || true` != "" { "CC=clang CFLAGS=-fsanitize=fuzzer-no-link,address" } else { "" } }} cargo +nightly fuzz run {{ target }} -- -max_total_time={{ seconds }}
+    mkdir -p fuzz/found/{{ target }}
+    {{ if `command -v clang || true` != "" { "CC=clang CFLAGS=-fsanitize=fuzzer-no-link,address" } else { "" } }} cargo +nightly fuzz run {{ target }} fuzz/found/{{ target }} fuzz/corpus/{{ target }} -- -max_total_time={{ seconds }}
 
 # Run one benchmark (docs/testing.md has what each needs): `just bench start --store`.
 bench name *options:
