@@ -13,10 +13,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant, SystemTime};
 
-#[path = "../../../tests/seeds/kept.rs"]
-mod kept;
-pub use kept::kept_seeds;
-
 pub const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
 /// No run takes nearly as long: this is only so that one that hangs is ended.
 pub const GUARD: Duration = Duration::from_secs(400);

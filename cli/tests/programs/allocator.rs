@@ -1,6 +1,7 @@
 //! The allocator that a program gets in place of the C library's.
 
 use crate::common::*;
+use crate::kept::kept_seeds;
 use std::process::Command;
 
 /// It maps and forks with the locks of its `malloc` held; threads of the engine must not ask for memory there.

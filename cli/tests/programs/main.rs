@@ -2,6 +2,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../tests/seeds/kept.rs"]
+mod kept;
 
 mod accounts;
 mod allocator;
