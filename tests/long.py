@@ -218,9 +218,12 @@ def run_command(command, environment, end, lines):
         return child.wait()
     except TimeoutError:
         lines.append(f"given up after {TIMEOUT_SECONDS // 60} minutes")
+        child.kill()
+        child.wait()
         return TIMED_OUT
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
+        child.stdout.close()
 
 
 def run(part, directory):
@@ -233,17 +236,20 @@ def run(part, directory):
     triple = host()
     commands = [[word.replace("{target}", triple) for word in command] for command in part.commands]
     facts = machine.machine()
-    # A part that is interrupted has no end that is known: that is stored too.
-    status = 128 + signal.SIGINT
     try:
         with as_it_was():
             for command in commands:
                 status = run_command(command, environment, started + TIMEOUT_SECONDS, lines)
                 if status:
                     break
+    except SystemExit as interrupted:
+        # By a signal: what came of the part is not known, and that is stored too.
+        status = interrupted.code
+        lines.append(f"interrupted by signal {status - 128}")
+        raise
     finally:
         seconds = round(time.monotonic() - started, 1)
-        result = {"part": part.name, "rc": status, "seconds": seconds, "commit": store.commit(), "date": date, "machine": facts, "commands": commands, "env": part.env, "last_lines": list(lines)}
+        result = {"part": part.name, "rc": status, "seconds": seconds, "commit": store.commit(), "date": date, "machine": facts, "commands": [" ".join(command) for command in commands], "env": part.env, "last_lines": list(lines)}
         store.write(directory / f"{part.name}.json", result)
         print(f"{part.name}: status {status} after {seconds:.0f} s", flush=True)
     return status
