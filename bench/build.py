@@ -22,48 +22,34 @@ import contextlib
 import json
 import statistics
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
-import cap
-import lib
-from lib import MIB
-from readahead import SwapFile
+from pagetide_bench import store
+from pagetide_bench.cgroup import Cgroup, Swap
+from pagetide_bench.commands import require
+from pagetide_bench.figures import print_table, show_quartiles
+from pagetide_bench.inputs import linux_source
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_arm_options
+from pagetide_bench.paths import DATA
+from pagetide_bench.procfs import read_fields
+from pagetide_bench.runs import run_in, run_native, run_pagetide
+from pagetide_bench.script import main_guard, progress
+from pagetide_bench.settings import PAGE_CLUSTER, ZSWAP, Setting
+from pagetide_bench.sizes import MIB, parse_bytes
+from pagetide_bench.swapfile import SwapFile
+from pagetide_bench.throttle import Throttle
 
-BLKIO = Path("/sys/fs/cgroup/blkio")
 SHRINKERS = ("second-chance", "decay", "none")
-ZSWAP = {"enabled": "Y", "zpool": "zsmalloc", "max_pool_percent": "50", "shrinker_enabled": "Y"}
-
-
-class Throttle(lib.Resource):
-    """A blkio cgroup in which the disk behind a directory gives and takes so many bytes a second."""
-
-    def __init__(self, directory, bytes_per_second):
-        self.path = BLKIO / "pagetide-bench-build"
-        device = Path(directory).stat().st_dev
-        self.limit = f"{device >> 8 & 0xFFF}:{device & 0xFF} {bytes_per_second}"
-
-    def open(self):
-        if not BLKIO.exists():
-            raise lib.BenchError("there is no blkio controller of cgroup version 1 here")
-        self.path.mkdir()
-        for way in ("read", "write"):
-            (self.path / f"blkio.throttle.{way}_bps_device").write_text(self.limit)
-
-    def close(self):
-        self.path.rmdir()
-
-    def command(self, words):
-        """The same command, which puts itself into the cgroup first."""
-        return ["sh", "-c", 'echo 0 > "$0" && exec "$@"', str(self.path / "cgroup.procs"), *words]
+ZSWAP_WANTED = {"enabled": "Y", "zpool": "zsmalloc", "max_pool_percent": "50", "shrinker_enabled": "Y"}
 
 
 def make(options, jobs):
-    lib.require({name: name for name in ("make", "gcc", "flex", "bison", "bc")})
-    build = f'make -s -C {cap.linux_source()} O="$PWD/build"'
-    subprocess.run(["sh", "-c", f"rm -rf build && {build} tinyconfig && {build} prepare"], cwd=lib.DATA, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    require({name: name for name in ("make", "gcc", "flex", "bison", "bc")})
+    build = f'make -s -C {linux_source()} O="$PWD/build"'
+    subprocess.run(["sh", "-c", f"rm -rf build && {build} tinyconfig && {build} prepare"], cwd=DATA, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     return ["sh", "-c", f"{build} -j{jobs} {options.targets} 2>&1 && find build -name '*.o' | wc -l"]
 
 
@@ -74,7 +60,7 @@ def zswap_peak():
 
     def sample():
         while not done.wait(0.01):
-            peak[0] = max(peak[0], lib.read_fields("/proc/meminfo").get("Zswap", 0) * 1024)
+            peak[0] = max(peak[0], read_fields("/proc/meminfo").get("Zswap", 0) * 1024)
 
     thread = threading.Thread(target=sample)
     thread.start()
@@ -95,14 +81,14 @@ def result(run, reads, writes, hits):
 
 
 def native(options, jobs):
-    return lib.run_native(make(options, jobs), cwd=lib.DATA).require_success().wall_seconds
+    return run_native(make(options, jobs), cwd=DATA).require_success().wall_seconds
 
 
 def ours(options, jobs, memory, *run_options):
     command = make(options, jobs)
     with tempfile.NamedTemporaryFile(suffix=".json") as file, Throttle(options.swap_dir, options.bandwidth) as throttle:
         more = ["--swap-dir", options.swap_dir, "--swap-size", "8G", "--stats", file.name, *run_options, *options.run_options]
-        run = lib.run_pagetide(memory, throttle.command(command), options.pagetide, [str(word) for word in more], cwd=lib.DATA, timeout_seconds=options.timeout)
+        run = run_pagetide(memory, throttle.command(command), options.pagetide, [str(word) for word in more], cwd=DATA, timeout_seconds=options.timeout)
         counters = json.loads(Path(file.name).read_text())["counters"]
     return result(run, counters["pswpin"], counters["pswpout"], counters["zswpin"])
 
@@ -116,19 +102,19 @@ def compressor():
 def kernel(options, jobs, memory, zswap):
     command = make(options, jobs)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lib.Setting(lib.PAGE_CLUSTER, 3))
-        if lib.ZSWAP.exists():
-            wanted = {"compressor": compressor(), **ZSWAP} if zswap else {"enabled": "N"}
+        stack.enter_context(Setting(PAGE_CLUSTER, 3))
+        if ZSWAP.exists():
+            wanted = {"compressor": compressor(), **ZSWAP_WANTED} if zswap else {"enabled": "N"}
             for name, value in wanted.items():
-                if (lib.ZSWAP / name).exists():
-                    stack.enter_context(lib.Setting(lib.ZSWAP / name, value))
+                if (ZSWAP / name).exists():
+                    stack.enter_context(Setting(ZSWAP / name, value))
         stack.enter_context(SwapFile(options.swap_dir, 8 << 30))
         throttle = stack.enter_context(Throttle(options.swap_dir, options.bandwidth))
-        cgroup = stack.enter_context(lib.Cgroup(memory, lib.Swap.ALLOWED))
-        before = lib.read_fields("/proc/vmstat")
+        cgroup = stack.enter_context(Cgroup(memory, Swap.ALLOWED))
+        before = read_fields("/proc/vmstat")
         peak = stack.enter_context(zswap_peak())
-        run = lib.run_in(cgroup, throttle.command(command), cwd=lib.DATA, timeout_seconds=options.timeout)
-        after = lib.read_fields("/proc/vmstat")
+        run = run_in(cgroup, throttle.command(command), cwd=DATA, timeout_seconds=options.timeout)
+        after = read_fields("/proc/vmstat")
     more = {name: after.get(name, 0) - before.get(name, 0) for name in ("pswpin", "pswpout", "zswpin")}
     return {**result(run, more["pswpin"], more["pswpout"], more["zswpin"]), "zswap_peak": peak[0]}
 
@@ -142,7 +128,7 @@ def arms(options, jobs, memory):
     }
     if not options.skip_kernel:
         found["kernel"] = lambda: kernel(options, jobs, memory, zswap=False)
-        if lib.ZSWAP.exists():
+        if ZSWAP.exists():
             peaks = []
 
             def with_zswap():
@@ -157,14 +143,14 @@ def arms(options, jobs, memory):
 
 def measure(options, jobs, memory):
     found = {"jobs": jobs, "memory": memory, "native": native(options, jobs), "arms": {}}
-    lib.progress(f"-j{jobs} in {memory // MIB} MiB: native {found['native']:.1f} s")
+    progress(f"-j{jobs} in {memory // MIB} MiB: native {found['native']:.1f} s")
     choices = arms(options, jobs, memory)
     for number in range(options.pairs):
         for name, run in choices.items():
             one = run()
             found["arms"].setdefault(name, []).append(one)
             io = (one["reads"] + one["writes"]) / 256
-            lib.progress(f"  round {number + 1}: {name}: {one['seconds']:.1f} s, CPU {one['cpu']:.1f} s, I/O {io:.0f} MiB, pool hits {one['hits']}")
+            progress(f"  round {number + 1}: {name}: {one['seconds']:.1f} s, CPU {one['cpu']:.1f} s, I/O {io:.0f} MiB, pool hits {one['hits']}")
     return found
 
 
@@ -175,7 +161,7 @@ def rows(found):
         yield (
             f"-j{found['jobs']}, {found['memory'] // MIB} MiB",
             name,
-            lib.show_quartiles([run["seconds"] for run in runs], 1),
+            show_quartiles([run["seconds"] for run in runs], 1),
             f"{seconds / found['native']:.2f}",
             f"{middle(runs, 'cpu'):.0f}",
             f"{middle(runs, 'reads') / 256:.0f}",
@@ -190,12 +176,12 @@ def changes(found, without, with_it):
     io = lambda run: run["reads"] + run["writes"]  # noqa: E731
     time = [100 * (b["seconds"] / a["seconds"] - 1) for a, b in pairs]
     less = [100 * (io(b) / max(io(a), 1) - 1) for a, b in pairs]
-    return f"-j{found['jobs']}: {without} → {with_it}: time {lib.show_quartiles(time, 0)} %, I/O {lib.show_quartiles(less, 0)} %"
+    return f"-j{found['jobs']}: {without} → {with_it}: time {show_quartiles(time, 0)} %, I/O {show_quartiles(less, 0)} %"
 
 
 def parse_load(text):
     jobs, _, memory = text.partition(":")
-    return int(jobs), lib.parse_bytes(memory)
+    return int(jobs), parse_bytes(memory)
 
 
 def parse():
@@ -208,20 +194,20 @@ def parse():
     parser.add_argument("--timeout", type=int, default=3600, help="seconds after which a build is given up")
     parser.add_argument("--skip-kernel", action="store_true")
     parser.add_argument("--shrinkers", action="store_true", help="one of ours per shrinker")
-    lib.add_arm_options(parser)
+    add_arm_options(parser)
     return parser.parse_args()
 
 
 def main(options):
-    facts = lib.print_machine()
+    facts = print_machine()
     print(f"{options.pairs} rounds: median (quartiles); device and pool in MiB of pages\n", flush=True)
     found = []
     for jobs, memory in options.load or LOADS:
         found.append(measure(options, jobs, memory))
-        lib.write_json(options.json, {"machine": facts, "loads": found})
+        store.save(options, facts, found)
     print()
     header = ("load", "arm", "seconds", "× native", "CPU s", "read", "written", "pool hits")
-    lib.print_table(header, [row for one in found for row in rows(one)])
+    print_table(header, [row for one in found for row in rows(one)])
     for one in found:
         names = list(one["arms"])
         for without, with_it in zip(names[::2], names[1::2]):
@@ -232,4 +218,4 @@ def main(options):
 LOADS = ((4, 160 * MIB), (8, 160 * MIB), (16, 160 * MIB))
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

@@ -13,16 +13,24 @@ same conditions; speed.py compares that way in pairs.
 
 import argparse
 import os
-import random
 import shlex
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lib
-from lib import MIB
+from pagetide_bench import store
+from pagetide_bench.commands import build_programs, have, python, python_program
+from pagetide_bench.figures import print_table
+from pagetide_bench.inputs import LINUX_ARCHIVE, linux_source, make_once, write_sort_file
+from pagetide_bench.kernel import KERNEL_CONFIGS
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_arm_options
+from pagetide_bench.paths import DATA, PROGRAM_SOURCES, REPO
+from pagetide_bench.runs import run_kernel, run_native, run_pagetide
+from pagetide_bench.sampling import Sampling
+from pagetide_bench.script import main_guard, progress
+from pagetide_bench.sizes import MIB, whole_mib
 
 SORT_FILE_MIB = 700
 SORT_SMALL_MIB = 100
@@ -31,7 +39,6 @@ PEAK_FACTOR_MAX = 1.03
 # What a run takes at least.
 CAP_MIN_MIB = 16
 
-LINUX_ARCHIVE = Path("/usr/src/linux-source-6.1.tar.xz")
 # Debian's: others come without their tests.
 CPYTHON = Path("/usr/bin/python3")
 CPYTHON_TESTS = ("mmap", "subprocess", "os", "multiprocessing_fork", "multiprocessing_forkserver", "multiprocessing_spawn", "threading", "gc", "io")
@@ -62,11 +69,11 @@ class Program:
 
 
 def analytics_command():
-    return lib.python(lib.REPO / "examples" / "analytics.py")
+    return python(REPO / "examples" / "analytics.py")
 
 
 def dict_command():
-    return lib.python_program("dictjob.py")
+    return python_program("dictjob.py")
 
 
 def shell(script):
@@ -75,57 +82,28 @@ def shell(script):
 
 
 def sort_command(size_mib):
-    path = lib.DATA / f"sort-{size_mib}.txt"
+    path = DATA / f"sort-{size_mib}.txt"
     if not path.exists():
         write_sort_file(path, size_mib * MIB)
     return shell(f"sort -S 1G --parallel=2 -T . {path.name} | sha256sum")
 
 
-def write_sort_file(path, size_bytes):
-    """Lines of varied length with random keys, the same each time."""
-    lib.DATA.mkdir(parents=True, exist_ok=True)
-    rng = random.Random(1)
-    tails = [" ".join(rng.choices(("error", "info", "page", "user", "2024", "ok", "/index.html", "GET"), k=rng.randrange(2, 12))) for _ in range(997)]
-    temporary, written = path.with_suffix(".partial"), 0
-    with open(temporary, "w") as output:
-        while written < size_bytes:
-            lines = "".join(f"{rng.getrandbits(48):012x} {tails[i % 997]}\n" for i in range(20_000))
-            output.write(lines)
-            written += len(lines)
-    temporary.replace(path)
-
-
 def gcc_command():
-    source = lib.DATA / "large.c"
+    source = DATA / "large.c"
     if not source.exists():
-        lib.DATA.mkdir(parents=True, exist_ok=True)
-        subprocess.run(lib.python_program("gcc_source.py", "--output", source), check=True)
+        DATA.mkdir(parents=True, exist_ok=True)
+        subprocess.run(python_program("gcc_source.py", "--output", source), check=True)
     # The object file's contents are the output that must not change.
     return shell(f"gcc -O2 -c {shlex.quote(str(source))} -o large.o && sha256sum < large.o && rm large.o")
 
 
 def incompressible_command():
-    (program,) = lib.build_programs("incompressible")
+    (program,) = build_programs("incompressible")
     return [program, "--mib", 1024, "--threads", 4]
 
 
 def fork_fan_command():
-    return lib.python_program("fork_fan.py")
-
-
-def make_once(name, script):
-    """Something in the directory of the data that a shell script makes as `partial`."""
-    if not (lib.DATA / name).exists():
-        lib.progress(f"making {name}")
-        lib.DATA.mkdir(parents=True, exist_ok=True)
-        subprocess.run(shell(f"set -e; rm -rf partial; mkdir partial; {script}; mv partial {name}"), check=True, cwd=lib.DATA)
-    return name
-
-
-def linux_source():
-    """A large C project that any machine can have."""
-    lib.require({"linux-source-6.1": LINUX_ARCHIVE})
-    return make_once("linux", f"tar -C partial --strip-components=1 -xf {LINUX_ARCHIVE}")
+    return python_program("fork_fan.py")
 
 
 def make_command():
@@ -135,7 +113,7 @@ def make_command():
 
 def git_command():
     """Packs a long history anew, and reads all of it again."""
-    history = shlex.join(lib.python_program("repository.py"))
+    history = shlex.join(python_program("repository.py"))
     repository = make_once("repository", f"git init -q partial; {history} | git -C partial fast-import --quiet")
     objects = "git rev-list --objects --all | cut -c -40 | sort | sha256sum"
     return shell(f"rm -rf packed && cp -r {repository}/.git packed && cd packed && git gc -q && git fsck --full --no-progress && {objects}")
@@ -154,42 +132,42 @@ PROGRAMS = (
     Program("gcc", gcc_command, ("gcc",)),
     Program("incompressible", incompressible_command, ("gcc",)),
     Program("fork-fan", fork_fan_command),
-    Program("redis", lambda: lib.python_program("redis_bgsave.py"), ("redis-server",)),
-    Program("mariadb", lambda: lib.python_program("mariadb_sysbench.py"), ("mariadbd", "mariadb-install-db", "mariadb", "sysbench")),
+    Program("redis", lambda: python_program("redis_bgsave.py"), ("redis-server",)),
+    Program("mariadb", lambda: python_program("mariadb_sysbench.py"), ("mariadbd", "mariadb-install-db", "mariadb", "sysbench")),
     Program("sqlite", lambda: ["sqlite3", ":memory:", SQL], ("sqlite3",)),
     Program("sort-small", lambda: sort_command(SORT_SMALL_MIB), ("sort",), {"LC_ALL": "C"}),
     Program("git-gc", git_command, ("git",)),
     Program("xz", xz_command, ("xz", LINUX_ARCHIVE)),
     Program("make", make_command, ("make", "gcc", "flex", "bison", "bc", LINUX_ARCHIVE), {"KBUILD_BUILD_TIMESTAMP": "0", "KBUILD_BUILD_USER": "a", "KBUILD_BUILD_HOST": "b"}),
     *(
-        Program(f"cpython-{name}", lambda name=name: [CPYTHON, lib.PROGRAM_SOURCES / "cpython_test.py", f"test_{name}"], (CPYTHON,))
+        Program(f"cpython-{name}", lambda name=name: [CPYTHON, PROGRAM_SOURCES / "cpython_test.py", f"test_{name}"], (CPYTHON,))
         for name in CPYTHON_TESTS
     ),
 )
 
 
 def measure_native(program, command):
-    run = lib.run_native(command, env=program.env, sampling=lib.Sampling.MEMORY, cwd=lib.DATA)
+    run = run_native(command, env=program.env, sampling=Sampling.MEMORY, cwd=DATA)
     run.require_success()
-    lib.progress(f"{program.name}: native {run.wall_seconds:.1f} s, needs {run.resident_peak_bytes / MIB:.0f} MiB")
+    progress(f"{program.name}: native {run.wall_seconds:.1f} s, needs {run.resident_peak_bytes / MIB:.0f} MiB")
     return run
 
 
 def measure_kernel(program, command, cap_bytes, options):
-    config = lib.KERNEL_CONFIGS["zram-lz4"]
-    run = lib.run_kernel(config, cap_bytes, command, env=program.env, cwd=lib.DATA, timeout_seconds=options.timeout)
-    lib.progress(f"{program.name}: kernel at {cap_bytes // MIB} MiB {describe(run)}, Z {run.swap_used_peak_bytes // MIB} MiB")
+    config = KERNEL_CONFIGS["zram-lz4"]
+    run = run_kernel(config, cap_bytes, command, env=program.env, cwd=DATA, timeout_seconds=options.timeout)
+    progress(f"{program.name}: kernel at {cap_bytes // MIB} MiB {describe(run)}, Z {run.swap_used_peak_bytes // MIB} MiB")
     return run
 
 
 def measure_ours(program, command, cap_bytes, options):
-    run = lib.run_pagetide(
+    run = run_pagetide(
         cap_bytes, command, options.pagetide, options.run_options,
-        env={**program.env, "PAGETIDE_MASK": options.mask}, sampling=lib.Sampling.MEMORY, cwd=lib.DATA, timeout_seconds=options.timeout,
+        env={**program.env, "PAGETIDE_MASK": options.mask}, sampling=Sampling.MEMORY, cwd=DATA, timeout_seconds=options.timeout,
     )  # fmt: skip
-    lib.progress(f"{program.name}: ours at {cap_bytes // MIB} MiB {describe(run)}, peak {run.counted_peak_bytes / MIB:.0f} MiB")
+    progress(f"{program.name}: ours at {cap_bytes // MIB} MiB {describe(run)}, peak {run.counted_peak_bytes / MIB:.0f} MiB")
     if run.status or run.timed_out:
-        lib.progress(run.stderr.decode(errors="replace")[-600:])
+        progress(run.stderr.decode(errors="replace")[-600:])
     return run
 
 
@@ -216,7 +194,7 @@ def failures(run, native, cap_bytes):
 
 def whole_cap(cap_bytes):
     """The cap as it is asked for."""
-    return lib.whole_mib(cap_bytes) * MIB
+    return whole_mib(cap_bytes) * MIB
 
 
 def measure(program, options):
@@ -281,7 +259,7 @@ def parse():
     parser.add_argument("--mask", default="", metavar="WAYS", help="ways out and in that ours does without (docs/testing.md)")
     parser.add_argument("--same-total", action="store_true", help="run ours with the kernel's total memory too")
     parser.add_argument("--timeout", type=float, default=600, help="seconds until a run is given up (default %(default)s)")
-    lib.add_arm_options(parser)
+    add_arm_options(parser)
     options = parser.parse_args()
     options.factor = options.factor or [0.6]
     if not options.skip_ours and not options.pagetide.exists():
@@ -291,23 +269,23 @@ def parse():
 
 
 def main(options):
-    os.makedirs(lib.DATA, exist_ok=True)
-    facts = lib.print_machine()
+    os.makedirs(DATA, exist_ok=True)
+    facts = print_machine()
     results, skipped = [], []
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
-        if missing := [name for name in program.requires if not lib.have(name)]:
+        if missing := [name for name in program.requires if not have(name)]:
             skipped.append(f"SKIPPED {program.name}: not installed: {', '.join(map(str, missing))}")
-            lib.progress(skipped[-1])
+            progress(skipped[-1])
             continue
         results += measure(program, options)
-        lib.write_json(options.json, {"machine": facts, "results": results, "skipped": skipped})
+        store.save(options, facts, results, skipped=skipped)
     print()
-    lib.print_table(HEADER, [table_row(result) for result in results])
+    print_table(HEADER, [table_row(result) for result in results])
     print("\n".join(skipped))
     return 1 if any(result["failures"] for result in results) else 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

@@ -20,13 +20,18 @@ import json
 import re
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
-import lib
-from lib import MIB
+from pagetide_bench import store
+from pagetide_bench.commands import build_programs, pagetide_command, require
+from pagetide_bench.figures import print_table, quartiles
+from pagetide_bench.inputs import heap_file
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_program_options
+from pagetide_bench.script import BenchError, main_guard
+from pagetide_bench.sizes import MIB, parse_bytes
 
 EVENTS = ("exceptions:page_fault_user", "sched:sched_waking", "sched:sched_switch", "raw_syscalls:sys_enter", "raw_syscalls:sys_exit")
 SYS_READ, SYS_IOCTL = 0, 16
@@ -39,10 +44,10 @@ OPERATIONS_MAX = 1_000_000_000
 
 
 def command(options, fill, operations, run_options=()):
-    (touch,) = lib.build_programs("touch")
-    content = f"heap:{lib.heap_file()}" if fill == "heap" else fill
+    (touch,) = build_programs("touch")
+    content = f"heap:{heap_file()}" if fill == "heap" else fill
     words = ["--mib", options.mib, "--fill", content, "--order", "random", "--ops", operations, "--passes", 1]
-    return lib.pagetide_command(options.cap, [touch, *words], options.pagetide, ["--no-disk", *run_options])
+    return pagetide_command(options.cap, [touch, *words], options.pagetide, ["--no-disk", *run_options])
 
 
 def untraced_ns(options, fill):
@@ -81,7 +86,7 @@ def wait_until_random(run, stats):
         if before is not None and now - before > 10_000:
             return
         before = now
-    raise lib.BenchError("the program ended before it could be traced")
+    raise BenchError("the program ended before it could be traced")
 
 
 def faults(lines):
@@ -119,8 +124,8 @@ def measure(options, fill):
     with tempfile.TemporaryDirectory() as directory:
         found, began = faults(trace(options, fill, directory))
     if not found:
-        raise lib.BenchError("no fault was seen from end to end: does `perf record -e sched:sched_waking` work here?")
-    steps = {step: lib.quartiles([fault[at] for fault in found]) for at, step in enumerate(STEPS)}
+        raise BenchError("no fault was seen from end to end: does `perf record -e sched:sched_waking` work here?")
+    steps = {step: quartiles([fault[at] for fault in found]) for at, step in enumerate(STEPS)}
     means = {step: statistics.mean(fault[at] for fault in found) for at, step in enumerate(STEPS)}
     return {"fill": fill, "untraced_ns_per_access": untraced, "faults": len(found), "began": began, "steps": steps, "means": means}
 
@@ -137,16 +142,16 @@ def rows(result):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=1024, help="size of the buffer (default %(default)s)")
-    parser.add_argument("--cap", type=lib.parse_bytes, default=504 * MIB, help="--memory of the run (default 504M)")
+    parser.add_argument("--cap", type=parse_bytes, default=504 * MIB, help="--memory of the run (default 504M)")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to trace (default %(default)s)")
     parser.add_argument("--operations", type=int, default=200_000, help="accesses of the untraced run (default %(default)s)")
-    lib.add_program_options(parser)
+    add_program_options(parser)
     return parser.parse_args()
 
 
 def main(options):
-    lib.require({"linux-perf": "perf"})
-    facts = lib.print_machine()
+    require({"linux-perf": "perf"})
+    facts = print_machine()
     was_mounted = TRACING.joinpath("events").exists()
     try:
         results = [measure(options, fill) for fill in FILLS]
@@ -154,12 +159,12 @@ def main(options):
         if not was_mounted and TRACING.joinpath("events").exists():
             # perf mounts it for itself, and leaves it.
             subprocess.run(["umount", TRACING], check=False)
-    lib.write_json(options.json, {"machine": facts, "results": results})
-    lib.print_table(("fill", "step", "median µs", "quartiles", "mean µs", "share"), [row for result in results for row in rows(result)])
+    store.save(options, facts, results)
+    print_table(("fill", "step", "median µs", "quartiles", "mean µs", "share"), [row for result in results for row in rows(result)])
     for result in results:
         print(f"{result['fill']}: {result['faults']} of {result['began']} faults seen from end to end")
     return 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

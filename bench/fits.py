@@ -13,8 +13,16 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
-import lib
-from lib import MIB
+from pagetide_bench import store
+from pagetide_bench.commands import build_programs, have, pagetide_command, preload_environment, python_program
+from pagetide_bench.figures import print_table, quartiles, show_quartiles
+from pagetide_bench.inputs import write_sort_file
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_arm_options
+from pagetide_bench.paths import DATA
+from pagetide_bench.runs import run_native
+from pagetide_bench.script import BenchError, main_guard, progress
+from pagetide_bench.sizes import MIB
 
 GOAL = 0.97
 CAP_BYTES = 4096 * MIB
@@ -44,18 +52,16 @@ class Program:
 
 
 def sort_command():
-    path = lib.DATA / f"fits-sort-{SORT_MIB}.txt"
+    path = DATA / f"fits-sort-{SORT_MIB}.txt"
     if not path.exists():
-        import cap
-
-        cap.write_sort_file(path, SORT_MIB * MIB)
+        write_sort_file(path, SORT_MIB * MIB)
     return ["sh", "-c", f"sort -S 1G --parallel=2 {shlex.quote(str(path))} | tail -n 1"]
 
 
 def gcc_command():
-    source = lib.DATA / "fits.c"
+    source = DATA / "fits.c"
     if not source.exists():
-        subprocess.run(lib.python_program("gcc_source.py", "--scale", 0.2, "--output", source), check=True)
+        subprocess.run(python_program("gcc_source.py", "--scale", 0.2, "--output", source), check=True)
     return ["gcc", "-O2", "-c", source, "-o", "/dev/null"]
 
 
@@ -64,12 +70,12 @@ def sqlite_command():
 
 
 def malloc_command():
-    (program,) = lib.build_programs("fits_malloc")
+    (program,) = build_programs("fits_malloc")
     return [program, "--threads", 8, "--ops", 1_000_000]
 
 
 PROGRAMS = (
-    Program("dict", lambda: lib.python_program("dictjob.py", "--mib", 400, "--ops", 500_000)),
+    Program("dict", lambda: python_program("dictjob.py", "--mib", 400, "--ops", 500_000)),
     Program("gcc", gcc_command, ("gcc",)),
     Program("sort", sort_command, ("sort",), {"LC_ALL": "C"}),
     Program("sqlite", sqlite_command, ("sqlite3",)),
@@ -79,11 +85,11 @@ PROGRAMS = (
 
 def run_arm(arm, command, env, options):
     if arm == "native":
-        run = lib.run_native(command, env=env, cwd=lib.DATA)
+        run = run_native(command, env=env, cwd=DATA)
     elif arm == "allocator":
-        run = lib.run_native(command, env={**env, **lib.preload_environment(options.preload)}, cwd=lib.DATA)
+        run = run_native(command, env={**env, **preload_environment(options.preload)}, cwd=DATA)
     else:
-        run = lib.run_native(lib.pagetide_command(CAP_BYTES, command, options.pagetide, options.run_options), env=env, cwd=lib.DATA)
+        run = run_native(pagetide_command(CAP_BYTES, command, options.pagetide, options.run_options), env=env, cwd=DATA)
     return run.require_success()
 
 
@@ -96,7 +102,7 @@ def measure(program, options):
             runs[arm].append(run_arm(arm, command, program.env, options))
     outputs = {run.stdout for arm in runs.values() for run in arm}
     if len(outputs) != 1:
-        raise lib.BenchError(f"{program.name}: the arms do not print the same")
+        raise BenchError(f"{program.name}: the arms do not print the same")
     result = {
         "program": program.name,
         "seconds": {arm: [run.wall_seconds for run in group] for arm, group in runs.items()},
@@ -108,7 +114,7 @@ def measure(program, options):
             pairs = zip(result["seconds"][arm], result["seconds"]["ours"])
             result["ratios"][arm] = [other / ours for other, ours in pairs]
     for arm in options.arms:
-        lib.progress(f"{program.name}: {arm} {lib.show_quartiles(result['seconds'][arm], 2)} s")
+        progress(f"{program.name}: {arm} {show_quartiles(result['seconds'][arm], 2)} s")
     return result
 
 
@@ -116,18 +122,18 @@ def ratio_that_counts(result):
     """Against the better of the other arms."""
     if not result["ratios"]:
         return None
-    best = min(result["ratios"], key=lambda arm: lib.quartiles(result["seconds"][arm])[1])
-    return lib.quartiles(result["ratios"][best])[1]
+    best = min(result["ratios"], key=lambda arm: quartiles(result["seconds"][arm])[1])
+    return quartiles(result["ratios"][best])[1]
 
 
 def table_row(result):
     def show(kind, arm, digits):
-        return lib.show_quartiles(result[kind][arm], digits) if arm in result[kind] else "–"
+        return show_quartiles(result[kind][arm], digits) if arm in result[kind] else "–"
 
     ratio = ratio_that_counts(result)
     verdict = "–" if ratio is None else "holds" if ratio >= GOAL else "MISSED"
     seconds = (show("seconds", arm, 2) for arm in ARMS)
-    cpu = "/".join(f"{lib.quartiles(result['cpu_seconds'][arm])[1]:.1f}" if arm in result["cpu_seconds"] else "–" for arm in ARMS)
+    cpu = "/".join(f"{quartiles(result['cpu_seconds'][arm])[1]:.1f}" if arm in result["cpu_seconds"] else "–" for arm in ARMS)
     return (result["program"], *seconds, show("ratios", "native", 3), show("ratios", "allocator", 3), cpu, verdict)
 
 
@@ -158,7 +164,7 @@ def launch_cost(options):
     """ms for the launcher with one program that does nothing, against that program alone."""
     commands = {"native": ["/bin/true"]}
     if "ours" in options.arms:
-        commands["ours"] = lib.pagetide_command(CAP_BYTES, ["/bin/true"], options.pagetide, options.run_options)
+        commands["ours"] = pagetide_command(CAP_BYTES, ["/bin/true"], options.pagetide, options.run_options)
     costs = {arm: [] for arm in commands}
     for _ in range(options.pairs):
         for arm, command in commands.items():
@@ -168,8 +174,8 @@ def launch_cost(options):
 
 
 def start_rows(name, costs):
-    row = [lib.show_quartiles(costs[arm], 2) if arm in costs else "–" for arm in ARMS]
-    extra = lib.quartiles(costs["ours"])[1] - lib.quartiles(costs["native"])[1] if "ours" in costs else None
+    row = [show_quartiles(costs[arm], 2) if arm in costs else "–" for arm in ARMS]
+    extra = quartiles(costs["ours"])[1] - quartiles(costs["native"])[1] if "ours" in costs else None
     return (name, *row, "–" if extra is None else f"{extra:+.2f}")
 
 
@@ -182,7 +188,7 @@ def parse():
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)} (may be repeated)")
     parser.add_argument("--pairs", type=int, default=9, help="interleaved rounds (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 rounds: for a first look only")
-    lib.add_arm_options(parser)
+    add_arm_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.pairs = 3
@@ -195,29 +201,29 @@ def parse():
 
 
 def main(options):
-    lib.DATA.mkdir(parents=True, exist_ok=True)
-    facts = lib.print_machine()
+    DATA.mkdir(parents=True, exist_ok=True)
+    facts = print_machine()
     results, skipped, starts = [], [], {}
     for program in PROGRAMS:
         if options.only and program.name not in options.only:
             continue
-        if missing := [name for name in program.requires if not lib.have(name)]:
+        if missing := [name for name in program.requires if not have(name)]:
             skipped.append(f"SKIPPED {program.name}: not installed: {', '.join(missing)}")
             continue
         results.append(measure(program, options))
     if not options.only or "start" in options.only:
         starts = {"a process (ms)": start_cost(options), "the launcher (ms)": launch_cost(options)}
-    lib.write_json(options.json, {"machine": facts, "results": results, "starts": starts, "skipped": skipped})
+    store.save(options, facts, results, starts=starts, skipped=skipped)
     print(f"\n{options.pairs} rounds: median (quartiles)\n")
     if results:
-        lib.print_table(HEADER, [table_row(result) for result in results])
+        print_table(HEADER, [table_row(result) for result in results])
     if starts:
         print()
-        lib.print_table(("start of", *ARMS, "extra"), [start_rows(name, costs) for name, costs in starts.items()])
+        print_table(("start of", *ARMS, "extra"), [start_rows(name, costs) for name, costs in starts.items()])
     print("\n".join(skipped))
     missed = [result for result in results if (ratio_that_counts(result) or 1) < GOAL]
     return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

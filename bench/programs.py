@@ -5,7 +5,7 @@ Installs what it needs (apt-get as root, pip into a directory of its own) and sa
 natively first, which gives its output, its time and its peak (anonymous and shared memory of all its processes). Then
 it runs under `pagetide run --memory CAP` with CAP = factor × peak, in a cgroup without swap of CAP × 1.03 + 32 MiB, and
 is looked at four times a second: what is managed, in memory or out of it, beside all there is. What comes out is
-stored as it comes, one file a program; a program that has one is left out (--again: run it once more).
+stored as it comes (--store is the default here); a program that has a result of today is left out (--again: run it once more).
 
     bench/programs.py                    # everything that has no result yet, then the table
     bench/programs.py --only node --again
@@ -13,11 +13,7 @@ stored as it comes, one file a program; a program that has one is left out (--ag
 """
 
 import argparse
-import datetime
 import hashlib
-import json
-import os
-import platform
 import re
 import shutil
 import subprocess
@@ -25,18 +21,26 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import lib
-from lib import MIB
+from pagetide_bench import store
+from pagetide_bench.cgroup import Cgroup, Swap
+from pagetide_bench.commands import have, pagetide_command, python, python_program
+from pagetide_bench.inputs import heap_file
+from pagetide_bench.machine import print_machine
+from pagetide_bench.managed import Managed
+from pagetide_bench.options import add_program_options
+from pagetide_bench.packages import VENV, install_packages, install_wheels
+from pagetide_bench.paths import DATA, PROGRAM_SOURCES, REPO, portable
+from pagetide_bench.runs import SLACK_BYTES, SLACK_FACTOR, run_in, run_native
+from pagetide_bench.sampling import Sampling
+from pagetide_bench.script import BenchError, main_guard, progress
+from pagetide_bench.sizes import MIB
 
-JOBS = lib.REPO / "bench" / "programs"
-RUNS = lib.REPO / "bench" / "runs"
-DOCUMENT = lib.REPO / "docs" / "programs.md"
-VENV = lib.DATA / "venv"
+JOBS = REPO / "bench" / "programs"
+DOCUMENT = REPO / "docs" / "programs.md"
 CAP_MIN_MIB = 16
 PEAK_FACTOR_MAX = 1.03
 # A share below this is called not managed, and wants a reason.
 MANAGED_MIN = 0.15
-WHEELS = ("numpy", "pandas", "polars", "duckdb", "scikit-learn")
 
 
 @dataclass(frozen=True)
@@ -65,14 +69,14 @@ def shell(script, *arguments):
 
 def made(name, script, *sources):
     """A file in the directory of the data that a script makes as `$1`, of sources ($2, …), when they change."""
-    path = lib.DATA / name
+    path = DATA / name
     stamp = hashlib.sha256(script.encode() + b"".join(Path(source).read_bytes() for source in sources)).hexdigest()
     note = path.with_name(f"{name}.stamp")
     if not path.exists() or not note.exists() or note.read_text() != stamp:
-        lib.progress(f"making {name}")
+        progress(f"making {name}")
         partial = path.with_name(f"partial-{name}")
         shutil.rmtree(partial, ignore_errors=True)
-        subprocess.run(shell(script, partial, *sources), check=True, cwd=lib.DATA, stdout=subprocess.DEVNULL)
+        subprocess.run(shell(script, partial, *sources), check=True, cwd=DATA, stdout=subprocess.DEVNULL)
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         partial.replace(path)
         note.write_text(stamp)
@@ -119,20 +123,20 @@ def ghc():
 
 
 def clang():
-    large = made("large.c", f'{sys.executable} "$2" --output "$1"', lib.PROGRAM_SOURCES / "gcc_source.py")
+    large = made("large.c", f'{sys.executable} "$2" --output "$1"', PROGRAM_SOURCES / "gcc_source.py")
     return shell('clang -O2 -w -c "$1" -o clang.o; sha256sum < clang.o; rm clang.o', large)
 
 
 def git():
     history = f'git init -q "$1"; {sys.executable} "$2" 500 | git -C "$1" fast-import --quiet'
-    repository = made("history", history, lib.PROGRAM_SOURCES / "repository.py")
+    repository = made("history", history, PROGRAM_SOURCES / "repository.py")
     objects = "git rev-list --objects --all | cut -c -40 | sort | sha256sum"
     pack = "git -c pack.threads=2 repack -adfq --window-memory=100m && git fsck --full --no-progress"
     return shell(f'rm -rf packed; cp -r "$1/.git" packed; cd packed; {pack}; {objects}; cd ..; rm -rf packed', repository)
 
 
 def zstd():
-    return shell('head -c 12M "$1" | zstd -q -19 --long=27 -T2 | sha256sum', lib.heap_file())
+    return shell('head -c 12M "$1" | zstd -q -19 --long=27 -T2 | sha256sum', heap_file())
 
 
 def imagemagick():
@@ -162,8 +166,8 @@ def wheel(name):
     return lambda: [VENV / "bin" / "python", job(name)]
 
 
-def python(name):
-    return lambda: lib.python(job(name))
+def scripted(name):
+    return lambda: python(job(name))
 
 
 SHARED_HEAP = "its heap is a memfd that it maps three times: shared memory"
@@ -192,10 +196,10 @@ PROGRAMS = (
     Program("prolog", "SWI-Prolog", lambda: ["swipl", "-q", "-g", "main", "-t", "halt", job("facts.pro")], ("swi-prolog-nox",), ("swipl",)),
     Program("rustc", "rustc, compiling", rustc, ("rustc",), ("rustc",)),
     Program("clang", "clang, compiling", clang, ("clang",), ("clang",)),
-    Program("postgresql", "PostgreSQL", python("postgres.py"), ("postgresql",), ("psql", "setpriv")),
-    Program("mariadb", "MariaDB", python("mariadb.py"), ("mariadb-server",), ("mariadbd", "mariadb")),
-    Program("redis", "Redis", lambda: lib.python_program("redis_bgsave.py"), ("redis-server",), ("redis-server",)),
-    Program("memcached", "memcached", python("memcached.py"), ("memcached",), ("memcached",)),
+    Program("postgresql", "PostgreSQL", scripted("postgres.py"), ("postgresql",), ("psql", "setpriv")),
+    Program("mariadb", "MariaDB", scripted("mariadb.py"), ("mariadb-server",), ("mariadbd", "mariadb")),
+    Program("redis", "Redis", lambda: python_program("redis_bgsave.py"), ("redis-server",), ("redis-server",)),
+    Program("memcached", "memcached", scripted("memcached.py"), ("memcached",), ("memcached",)),
     Program("duckdb", "DuckDB", wheel("query.py"), ("python3-venv",), wheels=True),
     Program("polars", "Polars", wheel("columns.py"), ("python3-venv",), wheels=True),
     Program("pandas", "pandas", wheel("frames.py"), ("python3-venv",), wheels=True),
@@ -210,98 +214,36 @@ PROGRAMS = (
 )  # fmt: skip
 
 
-# --- What they need -------------------------------------------------------------------------------------------------
-
-
-def quietly(command, **options):
-    """Runs a command. Returns what it said if it failed."""
-    try:
-        ended = subprocess.run(list(map(str, command)), stdin=subprocess.DEVNULL, capture_output=True, text=True, **options)
-    except OSError as error:
-        return str(error)
-    return "" if ended.returncode == 0 else (ended.stderr or ended.stdout).strip().splitlines()[-1:] or [f"status {ended.returncode}"]
-
-
-def installed(package):
-    return not quietly(["dpkg", "-s", package])
-
-
-def install_packages(packages):
-    """Returns what went wrong."""
-    missing = [package for package in packages if not installed(package)]
-    if not missing:
-        return ""
-    lib.progress(f"installing {' '.join(missing)}")
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    command = ["apt-get", "install", "-y", "--no-install-recommends", "--no-upgrade", *missing]
-    if failed := quietly(command, env=environment):
-        # The list of packages may be old.
-        failed = quietly(["apt-get", "update"]) or quietly(command, env=environment)
-    return failed and f"apt-get: {failed[0] if isinstance(failed, list) else failed}"
-
-
-def install_wheels():
-    if not (VENV / "bin" / "python").exists() and (failed := quietly(["/usr/bin/python3", "-m", "venv", VENV])):
-        return f"venv: {failed}"
-    if quietly([VENV / "bin" / "python", "-c", "import numpy, pandas, polars, duckdb, sklearn"]):
-        lib.progress(f"installing {' '.join(WHEELS)}")
-        if failed := quietly([VENV / "bin" / "pip", "install", "-q", *WHEELS]):
-            return f"pip: {failed}"
-    return ""
+# --- Runs -----------------------------------------------------------------------------------------------------------
 
 
 def prepare(program):
     """Installs what a program needs. Returns what is missing."""
-    have_all = all(lib.have(name) for name in program.needs)
+    have_all = all(have(name) for name in program.needs)
     if program.needs and have_all and not program.wheels:
         return ""
     failed = install_packages(program.packages)
     if not failed and program.wheels:
         failed = install_wheels()
-    missing = [name for name in program.needs if not lib.have(name)]
+    missing = [name for name in program.needs if not have(name)]
     return failed or (f"no {', '.join(missing)} in {', '.join(program.packages)}" if missing else "")
 
 
-# --- Runs -----------------------------------------------------------------------------------------------------------
-
-
-class Watched:
-    """Looks at a run, as `pagetide stat` shows it: how much is managed when most is there."""
-
-    def __init__(self, pagetide):
-        self.pagetide, self.most, self.managed, self.unmanaged = pagetide, 0, 0, 0
-
-    def look(self, pid):
-        command = [self.pagetide, "stat", str(pid), "--json"]
-        try:
-            report = json.loads(subprocess.run(command, capture_output=True, timeout=30).stdout)
-        except (ValueError, subprocess.TimeoutExpired):
-            return
-        now = report["bytes"]["now"]
-        out = 4096 * max(report["nr_swapped"] - report["nr_swapcached"], 0)
-        managed = now["resident"] + now["frames"] + out
-        if managed + now["unmanaged"] > self.most:
-            self.most, self.managed, self.unmanaged = managed + now["unmanaged"], managed, now["unmanaged"]
-
-    def share(self):
-        return self.managed / self.most if self.most else None
-
-
 def native(program, command, options):
-    run = lib.run_native(command, env=program.env, sampling=lib.Sampling.MEMORY, cwd=lib.DATA, timeout_seconds=options.timeout)
+    run = run_native(command, env=program.env, sampling=Sampling.MEMORY, cwd=DATA, timeout_seconds=options.timeout)
     run.require_success()
-    lib.progress(f"{program.name}: native {run.wall_seconds:.1f} s ({run.cpu_seconds:.1f} s of processors), peak {run.resident_peak_bytes / MIB:.0f} MiB, says {run.stdout[:60]!r}")
+    progress(f"{program.name}: native {run.wall_seconds:.1f} s ({run.cpu_seconds:.1f} s of processors), peak {run.resident_peak_bytes / MIB:.0f} MiB, says {run.stdout[:60]!r}")
     return run
 
 
 def ours(program, command, cap_bytes, options):
-    watched = Watched(options.pagetide)
-    with lib.Cgroup(int(cap_bytes * lib.SLACK_FACTOR) + lib.SLACK_BYTES, lib.Swap.NONE) as cgroup:
-        run = lib.run_in(
-            cgroup, lib.pagetide_command(cap_bytes, command, options.pagetide, options.run_options),
-            env=program.env, sampling=lib.Sampling.MEMORY, cwd=lib.DATA, timeout_seconds=options.timeout, watch=watched.look,
+    watched = Managed(options.pagetide)
+    with Cgroup(int(cap_bytes * SLACK_FACTOR) + SLACK_BYTES, Swap.NONE) as cgroup:
+        run = run_in(
+            cgroup, pagetide_command(cap_bytes, command, options.pagetide, options.run_options),
+            env=program.env, sampling=Sampling.MEMORY, cwd=DATA, timeout_seconds=options.timeout, watch=watched.look,
         )  # fmt: skip
-    lib.progress(f"{program.name}: in {cap_bytes // MIB} MiB {run.wall_seconds:.1f} s, status {run.timed_out or run.status}, peak {run.counted_peak_bytes / MIB:.0f} MiB")
+    progress(f"{program.name}: in {cap_bytes // MIB} MiB {run.wall_seconds:.1f} s, status {run.timed_out or run.status}, peak {run.counted_peak_bytes / MIB:.0f} MiB")
     return run, watched
 
 
@@ -321,7 +263,7 @@ def measure(program, options):
         "native": {**first.figures(), "output_sha256": hashlib.sha256(first.stdout).hexdigest(), "output": first.stdout[:200].decode(errors="replace")},
         "factor": options.factor,
         "cap_bytes": cap_bytes,
-        "ours": {**run.figures(), "output_sha256": hashlib.sha256(run.stdout).hexdigest(), "stderr": lib.portable(run.stderr[-3000:].decode(errors="replace"))},
+        "ours": {**run.figures(), "output_sha256": hashlib.sha256(run.stdout).hexdigest(), "stderr": portable(run.stderr[-3000:].decode(errors="replace"))},
         "same_output": run.stdout == first.stdout and not run.status and not run.timed_out,
         "managed_bytes": watched.managed,
         "unmanaged_bytes": watched.unmanaged,
@@ -390,9 +332,9 @@ holds for this machine, and for jobs that touch nearly all of their memory all t
 """
 
 
-def write_table(directory):
-    facts = json.loads((directory / "machine.json").read_text())
-    results = {path.stem: json.loads(path.read_text()) for path in directory.glob("*.json") if path.stem != "machine"}
+def write_table(path):
+    stored = store.load(path)
+    facts, results = stored["machine"], {result["program"]: result for result in stored["rows"]}
     rows = [row(program, results[program.name]) for program in PROGRAMS if program.name in results]
     lines = ["| " + " | ".join(HEADER) + " |", "|---|" + "---:|" * 2 + "---|" + "---:|" * 4 + "---|"]
     lines += ["| " + " | ".join(cells) + " |" for cells in rows]
@@ -400,23 +342,9 @@ def write_table(directory):
     same = sum(result["same_output"] for result in ran)
     machine = f"{facts['kernel']}, {facts['processors']} × {facts['model']}, {facts['memory_mib']} MiB, load {facts['load']:.1f} at the start"
     summary = f"{len(ran)} programs ran; {same} printed the same."
-    text = TEXT.format(
-        source=f"`{directory.relative_to(lib.REPO)}`", machine=machine, factor=ran[0]["factor"] if ran else 0, table="\n".join(lines), summary=summary
-    )
+    text = TEXT.format(source=f"`{portable(str(path))}`", machine=machine, factor=ran[0]["factor"] if ran else 0, table="\n".join(lines), summary=summary)
     DOCUMENT.write_text(text)
-    lib.progress(f"{DOCUMENT.relative_to(lib.REPO)}: {summary}")
-
-
-def newest_runs():
-    found = sorted(RUNS.glob("*/programs/machine.json"), key=lambda path: path.parent.parent.name)
-    if not found:
-        raise lib.BenchError(f"no results under {RUNS}: run without --table first")
-    return found[-1].parent
-
-
-def todays_runs():
-    model = re.sub(r"[^a-z0-9]+", "-", lib.cpu_model().lower()).strip("-")
-    return RUNS / f"{datetime.date.today()}-{model}-{os.cpu_count()}" / "programs"
+    progress(f"{portable(str(DOCUMENT))}: {summary}")
 
 
 # --- The command ----------------------------------------------------------------------------------------------------
@@ -428,51 +356,72 @@ def parse():
     parser.add_argument("--only", action="append", choices=names, metavar="NAME", help=f"of {', '.join(names)} (may be repeated)")
     parser.add_argument("--again", action="store_true", help="run also what has a result")
     parser.add_argument("--native", action="store_true", help="run natively only, and store nothing")
+    parser.add_argument("--check", action="store_true", help="install and store nothing, status 1 if a program that is here prints other than natively")
     parser.add_argument("--table", action="store_true", help="run nothing: write docs/programs.md")
-    parser.add_argument("--runs", type=Path, metavar="DIR", help="where results lie (default bench/runs/DATE-MACHINE/programs)")
+    parser.add_argument("--runs", type=Path, metavar="PATH", help="the file of results (default bench/runs/DATE-MACHINE/programs.json; --table: the newest)")
     parser.add_argument("--factor", type=float, default=0.6, help="cap as a part of the native peak (default %(default)s)")
     parser.add_argument("--timeout", type=float, default=600, help="seconds until a run is given up (default %(default)s)")
     parser.add_argument("--run-options", type=lambda text: text.split(), default=[], metavar="OPTIONS", help="more options for `pagetide run`, in one word")
-    parser.add_argument("--pagetide", type=Path, default=lib.PAGETIDE, help="the program under test (default target/release)")
+    add_program_options(parser)
     return parser.parse_args()
 
 
 def run_one(program, options):
     """The result, to be stored; None if there is nothing to store."""
     if missing := prepare(program):
-        lib.progress(f"SKIPPED {program.name}: {missing}")
+        progress(f"SKIPPED {program.name}: {missing}")
         return {"program": program.name, "missing": missing}
     try:
         if options.native:
             native(program, list(program.command()), options)
             return None
         return measure(program, options)
-    except (lib.BenchError, subprocess.CalledProcessError) as error:
+    except (BenchError, subprocess.CalledProcessError) as error:
         failed = str(error).strip().splitlines()[-1][:200]
-        lib.progress(f"FAILED {program.name}: {error}")
+        progress(f"FAILED {program.name}: {error}")
         return {"program": program.name, "failed": failed}
 
 
-def main(options):
-    lib.DATA.mkdir(parents=True, exist_ok=True)
-    if options.table:
-        write_table(options.runs or newest_runs())
-        return 0
-    directory = options.runs or todays_runs()
-    directory.mkdir(parents=True, exist_ok=True)
-    facts = lib.print_machine()
+def check(options):
+    """Runs what is installed. Returns 1 if a program ended otherwise than natively, or above its cap."""
+    print_machine()
+    wrong, ran = [], 0
     for program in PROGRAMS:
-        path = directory / f"{program.name}.json"
-        if (options.only and program.name not in options.only) or (path.exists() and not options.again and not options.native):
+        if (options.only and program.name not in options.only) or program.wheels or not all(have(name) for name in program.needs):
+            continue
+        result = measure(program, options)
+        ran += 1
+        if not result["same_output"] or result["ours"]["counted_peak_bytes"] > result["cap_bytes"] * PEAK_FACTOR_MAX:
+            wrong.append(f"{program.name}: {remark(program, result)}")
+    print("\n".join([*wrong, f"{ran} programs ran, {len(wrong)} wrong"]))
+    return 1 if wrong or not ran else 0
+
+
+def main(options):
+    DATA.mkdir(parents=True, exist_ok=True)
+    if options.table:
+        path = options.runs or store.newest("programs")
+        if path is None:
+            raise BenchError("no results under bench/runs: run without --table first")
+        write_table(path.resolve())
+        return 0
+    if options.check:
+        return check(options)
+    path = (options.runs or store.directory() / "programs.json").resolve()
+    results = {result["program"]: result for result in store.load(path)["rows"]} if path.exists() else {}
+    facts = print_machine()
+    for program in PROGRAMS:
+        if (options.only and program.name not in options.only) or (program.name in results and not options.again and not options.native):
             continue
         result = run_one(program, options)
         if result and not options.native:
-            lib.write_json(directory / "machine.json", {**facts, "date": str(datetime.date.today()), "node": platform.machine()})
-            lib.write_json(path, result)
-    if not options.native:
-        write_table(directory)
+            results[program.name] = result
+            for target in filter(None, (path, options.json)):
+                store.write(target, store.result(facts, list(results.values())))
+    if not options.native and path.exists():
+        write_table(path)
     return 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

@@ -22,15 +22,24 @@ import json
 import mmap
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import lib
-from lib import MIB
+from pagetide_bench import store
+from pagetide_bench.cgroup import Cgroup, Swap
+from pagetide_bench.commands import build_programs
+from pagetide_bench.figures import print_table, show_quartiles
+from pagetide_bench.inputs import heap_file
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_arm_options
+from pagetide_bench.procfs import read_fields
+from pagetide_bench.runs import run_in, run_pagetide
+from pagetide_bench.script import main_guard, progress
+from pagetide_bench.settings import PAGE_CLUSTER, ZSWAP, Setting
+from pagetide_bench.sizes import MIB, parse_bytes
+from pagetide_bench.swapfile import SwapFile
 
 READ_BYTES = 2 * MIB
 CLUSTERS = (3, 5, 6, 9)
@@ -65,45 +74,24 @@ def disk_bandwidth(directory, size):
             os.close(fd)
 
 
-class SwapFile(lib.Resource):
-    """A swap file, in use as the only swap."""
-
-    def __init__(self, directory, size):
-        self.path, self.size = Path(directory) / f"pagetide-bench-{os.getpid()}.swap", size
-
-    def open(self):
-        if len(Path("/proc/swaps").read_text().splitlines()) > 1:
-            raise lib.BenchError("swap is in use on this machine: `swapoff -a` first")
-        with open(self.path, "wb") as file:
-            os.posix_fallocate(file.fileno(), 0, self.size)
-        self.path.chmod(0o600)
-        subprocess.run(["mkswap", self.path], check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(["swapon", self.path], check=True)
-
-    def close(self):
-        if str(self.path) in Path("/proc/swaps").read_text():
-            subprocess.run(["swapoff", self.path], check=True)
-        self.path.unlink(missing_ok=True)
-
-
 def kernel_run(options, cluster, command):
     """Returns the run and the pages that the kernel read from swap."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(lib.Setting(lib.PAGE_CLUSTER, cluster))
-        if lib.ZSWAP.exists():
-            stack.enter_context(lib.Setting(lib.ZSWAP / "enabled", "N"))
+        stack.enter_context(Setting(PAGE_CLUSTER, cluster))
+        if ZSWAP.exists():
+            stack.enter_context(Setting(ZSWAP / "enabled", "N"))
         stack.enter_context(SwapFile(options.swap_dir, 4 * options.mib * MIB))
-        cgroup = stack.enter_context(lib.Cgroup(options.memory, lib.Swap.ALLOWED))
-        before = lib.read_fields("/proc/vmstat")["pswpin"]
-        run = lib.run_in(cgroup, command).require_success()
-        return run, lib.read_fields("/proc/vmstat")["pswpin"] - before
+        cgroup = stack.enter_context(Cgroup(options.memory, Swap.ALLOWED))
+        before = read_fields("/proc/vmstat")["pswpin"]
+        run = run_in(cgroup, command).require_success()
+        return run, read_fields("/proc/vmstat")["pswpin"] - before
 
 
 # --- Our runs -------------------------------------------------------------------------------------------------------
 
 
 def touch(options, *arguments):
-    (program,) = lib.build_programs("touch")
+    (program,) = build_programs("touch")
     return [program, "--mib", options.mib, *arguments]
 
 
@@ -111,7 +99,7 @@ def our_run(options, command, *run_options, memory=None):
     """Returns the run and its counters."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
         more = [*run_options, "--stats", file.name, *options.run_options]
-        run = lib.run_pagetide(memory or options.memory, command, options.pagetide, more).require_success()
+        run = run_pagetide(memory or options.memory, command, options.pagetide, more).require_success()
         return run, json.loads(Path(file.name).read_text())["counters"]
 
 
@@ -138,7 +126,7 @@ def rounds(options, name, arms):
         for arm, measure in arms.items():
             values[arm].append(measure())
         shown = ", ".join(f"{arm} {found[-1]:.4g}" for arm, found in values.items())
-        lib.progress(f"{name}: round {number + 1}: {shown}")
+        progress(f"{name}: round {number + 1}: {shown}")
     return values
 
 
@@ -147,9 +135,9 @@ def ratio(values, over, under):
 
 
 def row(name, unit, values, ratios=None, goal="", holds=None):
-    shown = "; ".join(f"{arm} {lib.show_quartiles(found, 0 if max(found) > 50 else 2)}" for arm, found in values.items())
+    shown = "; ".join(f"{arm} {show_quartiles(found, 0 if max(found) > 50 else 2)}" for arm, found in values.items())
     verdict = "" if holds is None else "holds" if holds else "MISSED"
-    return {"row": (name, unit, shown, lib.show_quartiles(ratios, 3) if ratios else "–", goal, verdict), "values": values}
+    return {"row": (name, unit, shown, show_quartiles(ratios, 3) if ratios else "–", goal, verdict), "values": values}
 
 
 def case_disk(options):
@@ -212,7 +200,7 @@ def case_waste(options):
 def case_s1(options):
     rows = []
     for order in ("random", "zipf"):
-        heap = f"heap:{lib.heap_file()}"
+        heap = f"heap:{heap_file()}"
         command = touch(options, "--fill", heap, "--order", order, "--ops", 200_000, "--passes", 3)
 
         def ours(*readahead, command=command):
@@ -234,7 +222,7 @@ def case_together(options):
         ops = ("--order", "together", "--threads", threads, "--ops", 20_000, "--passes", 1)
         return touch(options, "--fill", fill, *ops)
 
-    heap = f"heap:{lib.heap_file()}"
+    heap = f"heap:{heap_file()}"
     disk = lambda threads: our_run(options, reads("random", threads), *on_disk(options))[0]  # noqa: E731
     pool = lambda threads: our_run(options, reads(heap, threads), "--no-disk", memory=options.pool_memory)[0]  # noqa: E731
     kernel = lambda: kernel_run(options, 3, reads("random", 8))[0]  # noqa: E731
@@ -256,7 +244,7 @@ def late(run):
 
 def case_again(options):
     rows = []
-    for fill in ("text", f"heap:{lib.heap_file()}"):
+    for fill in ("text", f"heap:{heap_file()}"):
         command = touch(options, "--fill", fill, "--order", "seq", "--passes", 2)
         values = {"written": [], "first": [], "second": []}
         for number in range(options.pairs):
@@ -264,7 +252,7 @@ def case_again(options):
             found = [json.loads(run.stdout)["fill_ns_per_page"], *passes(run)]
             for name, value in zip(values, found):
                 values[name].append(value / 1e3)
-            lib.progress(f"again, {fill[:4]}: round {number + 1}: {[round(value) for value in found]} ns")
+            progress(f"again, {fill[:4]}: round {number + 1}: {[round(value) for value in found]} ns")
         ratios = ratio(values, "written", "second")
         name = f"again, {fill[:4]}: written/second"
         rows.append(row(name, "µs/page", values, ratios, "≥ 3", statistics.median(ratios) >= 3))
@@ -279,25 +267,25 @@ def parse():
     parser.add_argument("--case", action="append", choices=list(CASES), help="only this case (may be repeated)")
     parser.add_argument("--pairs", type=int, default=9, help="rounds (default %(default)s)")
     parser.add_argument("--mib", type=int, default=1024, help="size of touch's buffer (default %(default)s)")
-    parser.add_argument("--memory", type=lib.parse_bytes, default=280 * MIB, help="the cap for data on the disk (280M)")
-    parser.add_argument("--pool-memory", type=lib.parse_bytes, default=475 * MIB, help="for s1 (475M)")
-    parser.add_argument("--again-memory", type=lib.parse_bytes, default=800 * MIB, help="for again (800M)")
+    parser.add_argument("--memory", type=parse_bytes, default=280 * MIB, help="the cap for data on the disk (280M)")
+    parser.add_argument("--pool-memory", type=parse_bytes, default=475 * MIB, help="for s1 (475M)")
+    parser.add_argument("--again-memory", type=parse_bytes, default=800 * MIB, help="for again (800M)")
     parser.add_argument("--swap-dir", type=Path, default=Path("/var/tmp"), help="where the swap files lie")
-    lib.add_arm_options(parser)
+    add_arm_options(parser)
     return parser.parse_args()
 
 
 def main(options):
-    facts = lib.print_machine()
+    facts = print_machine()
     print(f"{options.pairs} rounds: median (quartiles)\n", flush=True)
     rows = []
     for name in options.case or CASES:
         rows += CASES[name](options)
-        lib.write_json(options.json, {"machine": facts, "rows": rows})
+        store.save(options, facts, rows)
     print()
-    lib.print_table(("case", "unit", "values", "ratio", "goal", ""), [found["row"] for found in rows])
+    print_table(("case", "unit", "values", "ratio", "goal", ""), [found["row"] for found in rows])
     return 1 if any(found["row"][-1] == "MISSED" for found in rows) else 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

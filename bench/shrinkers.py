@@ -23,9 +23,14 @@ import subprocess
 from pathlib import Path
 
 import build
-import kinds
-import lib
-from lib import MIB
+from pagetide_bench import kinds, store
+from pagetide_bench.figures import print_table
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_program_options
+from pagetide_bench.paths import DATA
+from pagetide_bench.runs import run_pagetide
+from pagetide_bench.script import main_guard, progress
+from pagetide_bench.sizes import MIB, parse_bytes
 
 # Pages of the made-up traces.
 MEMORY, WARM, BULK = 16384, 24000, 60000
@@ -35,7 +40,7 @@ COLD_BYTES = 16 * MIB
 
 def bursts(cold):
     """Warm pages, some far more often than others, and every now and then pages that are written once."""
-    path = lib.DATA / f"bursts{'-cold' if cold else ''}.trace"
+    path = DATA / f"bursts{'-cold' if cold else ''}.trace"
     draw = random.Random(4)
     fresh = WARM
     with path.open("w") as out:
@@ -54,7 +59,7 @@ def bursts(cold):
 
 def record(options, cold):
     """A build's trace. With cold data, of a run in which another process has those and sleeps."""
-    path = lib.DATA / f"build{'-cold' if cold else ''}.trace"
+    path = DATA / f"build{'-cold' if cold else ''}.trace"
     command = build.make(options, options.jobs)
     memory = options.cap
     if cold:
@@ -62,8 +67,8 @@ def record(options, cold):
         holder = f"import time; data = open('{kinds.text()}', 'rb').read({COLD_BYTES}) * {options.cap // COLD_BYTES}; time.sleep(1e6)"
         command = ["sh", "-c", 'python3 -c "$0" & holder=$!; "$@"; status=$?; kill $holder; exit $status', holder, *command]
     more = ["--swap-dir", options.swap_dir, "--swap-size", "8G", "--trace", path]
-    lib.progress(f"recording {path.name} in {memory // MIB} MiB")
-    lib.run_pagetide(memory, command, options.pagetide, [str(word) for word in more], cwd=lib.DATA).require_success()
+    progress(f"recording {path.name} in {memory // MIB} MiB")
+    run_pagetide(memory, command, options.pagetide, [str(word) for word in more], cwd=DATA).require_success()
     return path, options.memory
 
 
@@ -130,28 +135,28 @@ def against_best(one):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", action="append", choices=TRACES, help="only this (may be repeated)")
-    parser.add_argument("--memory", type=lib.parse_bytes, default=80 * MIB, help="what the builds are replayed with (default 80M)")
-    parser.add_argument("--cap", type=lib.parse_bytes, default=120 * MIB, help="what they are recorded in (default 120M; a third is not managed)")
+    parser.add_argument("--memory", type=parse_bytes, default=80 * MIB, help="what the builds are replayed with (default 80M)")
+    parser.add_argument("--cap", type=parse_bytes, default=120 * MIB, help="what they are recorded in (default 120M; a third is not managed)")
     parser.add_argument("--percent", type=int, default=20, help="the most that the pool takes of it (default %(default)s)")
     parser.add_argument("--shares", action="store_true", help="the balance against fixed shares, not one scheme against another")
     parser.add_argument("--jobs", type=int, default=4, help="of make (default %(default)s)")
     parser.add_argument("--targets", default="mm/", help="what is built (default: %(default)s)")
     parser.add_argument("--swap-dir", type=Path, default=Path("/var/tmp"), help="where the swap files lie")
-    lib.add_program_options(parser)
+    add_program_options(parser)
     return parser.parse_args()
 
 
 def main(options):
-    lib.DATA.mkdir(parents=True, exist_ok=True)
-    facts = lib.print_machine()
+    DATA.mkdir(parents=True, exist_ok=True)
+    facts = print_machine()
     found = [measure(options, name) for name in options.trace or TRACES]
-    lib.write_json(options.json, {"machine": facts, "traces": found})
+    store.save(options, facts, found)
     header = ("trace", "scheme", "accesses", "pool hits", "device in", "written back", "device out", "stall s")
-    lib.print_table(header, rows(found))
+    print_table(header, rows(found))
     for one in found:
         print(against_best(one) if options.shares else changes(one))
     return 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

@@ -15,8 +15,16 @@ import json
 import sys
 from dataclasses import dataclass
 
-import lib
-from lib import MIB
+from pagetide_bench import store
+from pagetide_bench.commands import build_programs, preload_environment, python_program
+from pagetide_bench.figures import print_table, quartiles, show_quartiles
+from pagetide_bench.inputs import heap_file
+from pagetide_bench.kernel import KERNEL_CONFIGS, KernelConfig
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_arm_options
+from pagetide_bench.runs import run_kernel, run_native, run_pagetide
+from pagetide_bench.script import BenchError, main_guard, progress
+from pagetide_bench.sizes import MIB, parse_bytes
 
 BUFFER_MIB = 1024
 QUICK_CONFIGS = ("zram-lz4", "zram-lzo-rle")
@@ -32,16 +40,16 @@ class Case:
 
     def command(self, options):
         if not self.arguments:
-            return lib.python_program("dictjob.py", "--mib", options.dict_mib, "--ops", options.dict_ops)
-        arguments = [str(word).replace("HEAP", str(lib.heap_file())) for word in self.arguments]
-        (touch,) = lib.build_programs("touch")
+            return python_program("dictjob.py", "--mib", options.dict_mib, "--ops", options.dict_ops)
+        arguments = [str(word).replace("HEAP", str(heap_file())) for word in self.arguments]
+        (touch,) = build_programs("touch")
         return [touch, "--mib", options.mib, "--passes", self.passes, *arguments]
 
     def value(self, run):
         """What is compared: ns a page (median of the passes), or seconds of the whole job."""
         if not self.arguments:
             return run.wall_seconds
-        return lib.quartiles(json.loads(run.stdout)["pass_ns_per_page"])[1]
+        return quartiles(json.loads(run.stdout)["pass_ns_per_page"])[1]
 
     def fill_value(self, run):
         return json.loads(run.stdout)["fill_ns_per_page"] if self.arguments else None
@@ -64,7 +72,7 @@ CASES = (
 class Opponent:
     """A kernel configuration, with the program's own allocator or with ours."""
 
-    config: lib.KernelConfig
+    config: KernelConfig
     env: tuple = ()
 
     @property
@@ -73,34 +81,34 @@ class Opponent:
 
 
 def opponents(case, options):
-    configs = [lib.KERNEL_CONFIGS[name] for name in options.kernel]
+    configs = [KERNEL_CONFIGS[name] for name in options.kernel]
     found = [Opponent(config) for config in configs]
     if not case.arguments and options.preload.exists():
-        env = tuple(lib.preload_environment(options.preload).items())
+        env = tuple(preload_environment(options.preload).items())
         found += [Opponent(config, env) for config in configs]
     return found
 
 
 def kernel_run(case, opponent, options):
     command = case.command(options)
-    return lib.run_kernel(opponent.config, options.limit, command, env=dict(opponent.env)).require_success()
+    return run_kernel(opponent.config, options.limit, command, env=dict(opponent.env)).require_success()
 
 
 def our_run(case, opponent, cap_bytes, options):
     with opponent.config.memory_settings():
-        return lib.run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options).require_success()
+        return run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options).require_success()
 
 
 def native_runs(case, options):
     """Without a limit; with our allocator too where it replaces the program's: the better median counts."""
     environments = [{}]
     if not case.arguments and options.preload.exists():
-        environments.append(lib.preload_environment(options.preload))
+        environments.append(preload_environment(options.preload))
     groups = []
     for env in environments:
-        runs = [lib.run_native(case.command(options), env=env).require_success() for _ in range(options.natives)]
+        runs = [run_native(case.command(options), env=env).require_success() for _ in range(options.natives)]
         groups.append(runs)
-    return min(groups, key=lambda runs: lib.quartiles([case.value(run) for run in runs])[1])
+    return min(groups, key=lambda runs: quartiles([case.value(run) for run in runs])[1])
 
 
 def scout(case, options):
@@ -112,25 +120,25 @@ def scout(case, options):
             runs[opponent.name] = [kernel_run(case, opponent, options) for _ in range(options.scouts)]
         except OSError as error:
             # A codec that this kernel does not have (now), say.
-            lib.progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
+            progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
             continue
-        except lib.BenchError as error:
+        except BenchError as error:
             # With huge pages a job may not fit that fits without.
-            lib.progress(f"{case.name}: {opponent.name} left out: {error}")
+            progress(f"{case.name}: {opponent.name} left out: {error}")
             runs.pop(opponent.name, None)
             continue
         values = [case.value(run) for run in runs[opponent.name]]
         fill = case.fill_value(runs[opponent.name][0])
         last = runs[opponent.name][-1]
-        lib.progress(
-            f"{case.name}: {opponent.name:<22} {lib.show_quartiles(values, digits_of(case))} {case.unit}, "
+        progress(
+            f"{case.name}: {opponent.name:<22} {show_quartiles(values, digits_of(case))} {case.unit}, "
             f"CPU {last.cpu_seconds:.1f} s, wall {last.wall_seconds:.1f} s (stolen {last.stolen_seconds:.1f}), Z {last.swap_used_peak_bytes // MIB} MiB"
             + (f", fill {fill:.0f} ns/page" if fill else "")
         )
     candidates = [opponent for opponent in candidates if opponent.name in runs]
     if not candidates:
-        raise lib.BenchError("none of the kernel's configurations can be had here")
-    best = min(candidates, key=lambda o: lib.quartiles([case.value(run) for run in runs[o.name]])[1])
+        raise BenchError("none of the kernel's configurations can be had here")
+    best = min(candidates, key=lambda o: quartiles([case.value(run) for run in runs[o.name]])[1])
     return runs, best
 
 
@@ -146,7 +154,7 @@ def pairs(case, opponent, options):
         cap_bytes = options.limit + kernel[-1].swap_used_peak_bytes
         ours.append(our_run(case, opponent, cap_bytes, options))
         left, right = case.value(kernel[-1]), case.value(ours[-1])
-        lib.progress(f"{case.name}: pair {number + 1}: kernel {left:.1f}, ours {right:.1f} {case.unit}, ratio {left / right:.2f}")
+        progress(f"{case.name}: pair {number + 1}: kernel {left:.1f}, ours {right:.1f} {case.unit}, ratio {left / right:.2f}")
     return kernel, ours
 
 
@@ -162,12 +170,12 @@ def measure(case, options):
         "opponent": best.name,
         "opponent_settings": best.config.describe(),
         "limit_bytes": options.limit,
-        "swap_used_peak_bytes": lib.quartiles([run.swap_used_peak_bytes for run in kernel])[1],
+        "swap_used_peak_bytes": quartiles([run.swap_used_peak_bytes for run in kernel])[1],
         "native": values_of(case, native),
         "kernel": values_of(case, kernel),
         "ours": values_of(case, ours),
         "ratios": ratios,
-        "ratio_median": lib.quartiles(ratios)[1] if ratios else None,
+        "ratio_median": quartiles(ratios)[1] if ratios else None,
         "scouted": {name: values_of(case, runs) for name, runs in scouted.items()},
     }
 
@@ -185,7 +193,7 @@ def table_row(result):
     digits = 0 if result["unit"] == "ns/page" else 1
 
     def show(arm, name, digits):
-        return lib.show_quartiles(result[arm][name], digits) if result[arm][name] else "–"
+        return show_quartiles(result[arm][name], digits) if result[arm][name] else "–"
 
     ratio = result["ratio_median"]
     return (
@@ -193,7 +201,7 @@ def table_row(result):
         show("native", "values", digits),
         show("kernel", "values", digits),
         show("ours", "values", digits),
-        lib.show_quartiles(result["ratios"], 2) if ratio else "–",
+        show_quartiles(result["ratios"], 2) if ratio else "–",
         f"≥ {result['goal']}",
         "–" if ratio is None else "holds" if ratio >= result["goal"] else "MISSED",
         show("kernel", "cpu_seconds", 1),
@@ -217,21 +225,21 @@ def parse():
     parser.add_argument("--case", action="append", choices=names, help="only this case (may be repeated)")
     parser.add_argument("--pairs", type=int, default=9, help="interleaved pairs of runs (default %(default)s)")
     parser.add_argument("--quick", action="store_true", help="3 pairs, two kernel configurations: for a first look only")
-    parser.add_argument("--kernel", action="append", choices=list(lib.KERNEL_CONFIGS), help="only this kernel configuration")
+    parser.add_argument("--kernel", action="append", choices=list(KERNEL_CONFIGS), help="only this kernel configuration")
     parser.add_argument("--scouts", type=int, default=1, help="runs of each kernel configuration beforehand")
     parser.add_argument("--natives", type=int, default=3, help="runs without a limit")
     parser.add_argument("--kernel-only", action="store_true", help="leave our arm out: the scouts' figures only")
-    parser.add_argument("--limit", type=lib.parse_bytes, default=256 * MIB, help="L, the kernel arm's limit (default 256M)")
+    parser.add_argument("--limit", type=parse_bytes, default=256 * MIB, help="L, the kernel arm's limit (default 256M)")
     parser.add_argument("--mib", type=int, default=BUFFER_MIB, help="size of touch's buffer (default %(default)s)")
     parser.add_argument("--dict-mib", type=int, default=700)
     parser.add_argument("--dict-ops", type=int, default=300_000)
-    lib.add_arm_options(parser)
+    add_arm_options(parser)
     options = parser.parse_args()
     if options.quick:
         options.pairs, options.natives = 3, 1
     if min(options.pairs, options.scouts, options.natives) < 1:
         parser.error("--pairs, --scouts and --natives must be at least 1")
-    options.kernel = options.kernel or list(QUICK_CONFIGS if options.quick else lib.KERNEL_CONFIGS)
+    options.kernel = options.kernel or list(QUICK_CONFIGS if options.quick else KERNEL_CONFIGS)
     if not options.kernel_only and not options.pagetide.exists():
         print(f"NOTE: {options.pagetide} is not built: measuring the kernel's arm only", file=sys.stderr)
         options.kernel_only = True
@@ -239,19 +247,19 @@ def parse():
 
 
 def main(options):
-    facts = lib.print_machine()
+    facts = print_machine()
     print(f"L {options.limit // MIB} MiB, buffer {options.mib} MiB, {options.pairs} pairs: median (quartiles)\n", flush=True)
     cases = [case for case in CASES if not options.case or case.name in options.case]
     results = []
     for case in cases:
         results.append(measure(case, options))
-        lib.write_json(options.json, {"machine": facts, "cases": results})
+        store.save(options, facts, results)
     print()
-    lib.print_table(HEADER, [table_row(result) for result in results])
+    print_table(HEADER, [table_row(result) for result in results])
     for result in results:
         print(f"{result['case']}: opponent {result['opponent_settings']}")
     return 1 if any(r["ratio_median"] is not None and r["ratio_median"] < r["goal"] for r in results) else 0
 
 
 if __name__ == "__main__":
-    lib.main_guard(parse, main)
+    main_guard(parse, main)

@@ -15,7 +15,13 @@ import subprocess
 import sys
 import time
 
-import lib
+from pagetide_bench import store
+from pagetide_bench.commands import pagetide_command, python
+from pagetide_bench.figures import print_table
+from pagetide_bench.machine import print_machine
+from pagetide_bench.options import add_arm_options
+from pagetide_bench.script import main_guard
+from pagetide_bench.sizes import parse_bytes
 
 SCRIPT = "i=0; while [ $i -lt 300 ]; do /bin/true; i=$((i+1)); done"
 KINDS = {"true": (["/bin/true"], 100), "script of 300": (["/bin/sh", "-c", SCRIPT], 3)}
@@ -37,12 +43,12 @@ def starts(command, count):
 
 def block(arm, kind, options):
     """The fastest wall and processor time, and the fewest page faults, of one block."""
-    inner = lib.python(__file__, "--inner", kind)
+    inner = python(__file__, "--inner", kind)
     environment = dict(os.environ)
     if arm == "library":
         environment["LD_PRELOAD"] = str(options.preload)
     if arm == "run":
-        inner = lib.pagetide_command(options.memory, inner, options.pagetide)
+        inner = pagetide_command(options.memory, inner, options.pagetide)
     output = subprocess.run(inner, env=environment, stdout=subprocess.PIPE, check=True).stdout
     return [min(column) for column in zip(*json.loads(output))]
 
@@ -50,14 +56,14 @@ def block(arm, kind, options):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, default=15, help="of each kind and arm (default %(default)s)")
-    parser.add_argument("--memory", type=lib.parse_bytes, default="512M", help="the cap of the run (default %(default)s)")
+    parser.add_argument("--memory", type=parse_bytes, default="512M", help="the cap of the run (default %(default)s)")
     parser.add_argument("--inner", choices=KINDS, help=argparse.SUPPRESS)
-    lib.add_arm_options(parser)
+    add_arm_options(parser)
     return parser.parse_args()
 
 
 def main(options):
-    facts = lib.print_machine()
+    facts = print_machine()
     rows, results = [], []
     for kind in KINDS:
         blocks = {arm: [] for arm in ("native", "library", "run")}
@@ -70,8 +76,8 @@ def main(options):
             above = [statistics.median(column) for column in zip(*more)]
             rows.append((f"{kind}, {arm}", *(f"{figure:.0f}" for figure in figures), *(f"{figure:+.0f}" for figure in above)))
             results.append({"kind": kind, "arm": arm, "blocks": found})
-    lib.print_table(("start", "wall µs", "cpu µs", "faults", "wall more", "cpu more", "faults more"), rows)
-    lib.write_json(options.json, {"machine": facts, "results": results})
+    print_table(("start", "wall µs", "cpu µs", "faults", "wall more", "cpu more", "faults more"), rows)
+    store.save(options, facts, results)
     return 0
 
 
@@ -80,4 +86,4 @@ if __name__ == "__main__":
         command, count = KINDS[sys.argv[sys.argv.index("--inner") + 1]]
         print(json.dumps(starts(command, count)))
     else:
-        lib.main_guard(parse, main)
+        main_guard(parse, main)

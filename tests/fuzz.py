@@ -9,6 +9,7 @@ Needs root or another way to userfaultfd (docs/permissions.md), gcc, and a build
 """
 
 import argparse
+import itertools
 import os
 import random
 import signal
@@ -21,6 +22,7 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 SOURCE = REPO / "tests" / "programs" / "fuzz.c"
+SEEDS = REPO / "tests" / "seeds" / "fuzz.txt"
 
 # What is masked (docs/testing.md), and what cannot live with that: without MOVE, nothing leaves while pages may be pinned
 # (docs/limits.md).
@@ -136,6 +138,8 @@ class Minimiser:
 
 def report(case, options, failure, seconds):
     print(f"FAILED {case.shown(options)}\n  {failure}", flush=True)
+    flags = [name for name, holds in (("raw", case.raw), ("direct", case.direct)) if holds]
+    print(f"  for tests/seeds/fuzz.txt: {' '.join([str(case.seed), case.ways or '-', *flags])}  WHAT IT SHOWED", flush=True)
     if not options.minimise:
         return
     kept = Minimiser(case, options, seconds).minimal()
@@ -161,6 +165,25 @@ def parse():
     return parser.parse_args()
 
 
+def kept():
+    """The cases of tests/seeds/fuzz.txt: SEED MASK [raw] [direct], two spaces, and what it showed."""
+    cases = []
+    for line in SEEDS.read_text().splitlines():
+        if line and not line.startswith("#"):
+            seed, mask, *flags = line.partition("  ")[0].split()
+            cases.append(Case(int(seed), "" if mask == "-" else mask, "raw" in flags, "direct" in flags))
+    return cases
+
+
+def drawn(options):
+    """Cases with one seed after another, by each way in turn."""
+    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
+    ways = options.ways or ([""] if options.native else list(WAYS))
+    print(f"first seed {seed}", flush=True)
+    for nth in itertools.count():
+        yield Case(seed + nth, ways[nth % len(ways)], nth % 4 == 3, nth % 2 == 1)
+
+
 def compiled():
     program = REPO / "target" / "programs" / "fuzz"
     program.parent.mkdir(parents=True, exist_ok=True)
@@ -170,12 +193,12 @@ def compiled():
 
 def main(options):
     options.program = options.program or compiled()
-    seed = options.seed if options.seed is not None else random.SystemRandom().randrange(1 << 32)
-    ways = options.ways or ([""] if options.native else list(WAYS))
     end, runs, failed = time.monotonic() + options.seconds, 0, 0
-    print(f"first seed {seed}", flush=True)
-    while time.monotonic() < end and (options.go_on or not failed):
-        case = Case(seed + runs, ways[runs % len(ways)], runs % 4 == 3, runs % 2 == 1)
+    # What failed once comes first, whatever time there is. Who asks for a seed wants that one.
+    first = [] if options.seed is not None else kept()
+    cases = itertools.chain(first, drawn(options))
+    while (time.monotonic() < end or runs < len(first)) and (options.go_on or not failed):
+        case = next(cases)
         failure, seconds = run(case, options)
         runs += 1
         if failure:

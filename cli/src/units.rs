@@ -1,7 +1,7 @@
 //! Sizes, counts and times, as people read them; and the size of a page.
 
 /// Bytes of a page.
-pub(crate) const PAGE: u64 = pagetide_sys::PAGE as u64;
+pub(crate) const PAGE: u64 = pagetide_page::PAGE_SIZE as u64;
 
 /// Formats bytes with up to three digits and a binary unit.
 pub(crate) fn show_bytes(bytes: u64) -> String {

@@ -253,12 +253,14 @@ fn last_lines(output: &Output) -> Vec<String> {
     lines.map(ToOwned::to_owned).collect()
 }
 
+/// A script of tests/jobs.
+fn job(name: &str) -> String {
+    format!("{}/../tests/jobs/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
 /// Holds that many MiB that are not managed, for a while: the library is not in it.
 fn unmanaged(mib: u32, seconds: f64) -> String {
-    format!(
-        "exec env -u LD_PRELOAD PAGETIDE_KEEP=0 python3 -c 'import time; a = [bytes([n % 251]) * (1 << 20) for n in range({mib})]; \
-         time.sleep({seconds})'"
-    )
+    format!("exec env -u LD_PRELOAD PAGETIDE_KEEP=0 python3 {} {mib} {seconds}", job("unmanaged.py"))
 }
 
 #[test]
@@ -284,9 +286,7 @@ fn strict_ends_a_run_that_stays_above_its_cap_and_no_other() {
     assert!(said.contains("warning: killed by --strict"), "{said}");
 
     // 40 MiB that four processes share since a fork are 160 to who adds them up.
-    let shared = "import os, time\na = bytearray(os.urandom(1 << 20) * 40)\n\
-                  for _ in range(3):\n    if not os.fork():\n        time.sleep(3)\n        os._exit(0)\ntime.sleep(3)";
-    let command = format!("env -u LD_PRELOAD PAGETIDE_KEEP=0 python3 -c '{shared}'");
+    let command = format!("env -u LD_PRELOAD PAGETIDE_KEEP=0 python3 {}", job("shared_by_four.py"));
     let ended = output(&["-q", "--strict"], &["sh", "-c", &command]);
     assert_eq!(ended.status.code(), Some(0), "{}", text(&ended.stderr));
 }

@@ -1,7 +1,7 @@
 //! Pagetide's engine: swap in user space.
 //!
 //! An [`engine::Engine`] serves the faults of a program, takes its cold pages out and brings them back.
-//! It is generic over the program's [`memory::Memory`]: the kernel's ([`kernel`]) or a fake one.
+//! It is generic over the program's [`memory::Memory`]: the kernel's ([`program_memory`]) or a fake one.
 #![forbid(unsafe_code)]
 
 pub mod budget;

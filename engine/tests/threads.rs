@@ -4,6 +4,9 @@
 //! reclaims, one ends I/O. Every page carries its number, its generation, and contents that follow from
 //! both. Shared pages have one writer each and are read by all; private ones are discarded, or unmapped and
 //! mapped anew, now and then.
+//!
+//! `PAGETIDE_THREADS_OPS=n` says how much each thread does, `PAGETIDE_SEED=n` what it draws (0); in which order they run
+//! is not replayed.
 
 mod common;
 
@@ -19,13 +22,17 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 const THREADS: u64 = 4;
-const OPERATIONS: usize = 12_000;
+const OPERATIONS: u64 = 12_000;
 const SHARED: u64 = 3000 * 512 + 11;
 const SHARED_PAGES: u64 = 900;
 const PRIVATE: u64 = 3010 * 512;
 const PRIVATE_PAGES: u64 = 200;
 /// An answer takes microseconds; this is only so that a test that hangs says where.
 const GUARD: Duration = Duration::from_secs(30);
+
+fn number(name: &str, default: u64) -> u64 {
+    std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
+}
 
 fn contents(number: u64, generation: u64) -> Box<Bytes> {
     if generation == 0 {
@@ -103,12 +110,12 @@ impl Thread<'_> {
     }
 
     fn run(&mut self, index: u64) {
-        let mut random = Random::new(index + 1);
+        let mut random = Random::new(number("PAGETIDE_SEED", 0) * THREADS + index + 1);
         let mut seen = vec![0; SHARED_PAGES as usize];
         let mut private = vec![0; PRIVATE_PAGES as usize];
         let private_at = PRIVATE + index * PRIVATE_PAGES;
         let mut at = 0;
-        for _ in 0..OPERATIONS {
+        for _ in 0..number("PAGETIDE_THREADS_OPS", OPERATIONS) {
             // Scans, with jumps.
             at = if random.one_in(8) { random.below(SHARED_PAGES) } else { (at + 1) % SHARED_PAGES };
             match random.below(16) {
@@ -294,7 +301,11 @@ fn hammer(blows: Blows) {
             .map(|index| scope.spawn(move || Thread { engine, pause, work: Workspace::default() }.run(index)))
             .collect();
         let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
-        assert!(ended.iter().all(Result::is_ok), "a thread has found something wrong");
+        assert!(
+            ended.iter().all(Result::is_ok),
+            "a thread has found something wrong: PAGETIDE_SEED={} cargo test -p pagetide --test threads",
+            number("PAGETIDE_SEED", 0)
+        );
     });
     // Nobody works any more: what is under way ends, and the books balance.
     let mut work = Workspace::default();

@@ -249,9 +249,13 @@ fn metadata(figures: &mut Vec<Figure>) {
     }
 }
 
+/// What a page of the timed ones says.
+fn word(page: PageIndex) -> Word {
+    Word::swapped(Place::Pool(Handle::page(page.0 as u32)), Shadow(0))
+}
+
 fn table_times(figures: &mut Vec<Figure>) {
     let count = TIMED_CLUSTERS * CLUSTER_PAGES as u64;
-    let word = |page: PageIndex| Word::swapped(Place::Pool(Handle::page(page.0 as u32)), Shadow(0));
     let flat = Flat::new();
     let by_flat = || {
         each(count, || {
@@ -301,6 +305,12 @@ fn table_times(figures: &mut Vec<Figure>) {
         goal: "≤ 1/100",
         value: json!({"flat_ns": flat_ns, "ns": folio_ns, "ratio": folio_ratio}),
     });
+    thread_rates(figures, &flat, &set);
+}
+
+/// What a second thread adds.
+fn thread_rates(figures: &mut Vec<Figure>, flat: &Flat, set: &(dyn Fn(PageIndex, Word) + Sync)) {
+    let count = TIMED_CLUSTERS * CLUSTER_PAGES as u64;
     let rate = |threads: u64, set: &(dyn Fn(PageIndex, Word) + Sync)| {
         let start = Instant::now();
         std::thread::scope(|scope| {
@@ -320,7 +330,7 @@ fn table_times(figures: &mut Vec<Figure>) {
     };
     let by_flat = |page: PageIndex, word: Word| flat.set(page, word);
     let (_, _, flat_two) = paired(|| rate(1, &by_flat), || rate(2, &by_flat));
-    let (_, _, two_to_one) = paired(|| rate(1, &set), || rate(2, &set));
+    let (_, _, two_to_one) = paired(|| rate(1, set), || rate(2, set));
     figures.push(Figure {
         name: "the same on 2 threads, neighbouring clusters".into(),
         linux: "",

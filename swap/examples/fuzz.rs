@@ -2,17 +2,21 @@
 //!
 //! `cargo run --release -p pagetide-swap --example fuzz -- lz4|zstd|trace MINUTES [SEED]`
 //!
-//! A decoder must give bytes or an error: it may not panic, nor write a byte beyond the page, nor read what is damaged
-//! as the page that it was (the page's hash tells). The seed is printed; the same seed gives the same inputs.
+//! What a decoder must hold to says fuzz/src/codecs.rs, and of traces fuzz/src/traces.rs: those are fuzzed by coverage
+//! too (fuzz/README.md); here inputs are made by the encoders. The seed is printed; the same seed gives the same inputs.
 
-use pagetide_swap::hash::HashKey;
-use pagetide_swap::trace::{Chunk, Event, Found, HEADER, Reader};
+use pagetide_swap::trace::{Chunk, Event, Found, HEADER};
 use pagetide_swap::zswap::codec::Codecs;
 use pagetide_swap::{Compression, PAGE_SIZE, PageIndex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-const GUARD: usize = 256;
-const GUARD_BYTE: u8 = 0xA5;
+#[path = "../../fuzz/src/codecs.rs"]
+#[allow(dead_code, unreachable_pub, reason = "the fuzzer and the tests use the rest")]
+mod codecs;
+#[path = "../../fuzz/src/traces.rs"]
+#[allow(unreachable_pub, reason = "of another crate")]
+mod traces;
+
 /// Cases between two looks at the clock.
 const ROUND: u64 = 4096;
 /// Inputs that are made anew by mutation, kept to be mutated again.
@@ -104,9 +108,7 @@ fn fuzz(
 fn fuzz_codec(draw: &mut Draw, until: Instant, names: &[&str]) -> (u64, u64) {
     let compressions: Vec<Compression> = names.iter().map(|name| name.parse().expect("a codec")).collect();
     let compressor = compressions[0].compressor;
-    let key = HashKey::new([7; 4]);
-    let (mut encoders, mut codecs) = (Codecs::default(), Codecs::default());
-    let mut room = vec![GUARD_BYTE; PAGE_SIZE + GUARD];
+    let mut encoders = Codecs::default();
     fuzz(
         draw,
         until,
@@ -118,19 +120,7 @@ fn fuzz_codec(draw: &mut Draw, until: Instant, names: &[&str]) -> (u64, u64) {
             out.truncate(length);
             out
         },
-        |input| {
-            let (out, guard) = room.split_at_mut(PAGE_SIZE);
-            let decoded = codecs.decoder(compressor).decompress(input, out);
-            assert!(guard.iter().all(|&byte| byte == GUARD_BYTE), "written beyond the page: {input:?}");
-            // Twice the same: nothing of the input before is left in the context.
-            if decoded.is_ok() {
-                let hash = key.hash(out);
-                out.fill(GUARD_BYTE);
-                codecs.decoder(compressor).decompress(input, out).expect("as before");
-                assert_eq!(key.hash(out), hash, "not the same twice: {input:?}");
-            }
-            decoded.is_ok()
-        },
+        |input| codecs::decodes(compressor, input),
     )
 }
 
@@ -160,15 +150,7 @@ fn fuzz_trace(draw: &mut Draw, until: Instant) -> (u64, u64) {
             }
             trace
         },
-        |input| match Reader::new(input) {
-            Ok((_, reader)) => {
-                let (mut events, mut errors) = (0, 0);
-                reader.for_each(|event| if event.is_ok() { events += 1 } else { errors += 1 });
-                assert!(events <= input.len() && errors <= 1, "{input:?}");
-                errors == 0
-            }
-            Err(_) => false,
-        },
+        traces::trace,
     )
 }
 

@@ -1,7 +1,8 @@
 //! The swap subsystem of Pagetide, sans-IO.
 //!
 //! This crate decides; it never acts. It owns the swap cache ([`table`]), the compressed pool
-//! ([`zswap`]), device space ([`blocks`]), the order in which memory is given up ([`probation`], [`reclaimer`], [`queue`]) and the
+//! ([`zswap`]), device space ([`blocks`]), the order in which memory is given up ([`probation`],
+//! [`reclaimer`], [`queue`]) and the
 //! counters ([`stats`]). It has no thread, no clock, no system call and no `unsafe`: the engine above it
 //! moves pages and bytes, and tells it what happened.
 //!

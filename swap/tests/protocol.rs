@@ -2,7 +2,7 @@
 //! and by one read at a time.
 //!
 //! `cargo test -p pagetide-swap --features shuttle --test protocol`. A failure prints its schedule, which
-//! `shuttle::replay` runs again.
+//! `shuttle::replay` runs again. `PAGETIDE_SCHEDULES=n` says how many orders each test tries, of either kind (500).
 #![cfg(feature = "shuttle")]
 
 use pagetide_swap::blocks::Blocks;
@@ -336,11 +336,13 @@ impl World {
 /// Tries the orders in which these may run: at random, and with few changes at the worst moments.
 fn in_any_order(test: impl Fn() + Send + Sync + 'static) {
     let test = Arc::new(test);
+    let schedules =
+        std::env::var("PAGETIDE_SCHEDULES").map_or(SCHEDULES, |text| text.parse().expect("a number"));
     let mut config = shuttle::Config::new();
     config.stack_size = 1 << 18;
     let again = test.clone();
-    Runner::new(RandomScheduler::new(SCHEDULES), config.clone()).run(move || again());
-    Runner::new(PctScheduler::new(3, SCHEDULES), config).run(move || test());
+    Runner::new(RandomScheduler::new(schedules), config.clone()).run(move || again());
+    Runner::new(PctScheduler::new(3, schedules), config).run(move || test());
 }
 
 type Job = Box<dyn FnOnce(&World) + Send>;

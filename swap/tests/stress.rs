@@ -21,6 +21,9 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard};
 
+#[path = "../../tests/seeds/kept.rs"]
+mod kept;
+
 const THREADS: u64 = 8;
 const CLUSTERS: u64 = 12;
 const PAGES: u64 = CLUSTERS * CLUSTER_PAGES as u64;
@@ -363,10 +366,14 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-fn stress(zpool: Allocator) {
-    let seed = number("PAGETIDE_SEED").unwrap_or(1);
+/// The seed that is wanted, or 1.
+fn first_seed() -> u64 {
+    number("PAGETIDE_SEED").unwrap_or(1)
+}
+
+fn stress(zpool: Allocator, seed: u64) {
     let ops = number("PAGETIDE_STRESS_OPS").unwrap_or(OPS);
-    println!("PAGETIDE_SEED={seed} PAGETIDE_STRESS_OPS={ops}");
+    println!("PAGETIDE_SEED={seed} PAGETIDE_STRESS_OPS={ops} cargo test -p pagetide-swap --test stress");
     let world = &World::new(zpool);
     std::thread::scope(|scope| {
         for nth in 0..THREADS {
@@ -395,10 +402,15 @@ fn stress(zpool: Allocator) {
 
 #[test]
 fn what_comes_back_is_what_was_written_last() {
-    stress(Allocator::Zsmalloc);
+    stress(Allocator::Zsmalloc, first_seed());
 }
 
 #[test]
 fn the_same_with_two_pages_in_one() {
-    stress(Allocator::Zbud);
+    stress(Allocator::Zbud, first_seed());
+}
+
+#[test]
+fn seeds_that_failed_once_do_not_fail_again() {
+    kept::kept_seeds("stress").into_iter().for_each(|seed| stress(Allocator::Zsmalloc, seed));
 }

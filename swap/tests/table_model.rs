@@ -10,6 +10,9 @@ use pagetide_swap::workingset::Shadow;
 use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, Handle, PageIndex, State, Word};
 use std::ops::Range;
 
+#[path = "../../tests/seeds/kept.rs"]
+mod kept;
+
 const CLUSTERS: usize = 6;
 const PAGES: usize = CLUSTERS * CLUSTER_PAGES;
 /// Not at the beginning of a leaf of the directory, and across the end of one.
@@ -176,14 +179,20 @@ fn after_every_operation_the_table_is_a_flat_one() {
         std::env::var(name)
             .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
     };
-    let (seed, ops) = (number("PAGETIDE_SEED", 1), number("PAGETIDE_TABLE_OPS", OPS_DEFAULT));
+    let ops = number("PAGETIDE_TABLE_OPS", OPS_DEFAULT);
+    let first = number("PAGETIDE_SEED", 1);
+    kept::kept_seeds("table").into_iter().chain([first]).for_each(|seed| compare(seed, ops));
+}
+
+fn compare(seed: u64, ops: u64) {
     let mut draw = Draw(seed);
     let mut world = World { table: Table::default(), flat: vec![Word::HOLE; PAGES] };
     for op in 0..ops {
         let before = draw.0;
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| world.operation(&mut draw)));
         if let Err(panic) = outcome {
-            eprintln!("operation {op} of PAGETIDE_SEED={seed}, where the draw is {before}");
+            eprintln!("operation {op} of seed {seed}, where the draw is {before}");
+            eprintln!("replay it: PAGETIDE_SEED={seed} cargo test -p pagetide-swap --test table_model");
             std::panic::resume_unwind(panic);
         }
         if op.is_multiple_of(WHOLE) {

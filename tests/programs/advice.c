@@ -4,6 +4,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <sys/wait.h>
 
@@ -148,15 +149,8 @@ static void at_fork(void) {
 }
 
 int main(int count, char **arguments) {
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(arguments[nth], "--native")) native = 1;
-        else if (!strcmp(arguments[nth], "--raw")) raw = 1;
-        else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
-        else {
-            fprintf(stderr, "usage: advice [--press MIB] [--native] [--raw]\n");
-            return 2;
-        }
-    }
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), SWITCH("--raw", &raw), {0}};
+    read_options("usage: advice [--press MIB] [--native] [--raw]", table, count, arguments);
     hints();
     at_fork();
     locks();

@@ -6,17 +6,14 @@
  *
  * Exit status: none, if all goes well: it is killed. 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 
 int main(int count, char **options) {
-    size_t mib = 100;
+    size_t pages = 100 * 256;
     const char *by = "abort";
-    for (int nth = 1; nth + 1 < count; nth += 2) {
-        if (!strcmp(options[nth], "--mib")) mib = strtoul(options[nth + 1], NULL, 10);
-        else if (!strcmp(options[nth], "--by")) by = options[nth + 1];
-        else errno = EINVAL, fail(options[nth]);
-    }
-    size_t pages = mib * 256;
+    const struct program_option table[] = {MIB("--mib", &pages), TEXT("--by", &by), {0}};
+    read_options("usage: dump [--mib N] [--by abort|fault|trap|kill]", table, count, options);
     char *at = map(NULL, pages, PROT_READ | PROT_WRITE, 0);
     for (size_t page = 0; page < pages; page++) snprintf(at + page * PAGE_BYTES, PAGE_BYTES, "DUMP page %zu of %zu\n", page, pages);
     send_away(at, pages);

@@ -8,6 +8,8 @@
  *
  * Exit status: 0 all well, 1 a block was damaged, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "basics.h"
+#include "options.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -16,7 +18,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { SIZE_MIN_LOG2 = 3, SIZE_MAX_LOG2 = 15, SIZE_MEAN = 3938, NEAR_SLOTS = 64 };
@@ -29,11 +30,6 @@ static struct {
 static _Atomic(char *) *slots;
 static uint64_t slot_count;
 
-static uint64_t next(uint64_t *state) {
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return *state;
-}
-
 static void fail(const char *what) {
     fprintf(stderr, "fits_malloc: %s: %s\n", what, strerror(errno));
     exit(2);
@@ -41,7 +37,7 @@ static void fail(const char *what) {
 
 /* Blocks of 8 bytes have room for the size and the first stamp only: 4 bytes size, 2 bytes stamp, 2 bytes end stamp. */
 static char *make_block(uint64_t *state) {
-    uint64_t dice = next(state);
+    uint64_t dice = next_random(state);
     uint32_t floor = 1u << (SIZE_MIN_LOG2 + dice % (SIZE_MAX_LOG2 - SIZE_MIN_LOG2));
     uint32_t size = floor + (uint32_t)((dice >> 32) % floor);
     char *block = malloc(size);
@@ -77,40 +73,27 @@ static void *work(void *argument) {
     uint64_t index = (uintptr_t)argument, state = (options.seed + index) * 0x9e3779b97f4a7c15u | 1;
     uint64_t home = slot_count / options.threads * index;
     for (uint64_t op = 0; op < options.ops; op++) {
-        uint64_t dice = next(&state);
+        uint64_t dice = next_random(&state);
         uint64_t slot = dice % 4 ? home + (op / NEAR_SLOTS * 16 + (dice >> 8) % NEAR_SLOTS) : dice >> 8;
         destroy_block(atomic_exchange(&slots[slot % slot_count], make_block(&state)));
     }
     return NULL;
 }
 
-static void usage(int status) {
-    fprintf(status ? stderr : stdout,
-            "usage: fits_malloc [--threads T] [--live-mib N] [--ops N_PER_THREAD] [--seed X]\n"
-            "malloc and free from many threads, freed across threads; prints operations a second.\n");
-    exit(status);
-}
+static const char *const synopsis =
+    "usage: fits_malloc [--threads T] [--live-mib N] [--ops N_PER_THREAD] [--seed X]\n"
+    "malloc and free from many threads, freed across threads; prints operations a second.";
 
 static void parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i += 2) {
-        if (!strcmp(argv[i], "--help")) usage(0);
-        if (!argv[i + 1]) usage(2);
-        char *end;
-        uint64_t value = strtoull(argv[i + 1], &end, 0);
-        if (*end) usage(2);
-        if (!strcmp(argv[i], "--threads")) options.threads = value;
-        else if (!strcmp(argv[i], "--live-mib")) options.live_mib = value;
-        else if (!strcmp(argv[i], "--ops")) options.ops = value;
-        else if (!strcmp(argv[i], "--seed")) options.seed = value;
-        else usage(2);
-    }
-    if (!options.threads || !options.live_mib) usage(2);
-}
-
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+    const struct program_option table[] = {
+        NUMBER("--threads", &options.threads),
+        NUMBER("--live-mib", &options.live_mib),
+        NUMBER("--ops", &options.ops),
+        NUMBER("--seed", &options.seed),
+        {0},
+    };
+    read_options(synopsis, table, argc, argv);
+    if (!options.threads || !options.live_mib) usage(synopsis, 2);
 }
 
 int main(int argc, char **argv) {
@@ -121,11 +104,11 @@ int main(int argc, char **argv) {
     if (!slots || !threads) fail("calloc");
     uint64_t state = options.seed * 0x9e3779b97f4a7c15u | 1;
     for (uint64_t i = 0; i < slot_count; i++) atomic_store(&slots[i], make_block(&state));
-    double start = now();
+    uint64_t start = now_ns();
     for (uintptr_t i = 0; i < options.threads; i++)
         if ((errno = pthread_create(&threads[i], NULL, work, (void *)i))) fail("pthread_create");
     for (uint64_t i = 0; i < options.threads; i++) pthread_join(threads[i], NULL);
-    double seconds = now() - start;
+    double seconds = (double)(now_ns() - start) / 1e9;
     for (uint64_t i = 0; i < slot_count; i++) destroy_block(atomic_load(&slots[i]));
     fprintf(stderr, "fits_malloc: %.0f operations a second\n", (double)(options.ops * options.threads) / seconds);
     printf("fits_malloc: %" PRIu64 " threads, %" PRIu64 " operations, 0 errors\n", options.threads,

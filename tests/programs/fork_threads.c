@@ -10,6 +10,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -112,12 +113,8 @@ static void live(uint64_t nth) {
 }
 
 int main(int argc, char **argv) {
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (!strcmp(argv[i], "--mib")) mib = strtoull(argv[i + 1], NULL, 0);
-        else if (!strcmp(argv[i], "--threads")) threads = strtoull(argv[i + 1], NULL, 0);
-        else if (!strcmp(argv[i], "--forks")) forks = strtoull(argv[i + 1], NULL, 0);
-        else errno = EINVAL, fail(argv[i]);
-    }
+    const struct program_option table[] = {NUMBER("--mib", &mib), NUMBER("--threads", &threads), NUMBER("--forks", &forks), {0}};
+    read_options("usage: fork_threads [--mib N] [--threads T] [--forks N]", table, argc, argv);
     if (threads < 1 || threads > THREADS_MAX) errno = EINVAL, fail("--threads");
     page_count = mib * (1024 * 1024 / PAGE_BYTES);
     memory = mmap(NULL, page_count * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

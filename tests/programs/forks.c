@@ -8,6 +8,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <sys/wait.h>
 
@@ -76,11 +77,8 @@ static pid_t start(uint32_t version, int depth) {
 }
 
 int main(int argc, char **argv) {
-    for (int i = 1; i + 1 < argc; i += 2) {
-        if (!strcmp(argv[i], "--mib")) mib = strtoull(argv[i + 1], NULL, 0);
-        else if (!strcmp(argv[i], "--seed")) seed = strtoull(argv[i + 1], NULL, 0);
-        else errno = EINVAL, fail(argv[i]);
-    }
+    const struct program_option table[] = {NUMBER("--mib", &mib), NUMBER("--seed", &seed), {0}};
+    read_options("usage: forks [--mib N] [--seed X]", table, argc, argv);
     page_count = mib * (1024 * 1024 / PAGE_BYTES);
     pages = malloc(page_count * sizeof *pages);
     versions = calloc(page_count, sizeof *versions);

@@ -9,6 +9,8 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "basics.h"
+#include "options.h"
 #include <inttypes.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -27,14 +29,9 @@ struct object {
     uint64_t tag;
 };
 
-static unsigned long threads = 3, mib_max = 12, rounds = 1500, seed = 1;
+static uint64_t threads = 3, mib_max = 12, rounds = 1500, seed = 1;
 
-static uint64_t next(uint64_t *state) {
-    uint64_t x = *state += 0x9e3779b97f4a7c15u;
-    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27, x *= 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
+static uint64_t next(uint64_t *state) { return mix(*state += 0x9e3779b97f4a7c15u); }
 
 static unsigned char byte_at(uint64_t tag, size_t offset) {
     uint64_t state = tag + offset / STRIDE;
@@ -155,16 +152,12 @@ static void crowd(void) {
 }
 
 int main(int count, char **words) {
-    for (int i = 1; i + 1 < count; i += 2) {
-        unsigned long value = strtoul(words[i + 1], NULL, 10);
-        if (!strcmp(words[i], "--threads")) threads = value;
-        else if (!strcmp(words[i], "--mib")) mib_max = value;
-        else if (!strcmp(words[i], "--rounds")) rounds = value;
-        else if (!strcmp(words[i], "--seed")) seed = value;
-        else return fprintf(stderr, "growing: unknown option %s\n", words[i]), 2;
-    }
+    const struct program_option table[] = {
+        NUMBER("--threads", &threads), NUMBER("--mib", &mib_max), NUMBER("--rounds", &rounds), NUMBER("--seed", &seed), {0},
+    };
+    read_options("usage: growing [--threads T] [--mib N] [--rounds N] [--seed X]", table, count, words);
     if (threads < 1 || threads > THREADS_MAX || mib_max < 1) return fprintf(stderr, "growing: bad number\n"), 2;
-    printf("seed %lu\n", seed);
+    printf("seed %" PRIu64 "\n", seed);
     crowd();
     pthread_t ids[THREADS_MAX];
     for (unsigned long i = 0; i < threads; i++)

@@ -7,6 +7,7 @@
  *
  * Exit status: 0 all well, 1 a counter went back, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -114,29 +115,21 @@ static void *read_counters(void *argument) {
     return NULL;
 }
 
-static void usage(int status) {
-    fprintf(status ? stderr : stdout,
-            "usage: hammer [--mib N] [--seconds S] [--readers R] [--writers W] [--seed X]\n"
-            "Readers fault pages in while writers write them: no counter may ever go back.\n");
-    exit(status);
-}
+static const char *const synopsis =
+    "usage: hammer [--mib N] [--seconds S] [--readers R] [--writers W] [--seed X]\n"
+    "Readers fault pages in while writers write them: no counter may ever go back.";
 
 static void parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i += 2) {
-        const char *name = argv[i];
-        if (!strcmp(name, "--help")) usage(0);
-        if (!argv[i + 1]) usage(2);
-        char *end;
-        uint64_t value = strtoull(argv[i + 1], &end, 0);
-        if (*end) usage(2);
-        if (!strcmp(name, "--mib")) options.mib = value;
-        else if (!strcmp(name, "--seconds")) options.seconds = value;
-        else if (!strcmp(name, "--readers")) options.readers = value;
-        else if (!strcmp(name, "--writers")) options.writers = value;
-        else if (!strcmp(name, "--seed")) options.seed = value;
-        else usage(2);
-    }
-    if (!options.mib || !options.writers) usage(2);
+    const struct program_option table[] = {
+        NUMBER("--mib", &options.mib),
+        NUMBER("--seconds", &options.seconds),
+        NUMBER("--readers", &options.readers),
+        NUMBER("--writers", &options.writers),
+        NUMBER("--seed", &options.seed),
+        {0},
+    };
+    read_options(synopsis, table, argc, argv);
+    if (!options.mib || !options.writers) usage(synopsis, 2);
 }
 
 static void fill(void) {

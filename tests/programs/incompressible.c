@@ -7,6 +7,8 @@
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. Prints nothing that differs between runs on stdout;
  * times go to stderr. */
 #define _GNU_SOURCE
+#include "basics.h"
+#include "options.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
@@ -15,7 +17,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 struct slice {
@@ -27,11 +28,6 @@ static struct {
     uint64_t mib, threads, passes, seed;
 } options = {.mib = 1024, .threads = 4, .passes = 1, .seed = 1};
 
-static uint64_t next(uint64_t *state) {
-    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
-    return *state;
-}
-
 static void fail(const char *what) {
     fprintf(stderr, "incompressible: %s: %s\n", what, strerror(errno));
     exit(2);
@@ -40,7 +36,7 @@ static void fail(const char *what) {
 static void *write_slice(void *argument) {
     struct slice *s = argument;
     uint64_t state = s->seed;
-    for (uint64_t i = 0; i < s->count; i++) s->words[i] = next(&state);
+    for (uint64_t i = 0; i < s->count; i++) s->words[i] = next_random(&state);
     return NULL;
 }
 
@@ -48,7 +44,7 @@ static void *verify_slice(void *argument) {
     struct slice *s = argument;
     uint64_t state = s->seed;
     for (uint64_t i = 0; i < s->count; i++) {
-        uint64_t want = next(&state);
+        uint64_t want = next_random(&state);
         if (s->words[i] == want) continue;
         printf("WRONG WORD at %p (word %" PRIu64 " of its thread): expected %016" PRIx64 ", found %016" PRIx64 "\n",
                (void *)&s->words[i], i, want, s->words[i]);
@@ -58,41 +54,28 @@ static void *verify_slice(void *argument) {
     return NULL;
 }
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
 static double run(struct slice *slices, void *(*job)(void *)) {
-    double start = now();
+    uint64_t start = now_ns();
     for (uint64_t i = 0; i < options.threads; i++)
         if ((errno = pthread_create(&slices[i].thread, NULL, job, &slices[i]))) fail("pthread_create");
     for (uint64_t i = 0; i < options.threads; i++) pthread_join(slices[i].thread, NULL);
-    return now() - start;
+    return (double)(now_ns() - start) / 1e9;
 }
 
-static void usage(int status) {
-    fprintf(status ? stderr : stdout,
-            "usage: incompressible [--mib N] [--threads T] [--passes P] [--seed X]\n"
-            "Writes random data at memory speed and verifies it.\n");
-    exit(status);
-}
+static const char *const synopsis =
+    "usage: incompressible [--mib N] [--threads T] [--passes P] [--seed X]\n"
+    "Writes random data at memory speed and verifies it.";
 
 static void parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i += 2) {
-        if (!strcmp(argv[i], "--help")) usage(0);
-        if (!argv[i + 1]) usage(2);
-        char *end;
-        uint64_t value = strtoull(argv[i + 1], &end, 0);
-        if (*end) usage(2);
-        if (!strcmp(argv[i], "--mib")) options.mib = value;
-        else if (!strcmp(argv[i], "--threads")) options.threads = value;
-        else if (!strcmp(argv[i], "--passes")) options.passes = value;
-        else if (!strcmp(argv[i], "--seed")) options.seed = value;
-        else usage(2);
-    }
-    if (!options.mib || !options.threads) usage(2);
+    const struct program_option table[] = {
+        NUMBER("--mib", &options.mib),
+        NUMBER("--threads", &options.threads),
+        NUMBER("--passes", &options.passes),
+        NUMBER("--seed", &options.seed),
+        {0},
+    };
+    read_options(synopsis, table, argc, argv);
+    if (!options.mib || !options.threads) usage(synopsis, 2);
 }
 
 int main(int argc, char **argv) {

@@ -9,6 +9,8 @@
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. The seed is printed; with --ops instead of
  * --seconds a run replays exactly (per thread). */
 #define _GNU_SOURCE
+#include "basics.h"
+#include "options.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -20,7 +22,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8, BLOCK_PAGES_MAX = 64, HISTORY = 64 };
@@ -35,8 +36,7 @@ static const char *vocabulary[16] = {"the page ", "ebbs ", "out ", "of memory ",
 
 static struct {
     uint64_t mib, threads, seconds, ops, write_percent, seed;
-    enum alloc alloc;
-    enum pattern pattern;
+    int alloc, pattern; /* of the enums above */
     const char *dir;
 } options = {.mib = 256, .threads = 2, .seconds = 5, .write_percent = 30, .alloc = USE_MMAP, .pattern = MIXED};
 
@@ -44,12 +44,6 @@ static uint64_t slot_count;
 static uint64_t **slots;               /* where each slot's 4096 bytes lie (unaligned under malloc) */
 static _Atomic uint64_t *generations;  /* shared file mapping: the last generation written to each slot */
 static atomic_bool stop;
-
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27, x *= 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 static uint64_t next(uint64_t *state) {
     *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
@@ -211,42 +205,27 @@ static void allocate_slots(void) {
     }
 }
 
-static void usage(int status) {
-    fprintf(status ? stderr : stdout,
-            "usage: integrity [--mib N] [--threads T] [--seconds S | --ops N] [--writes PERCENT] [--seed X]\n"
-            "                 [--alloc malloc|mmap] [--pattern random|sequential|mixed] [--dir DIR]\n"
-            "Checks that no page comes back wrong, torn, exchanged or old.\n");
-    exit(status);
-}
-
-static uint64_t number(const char *text) {
-    char *end;
-    uint64_t value = strtoull(text, &end, 0);
-    if (!*text || *end) usage(2);
-    return value;
-}
+static const char *const synopsis =
+    "usage: integrity [--mib N] [--threads T] [--seconds S | --ops N] [--writes PERCENT] [--seed X]\n"
+    "                 [--alloc malloc|mmap] [--pattern random|sequential|mixed] [--dir DIR]\n"
+    "Checks that no page comes back wrong, torn, exchanged or old.";
 
 static void parse(int argc, char **argv) {
     options.seed = (uint64_t)time(NULL) ^ ((uint64_t)getpid() << 32);
-    for (int i = 1; i < argc; i += 2) {
-        const char *name = argv[i], *value = argv[i + 1];
-        if (!strcmp(name, "--help")) usage(0);
-        if (!value) usage(2);
-        if (!strcmp(name, "--mib")) options.mib = number(value);
-        else if (!strcmp(name, "--threads")) options.threads = number(value);
-        else if (!strcmp(name, "--seconds")) options.seconds = number(value);
-        else if (!strcmp(name, "--ops")) options.ops = number(value);
-        else if (!strcmp(name, "--writes")) options.write_percent = number(value);
-        else if (!strcmp(name, "--seed")) options.seed = number(value);
-        else if (!strcmp(name, "--dir")) options.dir = value;
-        else if (!strcmp(name, "--alloc") && !strcmp(value, "malloc")) options.alloc = USE_MALLOC;
-        else if (!strcmp(name, "--alloc") && !strcmp(value, "mmap")) options.alloc = USE_MMAP;
-        else if (!strcmp(name, "--pattern") && !strcmp(value, "random")) options.pattern = RANDOM;
-        else if (!strcmp(name, "--pattern") && !strcmp(value, "sequential")) options.pattern = SEQUENTIAL;
-        else if (!strcmp(name, "--pattern") && !strcmp(value, "mixed")) options.pattern = MIXED;
-        else usage(2);
-    }
-    if (!options.threads || !options.mib) usage(2);
+    const struct program_option table[] = {
+        NUMBER("--mib", &options.mib),
+        NUMBER("--threads", &options.threads),
+        NUMBER("--seconds", &options.seconds),
+        NUMBER("--ops", &options.ops),
+        NUMBER("--writes", &options.write_percent),
+        NUMBER("--seed", &options.seed),
+        TEXT("--dir", &options.dir),
+        CHOICE("--alloc", &options.alloc, "malloc", "mmap"), /* as in the enums above */
+        CHOICE("--pattern", &options.pattern, "random", "sequential", "mixed"),
+        {0},
+    };
+    read_options(synopsis, table, argc, argv);
+    if (!options.threads || !options.mib) usage(synopsis, 2);
 }
 
 int main(int argc, char **argv) {

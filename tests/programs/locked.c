@@ -31,11 +31,7 @@ static void *map_locked(size_t mib) {
     return mmap(NULL, bytes(mib), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_LOCKED, -1, 0);
 }
 
-int main(int count, char **arguments) {
-    raw = count > 1 && !strcmp(arguments[1], "--raw");
-    at = map(NULL, 100 * MIB, PROT_READ | PROT_WRITE, 0);
-    fill(at, 0, 100 * MIB, 1);
-
+static void one_process(void) {
     begin("mlock");
     refused(mlock(part(0), bytes(47)), ENOMEM, "47 MiB are locked");
     locks(mlock(part(0), bytes(8)), "8 MiB");
@@ -50,7 +46,9 @@ int main(int count, char **arguments) {
     unmap(part(28), 18 * MIB);
     locks(mlock(part(8), bytes(18)), "18 MiB in place of what was unmapped");
     locks(munlock(part(0), bytes(28)), "munlock");
+}
 
+static void several_processes(void) {
     begin("across processes");
     locks(mlock(part(0), bytes(16)), "16 MiB");
     int to_child[2], to_parent[2];
@@ -77,7 +75,9 @@ int main(int count, char **arguments) {
         usleep(1000);
     }
     locks(munlock(part(0), bytes(24)), "munlock");
+}
 
+static void locked_mappings(void) {
     begin("MAP_LOCKED");
     demand(map_locked(44) == MAP_FAILED && errno == EAGAIN, "EAGAIN for 44 MiB");
     char *small = map_locked(4);
@@ -89,7 +89,9 @@ int main(int count, char **arguments) {
     check(part(46), 46 * MIB, 54 * MIB, 1);
     printf("%d of 4 MiB\n", mapped < 12);
     fflush(stdout);
+}
 
+static void everything(void) {
     begin("mlockall");
     refused(mlockall(MCL_CURRENT), ENOMEM, "all is locked");
     locks(mlockall(MCL_FUTURE), "MCL_FUTURE");
@@ -100,5 +102,15 @@ int main(int count, char **arguments) {
     fill(more, 0, 60 * MIB, 2);
     check(more, 0, 60 * MIB, 2);
     check(at, 0, 28 * MIB, 1);
+}
+
+int main(int count, char **arguments) {
+    raw = count > 1 && !strcmp(arguments[1], "--raw");
+    at = map(NULL, 100 * MIB, PROT_READ | PROT_WRITE, 0);
+    fill(at, 0, 100 * MIB, 1);
+    one_process();
+    several_processes();
+    locked_mappings();
+    everything();
     return 0;
 }

@@ -4,6 +4,7 @@
  *
  * Exit status: 0 all well (pages may be lost), 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <setjmp.h>
 
@@ -17,16 +18,13 @@ static void on_bus(int number, siginfo_t *info, void *context) {
 }
 
 int main(int count, char **options) {
-    size_t mib = 96;
-    volatile size_t rounds = 2;
-    for (int nth = 1; nth + 1 < count; nth += 2) {
-        if (!strcmp(options[nth], "--mib")) mib = strtoul(options[nth + 1], NULL, 10);
-        else if (!strcmp(options[nth], "--rounds")) rounds = strtoul(options[nth + 1], NULL, 10);
-        else fprintf(stderr, "usage: lost [--mib MIB] [--rounds N]\n"), exit(2);
-    }
+    static size_t pages = 96 * 256; /* not in registers, which a jump would lose */
+    static uint64_t rounds = 2;
+    const struct program_option table[] = {MIB("--mib", &pages), NUMBER("--rounds", &rounds), {0}};
+    read_options("usage: lost [--mib MIB] [--rounds N]", table, count, options);
     struct sigaction action = {.sa_sigaction = on_bus, .sa_flags = SA_SIGINFO};
     sigaction(SIGBUS, &action, NULL);
-    size_t pages = mib * 256, lost = 0;
+    size_t lost = 0;
     char *at = map(NULL, pages, PROT_READ | PROT_WRITE, 0);
     if (pages > sizeof is_lost) fprintf(stderr, "lost: at most %zu MiB\n", sizeof is_lost / 256), exit(2);
     begin("filling");

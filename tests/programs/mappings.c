@@ -7,6 +7,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <setjmp.h>
 #include <signal.h>
@@ -292,19 +293,11 @@ static void reservations(void) {
     unmap(at, reserved);
 }
 
-static size_t mib(const char *text) {
-    size_t value = strtoull(text, NULL, 0) * 256;
-    if (value < 512) errno = EINVAL, fail("a size in MiB");
-    return value;
-}
-
 int main(int argc, char **argv) {
-    for (int i = 1; i < argc; i++) {
-        if (!strcmp(argv[i], "--raw")) raw = 1;
-        else if (!strcmp(argv[i], "--mib") && i + 1 < argc) mapping_pages = mib(argv[++i]);
-        else if (!strcmp(argv[i], "--press") && i + 1 < argc) press_pages = mib(argv[++i]);
-        else errno = EINVAL, fail(argv[i]);
-    }
+    const struct program_option table[] = {SWITCH("--raw", &raw), MIB("--mib", &mapping_pages), MIB("--press", &press_pages), {0}};
+    const char *const synopsis = "usage: mappings [--mib MIB] [--press MIB] [--raw]";
+    read_options(synopsis, table, argc, argv);
+    if (mapping_pages < 512 || press_pages < 512) usage(synopsis, 2);
     press_buffer = map(NULL, press_pages, PROT_READ | PROT_WRITE, 0);
     press();
     grow_and_shrink();

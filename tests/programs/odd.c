@@ -7,6 +7,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <dlfcn.h>
 #include <linux/filter.h>
@@ -394,12 +395,8 @@ static void stopped(void) {
 }
 
 int main(int count, char **options) {
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(options[nth], "--native")) native = 1;
-        else if (!strcmp(options[nth], "--no-fsize")) without_fsize = 1;
-        else if (!strcmp(options[nth], "--press") && nth + 1 < count) press_pages = strtoul(options[++nth], NULL, 10) * 256;
-        else fprintf(stderr, "usage: odd [--press MIB] [--native] [--no-fsize]\n"), exit(2);
-    }
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), SWITCH("--no-fsize", &without_fsize), {0}};
+    read_options("usage: odd [--press MIB] [--native] [--no-fsize]", table, count, options);
     running = 1;
     buffer = map(NULL, BUFFER_PAGES, PROT_READ | PROT_WRITE, 0);
     fill(buffer, 0, BUFFER_PAGES, tag);

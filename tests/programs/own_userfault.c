@@ -8,6 +8,7 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources; 77 there is no userfaultfd. */
 #define _GNU_SOURCE
+#include "options.h"
 #include "pages.h"
 #include <linux/userfaultfd.h>
 #include <poll.h>
@@ -141,33 +142,19 @@ static void moves(void) {
     unmap(target, PAGES);
 }
 
-int main(int count, char **arguments) {
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(arguments[nth], "--native")) native = 1;
-        else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
-        else {
-            fprintf(stderr, "usage: own_userfault [--press MIB] [--native]\n");
-            return 2;
-        }
-    }
-    if ((uffd = open_uffd()) < 0) {
-        perror("userfaultfd");
-        return 77;
-    }
-    pattern = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
-    fill(pattern, 0, PAGES, TAG_SERVED);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, serve, NULL)) fail("pthread_create");
+/* Memory that is registered before there is an engine, and when it is out, with 512 pages behind it that are not. */
+static char *early, *late;
 
+static void registrations(void) {
     begin("memory that is registered before there is an engine");
-    char *early = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
+    early = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
     fill(early, 0, PAGES, TAG_OLD);
     served_at = early;
     take(early, PAGES);
     exercise(early, 1);
 
     begin("memory that is registered when it is out");
-    char *late = map(NULL, PAGES + 512, PROT_READ | PROT_WRITE, 0);
+    late = map(NULL, PAGES + 512, PROT_READ | PROT_WRITE, 0);
     fill(late, 0, PAGES, TAG_OLD);
     fill(late + BYTES, 0, 512, TAG_SECOND);
     send_away(late, PAGES + 512);
@@ -176,7 +163,9 @@ int main(int count, char **arguments) {
     exercise(late, 1);
     check(late + BYTES, 0, 512, TAG_SECOND);
     check_mixed(early);
+}
 
+static void closed_when_registered(void) {
     begin("memory that may be read only, or not at all, when it is registered");
     for (int access = 0; access < 2; access++) {
         char *closed = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
@@ -189,7 +178,9 @@ int main(int count, char **arguments) {
         exercise(closed, 0);
         unmap(closed, PAGES);
     }
+}
 
+static void a_move_away(void) {
     begin("what lies behind it leaves as before");
     send_away(late + BYTES, 512);
     check(late + BYTES, 0, 512, TAG_SECOND);
@@ -202,7 +193,9 @@ int main(int count, char **arguments) {
     drop(moved);
     for (size_t page = 0; page < PAGES; page += 4) check_zero(moved + page * PAGE_BYTES, 1);
     check(late + BYTES, 0, 512, TAG_SECOND);
+}
 
+static void a_move_over(void) {
     begin("memory that moves to where other memory was served");
     char *taken = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
     fill(taken, 0, PAGES, TAG_SECOND);
@@ -223,7 +216,24 @@ int main(int count, char **arguments) {
     fill(over, 0, PAGES, TAG_OLD);
     send_away(over, PAGES);
     check(over, 0, PAGES, TAG_OLD);
+}
 
+int main(int count, char **arguments) {
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), {0}};
+    read_options("usage: own_userfault [--press MIB] [--native]", table, count, arguments);
+    if ((uffd = open_uffd()) < 0) {
+        perror("userfaultfd");
+        return 77;
+    }
+    pattern = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
+    fill(pattern, 0, PAGES, TAG_SERVED);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, serve, NULL)) fail("pthread_create");
+
+    registrations();
+    closed_when_registered();
+    a_move_away();
+    a_move_over();
     moves();
     puts("ok");
     return 0;

@@ -1,5 +1,6 @@
 /* What the programs that test memory have in common: patterns, pressure, and what the kernel says of a page. */
 #pragma once
+#include "basics.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -30,12 +31,6 @@ static const char *step = "setup";
 static size_t press_pages = 36 * 256;
 static char *press_buffer;
 static uint64_t press_round;
-
-static inline uint64_t mix(uint64_t x) {
-    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27, x *= 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 static inline void fail(const char *what) {
     fprintf(stderr, "%s: %s: %s\n", step, what, strerror(errno));

@@ -9,6 +9,7 @@
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources; 77 there is no io_uring. */
 #define _GNU_SOURCE
 #include "direct.h"
+#include "options.h"
 #include <sys/uio.h>
 
 enum { PAGES = 1024, TAG_FILE = 1, TAG_BUFFER = 2 };
@@ -23,15 +24,8 @@ static int hidden_setup(unsigned entries, struct io_uring_params *parameters) {
 
 int main(int count, char **arguments) {
     int hidden = 0;
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(arguments[nth], "--native")) native = 1;
-        else if (!strcmp(arguments[nth], "--hidden")) hidden = 1;
-        else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
-        else {
-            fprintf(stderr, "usage: pinned [--press MIB] [--native] [--hidden]\n");
-            return 2;
-        }
-    }
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), SWITCH("--hidden", &hidden), {0}};
+    read_options("usage: pinned [--press MIB] [--native] [--hidden]", table, count, arguments);
     begin("a file to read from");
     char *source = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
     char *buffer = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);

@@ -11,6 +11,7 @@
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources; 77 there is no io_uring. */
 #define _GNU_SOURCE
 #include "direct.h"
+#include "options.h"
 #include <sched.h>
 #include <setjmp.h>
 #include <sys/uio.h>
@@ -176,16 +177,8 @@ static void by_requests(char *buffer, const char *source) {
 
 int main(int count, char **arguments) {
     int closed = 0, aio = 0;
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(arguments[nth], "--native")) native = 1;
-        else if (!strcmp(arguments[nth], "--closed")) closed = 1;
-        else if (!strcmp(arguments[nth], "--aio")) aio = 1;
-        else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
-        else {
-            fprintf(stderr, "usage: pinned_readonly [--press MIB] [--native] [--closed | --aio]\n");
-            return 2;
-        }
-    }
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), SWITCH("--closed", &closed), SWITCH("--aio", &aio), {0}};
+    read_options("usage: pinned_readonly [--press MIB] [--native] [--closed | --aio]", table, count, arguments);
     signal(SIGSEGV, on_segv);
     char *source = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
     char *buffer = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);

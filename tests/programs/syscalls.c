@@ -7,6 +7,7 @@
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
 #include "direct.h"
+#include "options.h"
 #include <linux/futex.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -508,16 +509,8 @@ static void zerocopy(void) {
 }
 
 int main(int count, char **arguments) {
-    for (int nth = 1; nth < count; nth++) {
-        if (!strcmp(arguments[nth], "--native")) native = 1;
-        else if (!strcmp(arguments[nth], "--raw")) raw = 1;
-        else if (!strcmp(arguments[nth], "--press") && nth + 1 < count) press_pages = strtoul(arguments[++nth], NULL, 10) * 256;
-        else if (!strcmp(arguments[nth], "--dir") && nth + 1 < count) directory = arguments[++nth];
-        else {
-            fprintf(stderr, "usage: syscalls [--press MIB] [--native] [--raw] [--dir DIR]\n");
-            return 2;
-        }
-    }
+    const struct program_option table[] = {MIB("--press", &press_pages), SWITCH("--native", &native), SWITCH("--raw", &raw), TEXT("--dir", &directory), {0}};
+    read_options("usage: syscalls [--press MIB] [--native] [--raw] [--dir DIR]", table, count, arguments);
     reads_and_writes();
     pipes_and_sockets();
     random_bytes();

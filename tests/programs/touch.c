@@ -12,6 +12,8 @@
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
+#include "basics.h"
+#include "options.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -24,18 +26,19 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { PAGE_BYTES = 4096, PAGE_WORDS = PAGE_BYTES / 8, PASSES_MAX = 64 };
 enum { LATENCY_SUB_BITS = 4, LATENCY_CELLS = 64 << LATENCY_SUB_BITS };
-enum fill { ZERO, HEAP, INCOMPRESSIBLE, TEXT };
+enum fill { ZERO, HEAP, INCOMPRESSIBLE, PROSE };
+enum order { SEQ, RANDOM, ZIPF, TOGETHER };
+static const char *const order_names[] = {"seq", "random", "zipf", "together"};
 
 static struct {
     uint64_t mib, threads, passes, ops, seed, writes;
     enum fill fill;
     const char *fill_name, *heap_file;
-    bool random, zipf, together;
+    int order;
 } options = {.mib = 1024, .threads = 1, .passes = 3, .ops = 100000, .seed = 1, .fill = ZERO, .fill_name = "zero"};
 
 static char *buffer;
@@ -44,12 +47,6 @@ static double page_count_root;
 static pthread_barrier_t start_signal, end_signal, meeting;
 static _Atomic uint64_t latencies[LATENCY_CELLS]; /* reads by their time: sixteen steps for each power of two */
 static struct span { uint64_t start_ns, end_ns; } *spans; /* of each thread, in the present pass */
-
-static uint64_t mix(uint64_t x) {
-    x ^= x >> 30, x *= 0xbf58476d1ce4e5b9u;
-    x ^= x >> 27, x *= 0x94d049bb133111ebu;
-    return x ^ (x >> 31);
-}
 
 static uint64_t next(uint64_t *state) {
     *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
@@ -68,12 +65,6 @@ static uint64_t zipf(uint64_t *state) {
     double u = (double)(next(state) >> 11) * 0x1p-53, t = 1 - u * (1 - 1 / page_count_root);
     uint64_t rank = (uint64_t)(1 / (t * t * t * t * t)) - 1;
     return (rank < page_count ? rank : page_count - 1) * 2654435761u % page_count;
-}
-
-static uint64_t now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
 static void fail(const char *what) {
@@ -119,7 +110,7 @@ static void fill_buffer(void) {
         if (options.fill == HEAP) memcpy(at, heap + page % heap_pages * PAGE_BYTES, PAGE_BYTES);
         if (options.fill == INCOMPRESSIBLE)
             for (int i = 0; i < PAGE_WORDS; i++) ((uint64_t *)at)[i] = next(&state);
-        if (options.fill == TEXT) fill_text(at, &state);
+        if (options.fill == PROSE) fill_text(at, &state);
         *(uint64_t *)at = first_word(page);
     }
     if (heap) munmap((void *)heap, heap_pages * PAGE_BYTES);
@@ -168,15 +159,15 @@ static void read_together(uint64_t *state) {
 }
 
 static void *work(void *argument) {
-    uint64_t index = (uintptr_t)argument, own = options.together ? 0 : 99 * (index + 1);
+    uint64_t index = (uintptr_t)argument, own = options.order == TOGETHER ? 0 : 99 * (index + 1);
     uint64_t state = mix(options.seed + own) | 1;
     uint64_t from = page_count * index / options.threads, to = page_count * (index + 1) / options.threads;
     for (uint64_t pass = 0; pass < options.passes; pass++) {
         pthread_barrier_wait(&start_signal);
         spans[index].start_ns = now_ns();
-        if (options.together) read_together(&state);
-        else if (options.random)
-            for (uint64_t op = 0; op < options.ops; op++) touch_page(options.zipf ? zipf(&state) : next(&state) % page_count, &state);
+        if (options.order == TOGETHER) read_together(&state);
+        else if (options.order != SEQ)
+            for (uint64_t op = 0; op < options.ops; op++) touch_page(options.order == ZIPF ? zipf(&state) : next(&state) % page_count, &state);
         else
             for (uint64_t page = from; page < to; page++) check_page(page);
         spans[index].end_ns = now_ns();
@@ -208,53 +199,36 @@ static double cpu_seconds(void) {
            (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec) / 1e6;
 }
 
-static void usage(int status) {
-    fprintf(status ? stderr : stdout,
-            "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf|together]\n"
-            "             [--threads T] [--passes P] [--ops N_PER_THREAD] [--writes PERCENT] [--seed X]\n"
-            "Prints as JSON what it costs to fill a buffer and to reach its pages.\n");
-    exit(status);
-}
+static const char *const synopsis =
+    "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf|together]\n"
+    "             [--threads T] [--passes P] [--ops N_PER_THREAD] [--writes PERCENT] [--seed X]\n"
+    "Prints as JSON what it costs to fill a buffer and to reach its pages.";
 
 static void parse_fill(const char *value) {
     options.fill_name = value;
     if (!strcmp(value, "zero")) options.fill = ZERO;
     else if (!strcmp(value, "random")) options.fill = INCOMPRESSIBLE;
-    else if (!strcmp(value, "text")) options.fill = TEXT;
+    else if (!strcmp(value, "text")) options.fill = PROSE;
     else if (!strncmp(value, "heap:", 5)) options.fill = HEAP, options.heap_file = value + 5, options.fill_name = "heap";
-    else usage(2);
-}
-
-static uint64_t number(const char *text) {
-    char *end;
-    uint64_t value = strtoull(text, &end, 0);
-    if (!*text || *end) usage(2);
-    return value;
+    else usage(synopsis, 2);
 }
 
 static void parse(int argc, char **argv) {
-    for (int i = 1; i < argc; i += 2) {
-        const char *name = argv[i], *value = argv[i + 1];
-        if (!strcmp(name, "--help")) usage(0);
-        if (!value) usage(2);
-        if (!strcmp(name, "--mib")) options.mib = number(value);
-        else if (!strcmp(name, "--threads")) options.threads = number(value);
-        else if (!strcmp(name, "--passes")) options.passes = number(value);
-        else if (!strcmp(name, "--ops")) options.ops = number(value);
-        else if (!strcmp(name, "--writes")) options.writes = number(value);
-        else if (!strcmp(name, "--seed")) options.seed = number(value);
-        else if (!strcmp(name, "--fill")) parse_fill(value);
-        else if (!strcmp(name, "--order") && !strcmp(value, "seq")) options.random = false;
-        else if (!strcmp(name, "--order") && !strcmp(value, "random")) options.random = true;
-        else if (!strcmp(name, "--order") && !strcmp(value, "zipf")) options.random = options.zipf = true;
-        else if (!strcmp(name, "--order") && !strcmp(value, "together")) options.random = options.together = true;
-        else usage(2);
-    }
-    if (!options.mib || !options.threads || options.passes > PASSES_MAX) usage(2);
-}
-
-static const char *order_name(void) {
-    return options.together ? "together" : options.zipf ? "zipf" : options.random ? "random" : "seq";
+    const char *fill = "zero";
+    const struct program_option table[] = {
+        NUMBER("--mib", &options.mib),
+        NUMBER("--threads", &options.threads),
+        NUMBER("--passes", &options.passes),
+        NUMBER("--ops", &options.ops),
+        NUMBER("--writes", &options.writes),
+        NUMBER("--seed", &options.seed),
+        TEXT("--fill", &fill),
+        CHOICE("--order", &options.order, "seq", "random", "zipf", "together"), /* as in the enum above */
+        {0},
+    };
+    read_options(synopsis, table, argc, argv);
+    parse_fill(fill);
+    if (!options.mib || !options.threads || options.passes > PASSES_MAX) usage(synopsis, 2);
 }
 
 int main(int argc, char **argv) {
@@ -275,7 +249,7 @@ int main(int argc, char **argv) {
     if (!threads || !spans) fail("calloc");
     for (uintptr_t i = 0; i < options.threads; i++)
         if ((errno = pthread_create(&threads[i], NULL, work, (void *)i))) fail("pthread_create");
-    uint64_t pages_a_pass = options.random ? options.threads * options.ops : page_count;
+    uint64_t pages_a_pass = options.order != SEQ ? options.threads * options.ops : page_count;
     uint64_t faults_before = major_faults();
     double cpu_before = cpu_seconds(), pass_ns[PASSES_MAX];
     for (uint64_t pass = 0; pass < options.passes; pass++) {
@@ -290,11 +264,11 @@ int main(int argc, char **argv) {
     printf("{\"mib\": %" PRIu64 ", \"fill\": \"%s\", \"order\": \"%s\", \"threads\": %" PRIu64
            ", \"pages_per_pass\": %" PRIu64 ", \"major_faults\": %" PRIu64
            ", \"passes_cpu_seconds\": %.3f, \"fill_ns_per_page\": %.1f, \"pass_ns_per_page\": [",
-           options.mib, options.fill_name, order_name(), options.threads, pages_a_pass, faults,
+           options.mib, options.fill_name, order_names[options.order], options.threads, pages_a_pass, faults,
            cpu, fill_ns);
     for (uint64_t pass = 0; pass < options.passes; pass++) printf("%s%.1f", pass ? ", " : "", pass_ns[pass]);
     printf("]");
-    if (options.together)
+    if (options.order == TOGETHER)
         printf(", \"latency_ns\": {\"p50\": %" PRIu64 ", \"p99\": %" PRIu64 ", \"p99.9\": %" PRIu64 ", \"max\": %" PRIu64 "}",
                latency_ns(5000), latency_ns(9900), latency_ns(9990), latency_ns(10000));
     printf("}\n");

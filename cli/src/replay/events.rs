@@ -243,7 +243,7 @@ fn forget(steps: &mut Vec<Step>, places: &Places, process: u64, page: PageIndex,
     for (&(_, cluster), &first) in places.all.range((process, page.cluster().0)..=(process, last)) {
         let start = cluster * CLUSTER_PAGES as u64;
         let from = page.0.max(start);
-        let to = end.min(start + CLUSTER_PAGES as u64);
+        let to = end.min(start.saturating_add(CLUSTER_PAGES as u64));
         steps.push(Step {
             page: first + (from - start) as u32,
             what: What::Discard,

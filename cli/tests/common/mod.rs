@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 pub const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
 /// No run takes nearly as long: this is only so that one that hangs is ended.
@@ -41,24 +41,51 @@ pub fn house() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()
 }
 
+/// A script of tests/jobs.
+pub fn job(name: &str) -> String {
+    let path = house().join("tests/jobs").join(name);
+    assert!(path.exists(), "{} is missing", path.display());
+    path.to_str().expect("a path in UTF-8").to_owned()
+}
+
 /// Builds tests/programs/NAME.c, once.
 pub fn program(name: &str) -> String {
+    built(name, name, &["-lpthread"])
+}
+
+/// The same as a static program, which has no dynamic loader.
+pub fn static_program(name: &str) -> String {
+    built(name, &format!("{name}-static"), &["-static"])
+}
+
+/// Builds tests/programs/SOURCE.c as a program of another name, with more options for gcc, unless it is built already.
+pub fn built(source: &str, name: &str, options: &[&str]) -> String {
     static BUILDING: Mutex<()> = Mutex::new(());
     let _building = BUILDING.lock().unwrap_or_else(PoisonError::into_inner);
     let binary = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    let source = house().join("tests/programs").join(name).with_extension("c");
-    let time = |path: &Path| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    let headers = ["pages.h", "direct.h"].map(|header| time(&source.with_file_name(header)));
-    if time(&binary) < headers.into_iter().fold(time(&source), Option::max) {
+    let programs = house().join("tests/programs");
+    let sources = programs.join(source).with_extension("c");
+    if modified(&binary) < newest(&programs) {
         let output = Command::new("gcc")
             .args(["-O2", "-Wall", "-Wextra", "-o"])
-            .args([&binary, &source])
-            .arg("-lpthread")
+            .args([&binary, &sources])
+            .args(options)
             .output()
             .expect("gcc is installed");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
-    binary.to_str().expect("a path in UTF-8").to_owned()
+    // As the kernel has it.
+    binary.canonicalize().unwrap().to_str().expect("a path in UTF-8").to_owned()
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    path.metadata().and_then(|metadata| metadata.modified()).ok()
+}
+
+/// When a program or a header of theirs was last changed: all are built anew then, which takes seconds.
+fn newest(programs: &Path) -> Option<SystemTime> {
+    let files = fs::read_dir(programs).unwrap().map(|entry| entry.unwrap().path());
+    files.map(|file| if file.is_dir() { newest(&file) } else { modified(&file) }).max().flatten()
 }
 
 /// A run and what it says, which goes to files: nobody waits for a pipe that an orphan holds.
@@ -85,8 +112,14 @@ pub fn start(mut command: Command) -> Run {
     let files = [file("stdout"), file("stderr")];
     let [stdout, stderr] = files.each_ref().map(|path| fs::File::create(path).unwrap());
     let what = format!("{command:?}");
-    let child =
-        command.env("TMPDIR", "/var/tmp").process_group(0).stdout(stdout).stderr(stderr).spawn().unwrap();
+    let child = command
+        .env("TMPDIR", "/var/tmp")
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .process_group(0)
+        .stdout(stdout)
+        .stderr(stderr)
+        .spawn()
+        .unwrap();
     Run { child, started: Instant::now(), what, files }
 }
 
@@ -171,4 +204,36 @@ pub fn pagetide(memory: &str, mask: &str, options: &[&str], command: &[&str]) ->
     let mut run = Command::new(PAGETIDE);
     run.args(["run", "-q", "-m", memory]).args(options).arg("--").args(command).env("PAGETIDE_MASK", mask);
     run
+}
+
+/// The interpreter itself: what the name finds may be a chain of shell scripts.
+pub fn python() -> String {
+    let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();
+    String::from_utf8(found.stdout).unwrap().trim().to_owned()
+}
+
+/// What `pagetide stat` tells of a run, once it does.
+pub fn report(pid: &str) -> Option<serde_json::Value> {
+    let output = Command::new(PAGETIDE).args(["stat", pid, "--json"]).output().unwrap();
+    output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
+}
+
+/// A setting of the kernel, and its value from before.
+pub struct Setting(&'static str, String);
+
+impl Setting {
+    pub fn change(path: &'static str, value: &str) -> Self {
+        let before = fs::read_to_string(path).unwrap();
+        // Some list all values, the one that holds in brackets.
+        let chosen = before.split(['[', ']']).nth(1).map(str::to_owned);
+        let before = chosen.unwrap_or(before);
+        fs::write(path, value).unwrap_or_else(|error| panic!("{path} (needs root): {error}"));
+        Self(path, before)
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        let _ = fs::write(self.0, self.1.trim());
+    }
 }

@@ -1,0 +1,51 @@
+//! Settings that change while a run goes on.
+
+use crate::common::*;
+use std::process::Command;
+use std::time::Duration;
+
+#[test]
+fn the_pool_works_otherwise_while_a_run_goes_on() {
+    let _turn = turn();
+    let command = [&*program("hammer"), "--mib", "96", "--seconds", "4"];
+    let run = start(pagetide("48M", "", &["--zpool", "zbud"], &command));
+    let pid = run.child.id().to_string();
+    let set = |settings: &[&str]| {
+        let output = Command::new(PAGETIDE).args(["set", "--pid", &pid]).args(settings).output().unwrap();
+        (
+            output.status.code(),
+            String::from_utf8(output.stdout).unwrap(),
+            String::from_utf8(output.stderr).unwrap(),
+        )
+    };
+    run.until("the run can be told something", || set(&[]).0 == Some(0));
+    for compressor in ["zstd:-5", "none", "zstd", "lz4"] {
+        for enabled in ["off", "on"] {
+            let settings = [&*format!("compressor={compressor}"), &format!("enabled={enabled}")];
+            let more = ["shrinker=decay", "accept_threshold_percent=50", "max_pool_percent=60"];
+            let (status, said, errors) = set(&[&settings[..], &more].concat());
+            assert_eq!((status, &*errors), (Some(0), ""));
+            assert!(said.starts_with(&format!("run {pid} (")) && said.contains(settings[0]), "{said}");
+            let shown = set(&[]).1;
+            let compressor = if compressor == "zstd" { "zstd:1" } else { compressor };
+            assert!(shown.contains(&format!("compressor={compressor}\n")), "{shown}");
+            assert!(shown.contains(&format!("enabled={enabled}\n")), "{shown}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+    // All of a call or nothing.
+    let (code, _, said) = set(&["shrinker=none", "zpool=zsmalloc"]);
+    assert!(code == Some(2) && said.contains("zpool: cannot be set"), "{said}");
+    assert!(set(&[]).1.contains("shrinker=decay\n"));
+    run.end().succeeds();
+}
+
+#[test]
+fn the_swap_file_goes_out_of_use_and_into_use_while_a_program_runs() {
+    let _turn = turn();
+    let program = house().join("tests/programs/leaving.py");
+    for mask in ["", "ring", "move"] {
+        let command = [&*python(), program.to_str().unwrap(), PAGETIDE];
+        start(pagetide("96M", mask, &[], &command)).end().succeeds();
+    }
+}

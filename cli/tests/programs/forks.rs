@@ -1,0 +1,136 @@
+//! Families of processes: each keeps its own pages, however it came about and whoever of them ends.
+
+use crate::common::*;
+use std::process::Stdio;
+use std::time::Duration;
+
+#[test]
+fn every_process_of_a_family_keeps_its_own_pages() {
+    let _turn = turn();
+    start(pagetide("128M", "", &[], &[&program("forks"), "--mib", "60"])).end().succeeds();
+}
+
+#[test]
+fn a_family_several_times_the_cap_keeps_its_own_pages() {
+    let _turn = turn();
+    start(pagetide("32M", "", &[], &[&program("forks"), "--mib", "24"])).end().succeeds();
+}
+
+#[test]
+fn a_family_that_fits_keeps_its_own_pages() {
+    let _turn = turn();
+    start(pagetide("256M", "", &[], &[&program("forks"), "--mib", "24"])).end().succeeds();
+}
+
+#[test]
+fn a_program_forks_while_its_threads_fault_and_use_streams() {
+    let _turn = turn();
+    let command = [&*program("fork_threads"), "--mib", "36", "--threads", "2", "--forks", "100"];
+    start(pagetide("30M", "", &[], &command)).end().succeeds();
+}
+
+/// What it takes may be more than is free: nobody but the process itself may start its engine.
+#[test]
+fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {
+    let _turn = turn();
+    for memory in ["16M", "40M", "256M"] {
+        // The parent and a child of it have 45 MiB each.
+        start(pagetide(memory, "", &["--swap-size", "256M"], &[&program("vfork")])).end().succeeds();
+    }
+}
+
+/// Its engine does not run when it begins to wait: others have to be able to start it.
+#[test]
+fn children_that_are_cloned_keep_their_parents_pages() {
+    // Needs root for those in namespaces.
+    let _turn = turn();
+    for mask in ["", "remap", "pool"] {
+        start(pagetide("32M", mask, &[], &[&program("clones")])).end().succeeds();
+    }
+}
+
+#[test]
+fn who_holds_memory_and_waits_gives_it_to_who_needs_it() {
+    let _turn = turn();
+    let idle = program("idle");
+    for (memory, held, locked) in [("64M", "40", "40"), ("64M", "20", "44"), ("256M", "200", "180")] {
+        start(pagetide(memory, "", &[], &[&idle, held, locked])).end().succeeds();
+    }
+}
+
+/// An engine would take more than they could give.
+#[test]
+fn small_processes_that_wait_have_no_engine() {
+    let _turn = turn();
+    let run = start(pagetide("40M", "", &[], &["sh", &job("sleepers.sh")]));
+    let pid = run.child.id().to_string();
+    let mut found = None;
+    while found.is_none() && run.started.elapsed() < GUARD {
+        std::thread::sleep(Duration::from_millis(50));
+        found = report(&pid).filter(|report| {
+            let processes = report["process_list"].as_array().unwrap();
+            processes.iter().filter(|process| process["name"] == "sleep").count() == 12
+        });
+    }
+    // A killed process is gone when it has given back what it holds: the launcher may be so first.
+    let group = run.child.id();
+    kill_group(group);
+    run.until("the end of all", || living(group).is_empty());
+    assert!(!run.end().status.success());
+    let report = found.expect("all of them start");
+    let processes = report["process_list"].as_array().unwrap();
+    assert!(processes.iter().all(|process| process["armed"] == false), "{report:#}");
+}
+
+/// Whether the C library knows of threads, and whether there is an engine, is four cases of what it resets in a child.
+#[test]
+fn threads_of_forked_children_open_streams() {
+    let _turn = turn();
+    let streams = program("streams");
+    for arguments in [["0", "0"], ["1", "0"], ["0", "100"], ["1", "100"]] {
+        let [threads, mib] = arguments;
+        start(pagetide("40M", "", &[], &[&streams, threads, mib])).end().succeeds();
+    }
+}
+
+#[test]
+fn chains_of_forked_shells_live_in_little_memory() {
+    let _turn = turn();
+    let chain = job("chain.sh");
+    for _ in 0..5 {
+        let ended = start(pagetide("16M", "", &[], &["bash", &chain])).end().succeeds();
+        assert_eq!(ended, "108893\n108893\n108893\n");
+    }
+}
+
+#[test]
+fn a_child_outlives_its_parent_with_what_it_inherited() {
+    let _turn = turn();
+    let heir = job("heir.py");
+    for mask in ["", "remap", "pool"] {
+        println!("PAGETIDE_MASK={mask}");
+        let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), &heir]));
+        assert_eq!(run.end().succeeds(), "good True\n");
+    }
+}
+
+/// What it has started is killed with it, but not what that has started.
+#[test]
+fn who_outlives_a_killed_launcher_keeps_its_pages() {
+    let _turn = turn();
+    let orphan = job("orphan.py");
+    for mask in ["", "pool"] {
+        println!("PAGETIDE_MASK={mask}");
+        let starts = ["sh", "-c", "\"$@\"; exit", "sh", &python(), &orphan];
+        let mut command = pagetide("40M", mask, &["--swap-size", "1G"], &starts);
+        command.stdin(Stdio::piped());
+        let mut run = start(command);
+        run.until("its pages", || run.said()[0] == "ready\n");
+        let group = run.child.id();
+        run.child.kill().unwrap();
+        run.child.wait().unwrap();
+        drop(run.child.stdin.take());
+        run.until("its end", || living(group).is_empty());
+        assert_eq!(run.said()[0], "ready\nTrue True\nTrue True True\n", "{}", run.said()[1]);
+    }
+}

@@ -1,0 +1,80 @@
+//! Programs and libraries that have functions of the C library's names, and libraries that look elsewhere first.
+
+use crate::common::*;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Builds tests/programs/loader/NAME.c by gcc with some options.
+fn build(name: &str, as_name: &str, options: &[&str]) -> PathBuf {
+    let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join("loader");
+    std::fs::create_dir_all(&directory).unwrap();
+    let output = directory.join(as_name);
+    let source = house().join("tests/programs/loader").join(name).with_extension("c");
+    let built = Command::new("gcc")
+        .args(["-O1", "-Wall", "-Wextra", "-fno-builtin", "-o"])
+        .args([&output, &source])
+        .args(options)
+        .output()
+        .expect("gcc is installed");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    output
+}
+
+fn path(path: &Path) -> &str {
+    path.to_str().expect("a path in UTF-8")
+}
+
+#[test]
+fn a_program_at_a_fixed_place_that_takes_an_address_of_the_allocator_is_managed() {
+    let _turn = turn();
+    for (name, options) in [("pie", &["-pie", "-fPIE"]), ("nonpie", &["-no-pie", "-fno-pie"])] {
+        let program = build("nonpie", name, options);
+        let ended = start(pagetide("80M", "", &[], &[path(&program), "90"])).end();
+        assert!(!ended.stderr.contains("malloc"), "{}", ended.stderr);
+        ended.succeeds();
+    }
+}
+
+#[test]
+fn an_mmap_of_the_programs_that_calls_by_number_is_no_endless_circle() {
+    let _turn = turn();
+    let program = build("own_mmap", "own_mmap", &[]);
+    start(pagetide("60M", "", &[], &[path(&program)])).end().succeeds();
+}
+
+#[test]
+fn what_a_preloaded_library_allocates_while_the_allocator_starts_is_kept() {
+    let _turn = turn();
+    let library = build("clock", "clock.so", &["-shared", "-fPIC"]);
+    let mut run = pagetide("60M", "", &[], &["/bin/true"]);
+    run.env("LD_PRELOAD", &library);
+    start(run).end().succeeds();
+}
+
+#[test]
+fn a_library_that_is_bound_to_the_c_library_frees_maps_and_forks_as_natively() {
+    let _turn = turn();
+    let plugin = build("plugin", "plugin.so", &["-shared", "-fPIC"]);
+    let hidden = plugin.with_file_name("hidden");
+    std::fs::create_dir_all(&hidden).unwrap();
+    std::fs::copy(&plugin, hidden.join("found.so")).unwrap();
+    let options = ["-ldl", "-rdynamic", "-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN/hidden"];
+    let program = build("deepbind", "deepbind", &options);
+    let command = [path(&program), path(&plugin), "found.so"];
+    let native = Command::new(command[0]).args(&command[1..]).env("DEEPBIND_NATIVE", "1").output().unwrap();
+    assert!(native.status.success(), "{}", String::from_utf8_lossy(&native.stderr));
+    for mask in ["", "remap", "pool"] {
+        start(pagetide("80M", mask, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
+fn a_sanitizer_that_must_come_first_is_named() {
+    let _turn = turn();
+    for (option, name) in [("thread", "ThreadSanitizer"), ("address", "AddressSanitizer")] {
+        let program = build("sanitized", option, &[&format!("-fsanitize={option}")]);
+        let ended = start(pagetide("60M", "", &[], &[path(&program)])).end();
+        assert_eq!(ended.status.code(), Some(125), "{}", ended.stderr);
+        assert!(ended.stderr.contains(name) && ended.stderr.contains("on its own"), "{}", ended.stderr);
+    }
+}

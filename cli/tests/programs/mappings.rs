@@ -1,0 +1,74 @@
+//! Calls that change mappings whose pages are partly out, and memory that a program serves itself.
+
+use crate::common::*;
+
+#[test]
+fn mappings_move_grow_and_go_with_their_contents() {
+    let _turn = turn();
+    let mappings = program("mappings");
+    for mask in ["", "remap", "move", "pool"] {
+        start(pagetide("28M", mask, &[], &[&mappings])).end().succeeds();
+    }
+    start(pagetide("28M", "", &[], &[&mappings, "--raw"])).end().succeeds();
+}
+
+#[test]
+fn calls_that_are_refused_leave_everything_as_it_was() {
+    let _turn = turn();
+    let refused = program("refused");
+    for mask in ["", "remap", "pool"] {
+        start(pagetide("28M", mask, &[], &[&refused])).end().succeeds();
+    }
+    start(pagetide("28M", "", &[], &[&refused, "--namespace"])).end().succeeds();
+}
+
+/// What was never charged is not given back: the engine would not start in time.
+#[test]
+fn reservations_that_shrink_and_move_do_not_lift_the_cap() {
+    let _turn = turn();
+    let said = start(pagetide("32M", "", &[], &[&python(), &job("reservations.py")])).end().succeeds();
+    let resident: u64 = said.trim().parse().unwrap();
+    assert!(resident < 40 << 10, "{resident} KiB under a cap of 32 MiB");
+}
+
+#[test]
+fn huge_pages_or_none_make_no_difference() {
+    // What it changes is right for the others too.
+    let _turn = turn();
+    for huge in ["always", "never"] {
+        // Needs root.
+        let _setting = Setting::change("/sys/kernel/mm/transparent_hugepage/enabled", huge);
+        for mask in ["", "remap", "move"] {
+            println!("huge pages: {huge}, PAGETIDE_MASK={mask}");
+            let run = |name: &str, options: &[&str]| {
+                let program = program(name);
+                let command: Vec<&str> = std::iter::once(&*program).chain(options.iter().copied()).collect();
+                start(pagetide("48M", mask, &["--swap-size", "1G"], &command)).end().succeeds();
+            };
+            run("mappings", &[]);
+            run("forks", &["--mib", "24"]);
+            run("growing", &["--rounds", "100", "--seed", "5"]);
+        }
+    }
+}
+
+#[test]
+fn locks_hold_and_advice_is_taken() {
+    let _turn = turn();
+    let advice = program("advice");
+    for (mask, option) in [("", None), ("", Some("--raw")), ("copy", None), ("pool", None)] {
+        println!("PAGETIDE_MASK={mask} advice {}", option.unwrap_or_default());
+        let command: Vec<&str> = std::iter::once(&*advice).chain(option).collect();
+        start(pagetide("28M", mask, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
+fn a_program_serves_faults_of_its_own_memory() {
+    let _turn = turn();
+    let own = program("own_userfault");
+    for mask in ["", "remap", "move", "pool"] {
+        println!("PAGETIDE_MASK={mask} own_userfault");
+        start(pagetide("40M", mask, &[], &[&own])).end().succeeds();
+    }
+}

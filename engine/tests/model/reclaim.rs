@@ -1,0 +1,154 @@
+//! What leaves, in which order, and what stays.
+
+use crate::common::{noise, page, prose};
+use crate::small::{BASE, deferred, plain, scattered};
+use crate::world::World;
+use pagetide::engine::Progress;
+use pagetide::regions::Access;
+use pagetide_device::Device;
+use pagetide_device::ram::Ram;
+use pagetide_swap::{Counter, State};
+
+#[test]
+fn where_nothing_else_is_left_the_pool_gives() {
+    let (mut world, device) = deferred(100, 600);
+    (BASE..BASE + 64).for_each(|number| world.put(number, prose(number)));
+    world.push_out();
+    let pool = world.engine.swap().zswap().pool_pages();
+    assert!(pool > 0 && device.held() == 0, "all in the pool");
+    // Until a step finds nothing; one that is writing already does not count.
+    while matches!(world.engine.reclaim(&mut world.work), Progress::Freed(_)) {
+        world.drain_requests();
+    }
+    world.check_books();
+    assert_eq!(world.engine.swap().zswap().pool_pages(), 0);
+    (BASE..BASE + 64).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn a_cluster_that_was_referenced_is_a_victim_when_there_is_no_other() {
+    let mut world = plain(Some(Box::new(Ram::new(100))), 0, 300);
+    scattered().for_each(|number| world.put(number, noise(number)));
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
+    scattered().for_each(|number| world.read(number));
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "hot, but there is nothing else");
+    world.drain_requests();
+    world.check_end();
+}
+
+#[test]
+fn what_a_busy_device_cannot_take_yet_waits_on_probation() {
+    let (mut world, device) = deferred(0, 600);
+    (BASE..BASE + 400).for_each(|number| world.put(number, noise(number)));
+    world.push_out_undrained();
+    let cached = |world: &World| {
+        (BASE..BASE + 400).filter(|&number| world.word(page(number)).state() == State::Cached).count()
+    };
+    assert_eq!((device.held(), cached(&world)), (4, 400), "as much is being written as may be");
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Waits);
+    assert_eq!((device.held(), world.engine.take_refused()), (4, 0));
+    // A hit meanwhile, and the end of a write.
+    world.read(BASE + 200);
+    device.release(0);
+    world.complete();
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Freed(32));
+    assert_eq!((device.held(), cached(&world)), (4, 400 - 1 - 32));
+    while device.release(0) {
+        world.complete();
+        world.push_out_undrained();
+    }
+    assert_eq!(cached(&world), 0);
+    assert_eq!(world.counter(Counter::swap_cache_hit), 1);
+    (BASE..BASE + 400).for_each(|number| {
+        world.read(number);
+        while device.release(0) {
+            world.complete();
+        }
+    });
+    world.check_end();
+}
+
+#[test]
+fn a_page_that_comes_back_clean_is_not_stored_again() {
+    let mut world = plain(None, 200, 300);
+    (BASE..BASE + 32).for_each(|number| world.put(number, prose(number)));
+    world.push_out();
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    world.put(BASE + 9, prose(1000));
+    world.push_out();
+    assert_eq!(world.counter(Counter::swap_reuse), 31);
+    assert_eq!(world.counter(Counter::zswpout), 33);
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn pinned_pages_stay_where_they_are() {
+    let mut world = plain(None, 200, 300);
+    (BASE..BASE + 32).for_each(|number| world.put(number, prose(number)));
+    world.memory().set_may_pin(true);
+    world.memory().pin(page(BASE + 5), true);
+    world.push_out();
+    assert_eq!(world.memory().present(), [page(BASE + 5)]);
+    world.memory().set_can_move(false);
+    world.put(BASE + 600, prose(1));
+    world.push_out();
+    assert!(world.memory().peek(page(BASE + 600)).is_some(), "without MOVE nothing may leave");
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn what_may_not_be_written_leaves_though_pages_may_be_pinned() {
+    let mut world = plain(None, 200, 300);
+    (BASE..BASE + 32).for_each(|number| world.put(number, prose(number)));
+    world.protect(BASE..BASE + 16, Access::Read);
+    world.protect(BASE + 16..BASE + 20, Access::None);
+    world.memory().set_may_pin(true);
+    world.memory().pin(page(BASE + 5), true);
+    world.memory().pin(page(BASE + 25), true);
+    world.push_out();
+    assert_eq!(world.memory().present(), [page(BASE + 5), page(BASE + 25)]);
+    (BASE..BASE + 16).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn pages_shared_by_a_fork_leave_by_move_too() {
+    let mut world = plain(None, 200, 300);
+    world.memory().set_may_pin(true);
+    (BASE..BASE + 32).for_each(|number| world.put(number, prose(number)));
+    world.memory().share();
+    world.push_out();
+    assert!(world.memory().present().is_empty());
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    // A pinned page among them does not hold up the others.
+    world.memory().share();
+    world.memory().pin(page(BASE + 5), true);
+    world.push_out();
+    assert_eq!(world.memory().present(), [page(BASE + 5)]);
+    (BASE..BASE + 32).for_each(|number| world.read(number));
+    world.check_end();
+}
+
+#[test]
+fn contents_travel_with_a_mapping_that_moves() {
+    for (pool, blocks) in [(200, 0), (0, 4096), (20, 4096)] {
+        let device = (blocks > 0).then(|| Box::new(Ram::new(blocks)) as Box<dyn Device>);
+        let mut world = plain(device, pool, 600);
+        (BASE..BASE + 300).for_each(|number| world.put(number, prose(number)));
+        world.push_out();
+        // Some in the program, some on probation, some stored.
+        (BASE..BASE + 40).for_each(|number| world.read(number));
+        world.engine.reclaim(&mut world.work);
+        world.remap(BASE, BASE + 1024 + 7, 300, false);
+        (BASE + 1024..BASE + 1400).for_each(|number| {
+            if (BASE + 1031..BASE + 1331).contains(&number) {
+                world.read(number);
+            }
+        });
+        world.check_books();
+        world.check_end();
+    }
+}

@@ -1,0 +1,80 @@
+//! Faults that wait for room, or for the end of a rest.
+
+use crate::common::{noise, page};
+use crate::small::{BASE, plain};
+use crate::world::Action;
+use pagetide::fake;
+
+#[test]
+fn a_fault_without_room_is_answered_when_there_is_some() {
+    let mut world = plain(None, 0, 2);
+    world.put(BASE, noise(1));
+    world.put(BASE + 1, noise(2));
+    let mut access = world.access(page(BASE + 2), Action::Write(7));
+    assert!(!world.step(&mut access) && !world.step(&mut access) && !world.step(&mut access));
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (1, 1));
+    assert!(world.engine.is_short());
+    // Nothing can leave: there is no pool and no device.
+    world.push_out();
+    world.engine.retry_waiting(&mut world.work);
+    assert!(!world.step(&mut access));
+    world.engine.budget().give(1);
+    world.granted += 1;
+    world.engine.retry_waiting(&mut world.work);
+    assert!(world.step(&mut access));
+    world.check_books();
+    world.check_end();
+}
+
+#[test]
+fn faults_of_a_process_that_rests_wait_whatever_room_there_is() {
+    let mut world = plain(None, 0, 10);
+    world.rests = true;
+    let mut access = world.access(page(BASE), Action::Write(7));
+    assert!(!world.step(&mut access) && !world.step(&mut access));
+    world.engine.retry_waiting(&mut world.work);
+    assert!(!world.step(&mut access));
+    // It wants nothing meanwhile: others may have what there is.
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (0, 0));
+    assert!(world.engine.end_rest() && !world.engine.end_rest());
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (1, 1));
+    world.engine.retry_waiting(&mut world.work);
+    assert!(world.step(&mut access));
+    world.check_end();
+}
+
+#[test]
+fn a_fork_answers_what_rests_or_waits_also_without_room() {
+    let mut world = plain(None, 0, 1);
+    world.put(BASE, noise(1));
+    let mut waits = world.access(page(BASE + 1), Action::Write(7));
+    assert!(!world.step(&mut waits) && !world.step(&mut waits));
+    world.rests = true;
+    let mut rests = world.access(page(BASE + 2), Action::Write(8));
+    assert!(!world.step(&mut rests) && !world.step(&mut rests));
+    world.engine.hold_waiting(true);
+    world.end_rest();
+    assert_eq!(world.engine.waiting(), 2);
+    world.engine.answer_waiting(&mut world.work);
+    assert_eq!((world.engine.waiting(), world.engine.stalled()), (0, 0));
+    assert!(world.step(&mut waits) && world.step(&mut rests));
+    world.engine.hold_waiting(false);
+    world.check_books();
+    world.check_end();
+}
+
+#[test]
+fn faults_that_are_held_back_wait() {
+    let mut world = plain(None, 0, 10);
+    let mut access = world.access(page(BASE), Action::Write(7));
+    assert!(!world.step(&mut access));
+    world.engine.hold_waiting(true);
+    access.delivered = true;
+    world.engine.park(page(BASE), true, fake::clock());
+    world.engine.retry_waiting(&mut world.work);
+    assert!(!world.step(&mut access));
+    world.engine.hold_waiting(false);
+    world.engine.retry_waiting(&mut world.work);
+    assert!(world.step(&mut access));
+    world.check_end();
+}

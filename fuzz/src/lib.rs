@@ -1,0 +1,31 @@
+//! What is done with bytes that nobody made, by the fuzzer and by the tests: `cli/tests/targets.rs`.
+//!
+//! Each target returns whether it took the input for valid, and panics if that was wrong.
+
+pub mod codecs;
+pub mod notes;
+pub mod options;
+pub mod replays;
+pub mod sizes;
+pub mod tickets;
+pub mod traces;
+
+/// A target: whether it took the bytes for valid.
+pub type Target = fn(&[u8]) -> bool;
+
+/// All targets by their names, which are those of the directories of `corpus/`.
+pub const TARGETS: [(&str, Target); 8] = [
+    ("lz4", codecs::lz4),
+    ("zstd", codecs::zstd),
+    ("trace", traces::trace),
+    ("replay", replays::replay),
+    ("size", sizes::size),
+    ("ticket", tickets::ticket),
+    ("option", options::option),
+    ("note", notes::note),
+];
+
+/// The target of that name.
+pub fn by_name(name: &str) -> Target {
+    TARGETS.iter().find(|(known, _)| *known == name).expect("a target").1
+}

@@ -1,0 +1,10 @@
+//! The note of a library that says it is Pagetide's: any bytes have a version that can be shown.
+
+use pagetide::note;
+
+/// Reads the description of a note.
+pub fn note(input: &[u8]) -> bool {
+    let version = note::version(input);
+    assert!(!version.contains('\0'), "{version:?}");
+    input == note::description()
+}

@@ -1,0 +1,3 @@
+# Twelve small processes that wait.
+for i in $(seq 12); do sh -c "sleep 1000; :" & done
+wait
