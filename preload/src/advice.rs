@@ -1,8 +1,8 @@
 //! What a program says about its memory: advice, and locks.
 
 use crate::call::{count, kernel, status};
-use crate::mappings::pages;
-use crate::process::managed;
+use crate::current::managed;
+use crate::range::{MADV_DONTNEED_LOCKED, advise, pages};
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::procfs::is_own_pidfd;
@@ -12,26 +12,8 @@ use std::ops::Range;
 
 /// Ranges that one call takes at most.
 const UIO_MAXIOV: usize = 1024;
-const MADV_DONTNEED_LOCKED: c_int = 24;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
-
-fn advise(range: &Range<PageIndex>, advice: c_int) -> Result<usize, c_int> {
-    let (start, end) = (range.start.address(), range.end.address());
-    // SAFETY: the callers' contract: they pass advice that the program gave, or drop what nobody needs.
-    unsafe { kernel(libc::SYS_madvise, [start, end - start, advice as usize, 0, 0, 0]) }
-}
-
-/// Drops pages in the kernel.
-///
-/// # Safety
-/// Nothing may rely on the contents of the pages.
-pub(crate) unsafe fn drop_pages(range: Range<PageIndex>) {
-    if advise(&range, libc::MADV_DONTNEED).is_err() {
-        // The program has locked them.
-        let _ = advise(&range, MADV_DONTNEED_LOCKED);
-    }
-}
 
 /// What advice means where memory is managed.
 enum Meaning {

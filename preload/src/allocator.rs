@@ -3,7 +3,7 @@
 //! Engine threads never get memory from here: they are told by their thread pointer and served from the
 //! engine's own heap. Pointers of neither go to the next library's `free`.
 
-use crate::process::process;
+use crate::current::process;
 use crate::statistics;
 use libmimalloc_sys as mi;
 use pagetide::regions::{Access, Attributes, Charging};
@@ -160,7 +160,7 @@ unsafe extern "C" fn commit(
         Some(process) => {
             process.enter().dropping(pages_of(start as usize, size), |part| {
                 // SAFETY: mimalloc gives the range up; nothing in it is in use.
-                unsafe { crate::advice::drop_pages(part) };
+                unsafe { crate::range::drop_pages(part) };
             });
             process.uncharge_committed(changed() as i64);
         }
@@ -294,7 +294,7 @@ fn slow_from(size: usize, align: usize) -> From {
     }
     // It starts before there is a second thread: the C library allocates for that, when it has said that there will be
     // two.
-    if STATE.load(Acquire) == UNREADY && crate::process::has_one_thread() {
+    if STATE.load(Acquire) == UNREADY && crate::glibc::has_one_thread() {
         let object = FIRST.allocate(size, align);
         if !object.is_null() {
             return From::First(object);
@@ -723,7 +723,7 @@ pub unsafe extern "C" fn free(object: *mut c_void) {
 /// Functions of the allocator that served the program before us, or serves a part of it: objects of neither of ours are
 /// its.
 mod others {
-    use crate::call::Next;
+    use crate::next::Next;
     use std::ffi::c_void;
 
     static FREE: Next = Next::new(c"free");

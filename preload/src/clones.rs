@@ -3,8 +3,10 @@
 //! The child is made on a copy of the calling stack, so that the handlers have room whatever stack it is to run on, and
 //! goes there when its engine runs.
 
-use crate::call::{Next, count, kernel};
-use crate::process::{fork_by, managed};
+use crate::call::{count, kernel};
+use crate::current::managed;
+use crate::fork::fork_by;
+use crate::next::Next;
 use crate::threads::keep;
 use pagetide_page::PAGE_SIZE;
 use pagetide_sys::task;

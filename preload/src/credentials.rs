@@ -1,7 +1,7 @@
 //! Calls that change the program's user or groups: the engine's threads follow.
 
-use crate::call::Next;
-use crate::process::managed;
+use crate::current::managed;
+use crate::next::Next;
 use pagetide_sys::{credentials, task};
 use std::ffi::{c_char, c_int, c_void};
 

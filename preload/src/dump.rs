@@ -2,7 +2,7 @@
 //!
 //! The kernel serves no userfault for a task that dumps core: what is out would be holes.
 
-use crate::process::managed;
+use crate::current::managed;
 use pagetide::process::Process;
 use pagetide_sys::task;
 use std::ffi::{c_int, c_void};

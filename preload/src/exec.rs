@@ -10,7 +10,8 @@
 //! is allocated, and nothing is written but the stack. (Where the stack is no place for so many variables, a mapping
 //! is made, which in a child of `vfork` is the parent's to keep.)
 
-use crate::call::{Next, count, kernel};
+use crate::call::{count, kernel};
+use crate::next::Next;
 use std::arch::naked_asm;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;

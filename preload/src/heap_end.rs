@@ -3,8 +3,8 @@
 //! The C library's `malloc` takes memory so, and ours does not; a program's own may. The C library's functions move it,
 //! which remember where it is.
 
-use crate::call::Next;
-use crate::process::managed;
+use crate::current::managed;
+use crate::next::Next;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};

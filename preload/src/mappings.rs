@@ -4,7 +4,8 @@
 //! is out of the program. Calls for other memory go straight to the kernel.
 
 use crate::call::{kernel, pointer, status};
-use crate::process::managed;
+use crate::current::managed;
+use crate::range::pages;
 use pagetide::process::{Entered, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
@@ -14,11 +15,6 @@ use std::ops::Range;
 /// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
 const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
-
-pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
-    let end = address.checked_add(length)?.checked_next_multiple_of(PAGE_SIZE)?;
-    Some(PageIndex::of_address(address)..PageIndex::of_address(end))
-}
 
 /// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any
 /// more.

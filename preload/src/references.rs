@@ -4,8 +4,9 @@
 //! MSG_ZEROCOPY hold pages in a way that nobody can see: such a page could leave, its frame be used again, and
 //! the pipe or socket carry another page's bytes. So `vmsplice` copies, and sockets do without MSG_ZEROCOPY.
 
-use crate::call::{Next, count, kernel, status};
-use crate::process::managed;
+use crate::call::{count, kernel, status};
+use crate::current::managed;
+use crate::next::Next;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.

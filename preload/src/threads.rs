@@ -3,9 +3,9 @@
 //! The word that `pthread_join` waits for lies in the thread's control block, at the end of its stack; a robust mutex
 //! is marked where it lies. Where such memory is managed, its pages are kept.
 
-use crate::call::Next;
-use crate::mappings::pages;
-use crate::process::managed;
+use crate::current::managed;
+use crate::next::Next;
+use crate::range::pages;
 use pagetide_swap::PAGE_SIZE;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;

@@ -4,8 +4,8 @@
 //! EBUSY, since it is registered with ours. And what it moves away (UFFDIO_MOVE) has to be in memory.
 
 use crate::call::{count, kernel};
-use crate::mappings::pages;
-use crate::process::managed;
+use crate::current::managed;
+use crate::range::pages;
 use pagetide::process::Process;
 use std::ffi::{c_int, c_ulong};
 
