@@ -245,7 +245,7 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
 pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     // What it sets aside later would be locked as a whole.
-    crate::allocator::start();
+    crate::malloc::start();
     let Some(process) = managed() else {
         // SAFETY: the caller's contract.
         return status(unsafe { kernel(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) });

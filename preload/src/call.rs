@@ -24,11 +24,14 @@ pub(crate) unsafe fn kernel(call: i64, arguments: [usize; 6]) -> Result<usize, c
 }
 
 /// Sets `errno`.
+pub(crate) fn set_errno(error: c_int) {
+    // SAFETY: the location is the calling thread's own.
+    unsafe { *libc::__errno_location() = error };
+}
+
+/// Passes an error to `errno`.
 fn answer(result: Result<usize, c_int>) -> Result<usize, ()> {
-    result.map_err(|error| {
-        // SAFETY: the location is the calling thread's own.
-        unsafe { *libc::__errno_location() = error };
-    })
+    result.map_err(set_errno)
 }
 
 /// The result of a call that maps, as C has it.

@@ -1,15 +1,15 @@
 //! Calls after which a process may do less than before: the allocator starts ahead of them. When it starts it maps
 //! address space, opens files and asks the kernel what it is; later it only uses what it has.
 
-use crate::allocator;
 use crate::call::{count, kernel, status};
+use crate::malloc;
 use std::ffi::{c_int, c_long};
 
 /// Of a call by number.
 pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
     match number {
         libc::SYS_prctl => before_prctl(a as c_int),
-        libc::SYS_seccomp => allocator::start(),
+        libc::SYS_seccomp => malloc::start(),
         libc::SYS_setrlimit => before_limit(a as c_int),
         libc::SYS_prlimit64 if c != 0 => before_limit(b as c_int),
         _ => {}
@@ -18,14 +18,14 @@ pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
 
 fn before_prctl(option: c_int) {
     if option == libc::PR_SET_SECCOMP {
-        allocator::start();
+        malloc::start();
     }
 }
 
 /// A limit on a resource, by its number in the C library and the kernel.
 fn before_limit(resource: c_int) {
     if [libc::RLIMIT_AS as c_int, libc::RLIMIT_DATA as c_int].contains(&resource) {
-        allocator::start();
+        malloc::start();
     }
 }
 

@@ -41,7 +41,7 @@ unsafe fn variable(mut environment: *const *const c_char, name: &str) -> Option<
 extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
     // SAFETY: the dynamic loader passes the environment of the process.
     if !unsafe { join(environment) } {
-        crate::allocator::start();
+        crate::malloc::start();
     }
 }
 
@@ -86,12 +86,12 @@ unsafe fn join(environment: *const *const c_char) -> bool {
     };
     glibc::prepare();
     if objects::is_taken(c"calloc") {
-        crate::allocator::start();
+        crate::malloc::start();
     }
     current::set(process);
     engine_thread::prepare();
     crate::references::prepare();
-    crate::allocator::join();
+    crate::malloc::join();
     // SAFETY: as above.
     if unsafe { variable(environment, dump::VARIABLE) }.is_some() {
         dump::install();

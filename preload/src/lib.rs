@@ -5,7 +5,6 @@
 //! ordinary allocator.
 
 mod advice;
-mod allocator;
 mod call;
 mod clones;
 mod confined;
@@ -19,6 +18,7 @@ mod glibc;
 mod heap_end;
 mod loader;
 mod locks;
+mod malloc;
 mod mappings;
 mod next;
 mod objects;
@@ -27,7 +27,6 @@ mod range;
 mod raw;
 mod references;
 mod start;
-mod statistics;
 mod thread_data;
 mod threads;
 mod userfault;

@@ -12,50 +12,13 @@
 //! | `keepcost` | committed bytes that no page of the allocator takes: the most that `malloc_trim` may give back |
 //! | `hblks`, `hblkhd`, mmap | objects that are mappings of their own |
 
-use crate::allocator::{self, FIRST};
+use super::figures::{COMMITTED, MAPPED, MAPPED_BYTES};
+use super::state::{FIRST, is_ready};
 use libmimalloc_sys as mi;
 use pagetide_swap::PAGE_SIZE;
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Write};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-/// A figure, and the most that it has been.
-pub(crate) struct Gauge {
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
-
-impl Gauge {
-    const fn new() -> Self {
-        Self { now: AtomicUsize::new(0), most: AtomicUsize::new(0) }
-    }
-
-    pub(crate) fn rise(&self, by: usize) {
-        let now = self.now.fetch_add(by, Relaxed) + by;
-        if now > self.most.load(Relaxed) {
-            self.most.fetch_max(now, Relaxed);
-        }
-    }
-
-    pub(crate) fn fall(&self, by: usize) {
-        self.now.fetch_sub(by, Relaxed);
-    }
-
-    fn now(&self) -> usize {
-        self.now.load(Relaxed)
-    }
-
-    fn most(&self) -> usize {
-        self.most.load(Relaxed)
-    }
-}
-
-/// Bytes of the arenas that are committed.
-pub(crate) static COMMITTED: Gauge = Gauge::new();
-/// Objects that are mappings of their own, and their bytes.
-pub(crate) static MAPPED: Gauge = Gauge::new();
-pub(crate) static MAPPED_BYTES: Gauge = Gauge::new();
 
 /// The places for objects of one size.
 #[derive(Clone, Copy)]
@@ -83,7 +46,7 @@ impl Heap {
     fn count() -> Self {
         let empty = Size { bytes: 0, free: 0 };
         let mut heap = Self { committed: 0, used: 0, reached: 0, sizes: [empty; SIZES_MAX], count: 0 };
-        if allocator::is_ready() {
+        if is_ready() {
             // SAFETY: null is the heap of all threads. Its pages' descriptions lie in what arenas commit for good, so
             // that a page which goes meanwhile has one; single objects are not looked at.
             unsafe { mi::mi_heap_visit_blocks(null_mut(), false, Some(add_page), (&raw mut heap).cast()) };
