@@ -1,27 +1,7 @@
 //! Straight to the kernel: the C library's names of these calls are ours.
 
-use std::arch::asm;
+pub(crate) use pagetide_sys::arch::system_call as kernel;
 use std::ffi::{c_int, c_void};
-
-/// A system call.
-///
-/// # Safety
-/// As for the call.
-pub(crate) unsafe fn kernel(call: i64, arguments: [usize; 6]) -> Result<usize, c_int> {
-    let result: isize;
-    // SAFETY: the caller vouches for the call and its arguments.
-    unsafe {
-        asm!(
-            "syscall",
-            inlateout("rax") call as isize => result,
-            in("rdi") arguments[0], in("rsi") arguments[1], in("rdx") arguments[2],
-            in("r10") arguments[3], in("r8") arguments[4], in("r9") arguments[5],
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack),
-        );
-    }
-    if (-4095..0).contains(&result) { Err(-result as c_int) } else { Ok(result as usize) }
-}
 
 /// Sets `errno`.
 pub(crate) fn set_errno(error: c_int) {

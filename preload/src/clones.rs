@@ -9,8 +9,8 @@ use crate::fork::fork_by;
 use crate::next::Next;
 use crate::threads::keep;
 use pagetide_page::PAGE_SIZE;
+use pagetide_sys::arch::run_on_stack;
 use pagetide_sys::task;
-use std::arch::asm;
 use std::ffi::{c_int, c_long, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -125,7 +125,7 @@ pub unsafe extern "C" fn clone(
     });
     if result == Ok(0) {
         // SAFETY: the caller passes the end of a stack that nobody else uses in the child.
-        unsafe { run_on(stack, function, argument) }
+        unsafe { run_on_stack(stack, function, argument) }
     }
     count(result) as c_int
 }
@@ -146,31 +146,6 @@ pub unsafe extern "C" fn __clone(
 ) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { clone(entry, stack, flags, argument, parent_tid, tls, child_tid) }
-}
-
-/// Runs a function on another stack, and ends the process with its result.
-///
-/// # Safety
-/// `stack` is the end of a stack that nobody else uses.
-unsafe fn run_on(stack: *mut c_void, function: Entry, argument: *mut c_void) -> ! {
-    // SAFETY: nothing of the old stack is used any more, and the function returns to the next instruction. The C
-    // library ends the thread alone, which is the process's only one; here it has those of the engine too.
-    unsafe {
-        asm!(
-            "mov rsp, {stack}",
-            "xor ebp, ebp",
-            "call {function}",
-            "mov edi, eax",
-            "mov eax, {exit}",
-            "syscall",
-            "ud2",
-            stack = in(reg) stack.addr() & !15,
-            function = in(reg) function,
-            in("rdi") argument,
-            exit = const libc::SYS_exit_group,
-            options(noreturn),
-        )
-    }
 }
 
 /// The calls of `syscall(2)` that make a child with a copy of our memory. `None` if this is no such call.

@@ -12,7 +12,7 @@
 
 use crate::call::{count, kernel};
 use crate::next::Next;
-use std::arch::naked_asm;
+use pagetide_sys::call_with_array;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
@@ -442,9 +442,7 @@ unsafe extern "C" fn execle_from(path: *const c_char, arguments: Strings) -> c_i
     }
 }
 
-/// Functions whose arguments are listed in the call. The first is passed on; the others, of which five are in registers
-/// and the rest lies above the return address, become one array: the registers are pushed where the return address was,
-/// which waits below.
+/// Functions whose arguments are listed in the call.
 macro_rules! listing_functions {
     ($($(#[$doc:meta])* $name:ident: $from:ident;)+) => {$(
         $(#[$doc])*
@@ -454,23 +452,7 @@ macro_rules! listing_functions {
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
         pub unsafe extern "C" fn $name(_: *const c_char, _: *const c_char) -> c_int {
-            naked_asm!(
-                "pop rax",
-                "push r9",
-                "push r8",
-                "push rcx",
-                "push rdx",
-                "push rsi",
-                "push rax",
-                "lea rsi, [rsp + 8]",
-                // The stack is aligned as for any call: what was pushed is 48 bytes, less the 8 that were popped.
-                "call {from}",
-                "pop rcx",
-                "add rsp, 40",
-                "push rcx",
-                "ret",
-                from = sym $from,
-            )
+            call_with_array!($from)
         }
     )+};
 }

@@ -9,7 +9,7 @@ use crate::current::managed;
 use crate::next::Next;
 use crate::objects::{self, Object};
 use crate::originals;
-use std::arch::naked_asm;
+use pagetide_sys::{jump_to_result_of, jump_to_target_of};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
@@ -98,17 +98,7 @@ extern "C" fn before_dlopen() -> *mut c_void {
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {before}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        before = sym before_dlopen,
-    )
+    jump_to_result_of!(before_dlopen)
 }
 
 /// What the loader is asked for where a new namespace is refused: it says that there is no such file.
@@ -135,18 +125,5 @@ extern "C" fn before_dlmopen(namespace: c_long, path: *const c_char, target: &mu
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
 pub unsafe extern "C" fn dlmopen(namespace: c_long, path: *const c_char, flags: c_int) -> *mut c_void {
-    naked_asm!(
-        "push rdi",
-        "push rdx",
-        "sub rsp, 24",
-        "mov rdx, rsp",
-        "call {before}",
-        "mov rax, [rsp]",
-        "mov rsi, [rsp + 8]",
-        "add rsp, 24",
-        "pop rdx",
-        "pop rdi",
-        "jmp rax",
-        before = sym before_dlmopen,
-    )
+    jump_to_target_of!(before_dlmopen)
 }

@@ -4,10 +4,10 @@
 //! signal that it keeps for itself and blocks nowhere. Engine threads, which it does not know, get the same signal from
 //! us, and take what the calling thread has by then: none keeps a right that the program has given up.
 
+use crate::arch::return_from_signal;
 use crate::engine_thread;
 use crate::shared::{futex_wait, futex_wake};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire,
@@ -47,12 +47,6 @@ struct Action {
 }
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
-
-/// Where a handler returns to.
-#[unsafe(naked)]
-extern "C" fn restore() {
-    naked_asm!("mov eax, 15", "syscall")
-}
 
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     if engine_thread::is_engine_thread() {
@@ -158,7 +152,7 @@ fn install() {
     let new = Action {
         handler: handle as *const () as usize,
         flags,
-        restorer: restore as *const () as usize,
+        restorer: return_from_signal as *const () as usize,
         mask: 0,
     };
     let mut old = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };

@@ -9,15 +9,16 @@
 //! Stacks lie together in one range, with the thread pointers, which alone tell engine threads from the program's
 //! threads: an allocator asks that at every call.
 
+use crate::arch;
 use crate::block::{self, Layout};
 use crate::mapping::Reservation;
 use crate::task::SignalsBlocked;
-use std::arch::asm;
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::io;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-pub use crate::block::{own_below, prepare, thread_pointer};
+pub use crate::arch::thread_pointer;
+pub use crate::block::{own_below, prepare};
 
 const STACK: usize = 512 * 1024;
 pub(crate) const ENGINE_THREADS_MAX: usize = 32;
@@ -106,45 +107,18 @@ unsafe fn clone(stack: usize, pointer: usize, number: &AtomicU32, start: *mut St
         | libc::CLONE_SETTLS
         | libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_CLEARTID;
-    let result: isize;
-    // SAFETY: the new thread comes back from the call with our registers, but for the stack's, and goes to `enter`,
-    // which does not return; nothing of our frame is used there. In the calling thread it is a system call that writes
-    // one word.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r12",
-            "call {enter}",
-            "ud2",
-            "2:",
-            enter = sym enter,
-            inlateout("rax") libc::SYS_clone as isize => result,
-            in("rdi") flags as usize,
-            in("rsi") stack,
-            in("rdx") number.as_ptr(),
-            in("r10") number.as_ptr(),
-            in("r8") pointer,
-            in("r12") start,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    if result < 0 { Err(-result as c_int) } else { Ok(()) }
+    let number = number.as_ptr();
+    // SAFETY: the caller's contract; `enter` takes a `start` and does not return.
+    unsafe { arch::clone_thread(flags, stack, pointer, number, enter, start.cast()) }
 }
 
-extern "C" fn enter(start: *mut Start) -> ! {
+extern "C" fn enter(start: *mut c_void) -> ! {
     // SAFETY: `spawn` made it from a box of this type and gave it to us.
-    let (name, run) = *unsafe { Box::from_raw(start) };
+    let (name, run) = *unsafe { Box::from_raw(start.cast::<Start>()) };
     let _ = std::ffi::CString::new(name).map(|name| rustix::thread::set_name(&name));
     run();
-    // SAFETY: this thread alone ends; whatever it had has been dropped, and its stack stays.
-    unsafe {
-        asm!("syscall", in("rax") libc::SYS_exit, in("rdi") 0, options(noreturn, nostack));
-    }
+    // SAFETY: whatever this thread had has been dropped, and its stack stays.
+    unsafe { arch::exit_thread() }
 }
 
 /// Calls `each` with the place of every engine thread that there may be, and its number if it has one by now; until it

@@ -4,6 +4,7 @@
 //! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours. So is
 //! `syscall` there, which passes calls on: but mapping calls on the program's memory go by `rustix`.
 
+pub mod arch;
 mod block;
 pub mod buffer;
 pub mod credentials;
