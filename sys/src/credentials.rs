@@ -5,7 +5,7 @@
 //! us, and take what the calling thread has by then: none keeps a right that the program has given up.
 
 use crate::arch::return_from_signal;
-use crate::engine_thread;
+use crate::places::{self, ENGINE_THREADS_MAX};
 use crate::shared::{futex_wait, futex_wake};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{c_int, c_void};
@@ -31,8 +31,7 @@ static GROUPS: AtomicPtr<u32> = AtomicPtr::new(std::ptr::null_mut());
 static GROUP_COUNT: AtomicUsize = AtomicUsize::new(UNCHANGED);
 /// The number of the change; in each engine thread's place the last that it has followed.
 static CHANGE: AtomicU64 = AtomicU64::new(0);
-static FOLLOWED: [AtomicU64; engine_thread::ENGINE_THREADS_MAX] =
-    [const { AtomicU64::new(0) }; engine_thread::ENGINE_THREADS_MAX];
+static FOLLOWED: [AtomicU64; ENGINE_THREADS_MAX] = [const { AtomicU64::new(0) }; ENGINE_THREADS_MAX];
 static ERROR: AtomicI32 = AtomicI32::new(0);
 /// The C library's handler.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
@@ -49,7 +48,7 @@ struct Action {
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if engine_thread::is_engine_thread() {
+    if places::is_engine_thread() {
         return take_over();
     }
     let before = BEFORE.load(Relaxed);
@@ -61,7 +60,7 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 
 /// Takes what is wanted, on an engine thread. Sets no `errno`: it comes between whatever the engine thread does.
 fn take_over() {
-    let (change, place) = (CHANGE.load(Acquire), engine_thread::own_place());
+    let (change, place) = (CHANGE.load(Acquire), places::own_place());
     if FOLLOWED[place].load(Relaxed) == change {
         return;
     }
@@ -104,7 +103,7 @@ pub fn changing(groups: bool, call: impl FnOnce() -> c_int) -> (c_int, Result<()
 /// Has the engine threads take what the calling thread has.
 fn lead(groups: bool) -> Result<(), i32> {
     let mut any = false;
-    engine_thread::for_each(|_, _| {
+    places::for_each(|_, _| {
         any = true;
         true
     });
@@ -125,7 +124,7 @@ fn lead(groups: bool) -> Result<(), i32> {
     let change = CHANGE.fetch_add(1, AcqRel) + 1;
     install();
     let process = std::process::id();
-    engine_thread::for_each(|place, number| {
+    places::for_each(|place, number| {
         let Some(number) = number else {
             rustix::thread::sched_yield();
             return false;

@@ -1,6 +1,6 @@
 //! The program's memory as the kernel sees it: userfaultfd and page tables of this process.
 
-use crate::engine_thread::thread_pointer;
+use crate::arch::thread_pointer;
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay, Views};
