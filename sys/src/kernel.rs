@@ -199,13 +199,13 @@ impl Kernel {
     /// Copies frames of `slot` to missing pages.
     pub fn copy_from(&self, slot: &Slot, page: usize, count: usize, dst: usize) -> Partial {
         // SAFETY: the contract of `open`.
-        unsafe { slot.copy_in(page, count, dst, &self.uffd) }
+        unsafe { self.uffd.copy(dst, slot.frames(page, count)) }
     }
 
     /// Moves frames of `slot` to missing pages.
     pub fn move_from(&self, slot: &mut Slot, page: usize, count: usize, dst: usize) -> Partial {
         // SAFETY: the contract of `open`.
-        unsafe { slot.move_in(page, count, dst, &self.uffd) }
+        unsafe { slot.move_from(page, count, dst, &self.uffd) }
     }
 }
 

@@ -140,6 +140,18 @@ impl Slot {
         })
     }
 
+    /// The bytes of a run of frames.
+    ///
+    /// # Panics
+    /// If one of them is not there.
+    pub fn frames(&self, first: usize, count: usize) -> &[u8] {
+        assert!((first..first + count).all(|page| self.populated.contains(page)));
+        // SAFETY: as for `frame`: all pages are populated and ours.
+        unsafe {
+            std::slice::from_raw_parts((self.base() + first * PAGE_SIZE) as *const u8, count * PAGE_SIZE)
+        }
+    }
+
     /// The bytes of a run of frames, to be overwritten. `None` unless all are memory of their own.
     pub fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]> {
         (first..first + count).all(|page| self.populated.contains(page) && !self.zero.contains(page)).then(
@@ -352,31 +364,11 @@ impl Slot {
         refused
     }
 
-    /// Copies a frame to the missing page at `dst`.
-    ///
-    /// # Safety
-    /// As for [`Uffd::copy`].
-    pub unsafe fn copy_in(
-        &self,
-        page: usize,
-        count: usize,
-        dst: usize,
-        uffd: &Uffd,
-    ) -> (usize, Option<Errno>) {
-        assert!((page..page + count).all(|page| self.populated.contains(page)));
-        // SAFETY: as for `frame`: all pages are populated and ours.
-        let bytes = unsafe {
-            std::slice::from_raw_parts((self.base() + page * PAGE_SIZE) as *const u8, count * PAGE_SIZE)
-        };
-        // SAFETY: the caller's contract.
-        unsafe { uffd.copy(dst, bytes) }
-    }
-
     /// Moves a run of frames to missing pages at `dst`; what is moved is no frame any more.
     ///
     /// # Safety
     /// As for [`Uffd::move_pages`].
-    pub unsafe fn move_in(
+    pub unsafe fn move_from(
         &mut self,
         page: usize,
         count: usize,
