@@ -1,7 +1,7 @@
 //! A device whose completions a test releases by hand: races without sleeps.
 
 use crate::ram::Ram;
-use crate::{Completion, Device, Request, lock};
+use crate::{Completion, Cost, Device, Request, lock};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
@@ -36,8 +36,8 @@ impl Device for Deferred {
     fn blocks(&self) -> u64 {
         self.ram.blocks()
     }
-    fn is_synchronous(&self) -> bool {
-        false
+    fn cost(&self, _block: u64) -> Cost {
+        Cost::FLASH
     }
     fn submit(&self, request: Request) -> Result<(), Request> {
         lock(&self.held).push_back(request);

@@ -1,6 +1,6 @@
 //! A device that fails on demand: the seam through which errors are injected.
 
-use crate::{Completion, Device, Direction, Request, lock};
+use crate::{Completion, Cost, Device, Direction, Request, lock};
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -59,8 +59,8 @@ impl Device for Faulty {
     fn blocks(&self) -> u64 {
         self.inner.blocks()
     }
-    fn is_synchronous(&self) -> bool {
-        false
+    fn cost(&self, block: u64) -> Cost {
+        self.inner.cost(block)
     }
     fn submit(&self, mut request: Request) -> Result<(), Request> {
         let fails = request.direction == self.direction

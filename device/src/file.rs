@@ -3,7 +3,7 @@
 //! Requests go through io_uring where the system allows that, and through a few threads of positioned
 //! reads and writes where not (container engines block io_uring by default).
 
-use crate::{BLOCK, Completion, Device, Direction, Mailbox, Request, lock};
+use crate::{BLOCK, Completion, Cost, Device, Direction, Mailbox, Request, lock};
 use pagetide_sys::uring::Ring;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -240,8 +240,8 @@ impl Device for File {
         self.blocks
     }
 
-    fn is_synchronous(&self) -> bool {
-        false
+    fn cost(&self, _block: u64) -> Cost {
+        Cost::FLASH
     }
 
     fn submit(&self, request: Request) -> Result<(), Request> {

@@ -41,13 +41,28 @@ pub struct Completion {
     pub result: io::Result<()>,
 }
 
+/// What a device declares that a read costs. It stands for the device until there are reads to measure: the balance
+/// between the program and the pool begins with it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Cost {
+    /// From a fault on one page to its answer, in nanoseconds.
+    pub read_ns: u64,
+}
+
+impl Cost {
+    /// A copy in memory.
+    pub const MEMORY: Self = Self { read_ns: 1_000 };
+    /// A read of a flash disk.
+    pub const FLASH: Self = Self { read_ns: 100_000 };
+}
+
 /// A place for pages, in blocks.
 pub trait Device: Send + Sync + std::fmt::Debug {
     /// Blocks that it holds.
     fn blocks(&self) -> u64;
 
-    /// Whether it answers as fast as memory: then reading ahead only hurts.
-    fn is_synchronous(&self) -> bool;
+    /// What a read of `block` is expected to cost.
+    fn cost(&self, block: u64) -> Cost;
 
     /// Starts a request, or gives it back if too many are under way. Never waits for I/O.
     fn submit(&self, request: Request) -> Result<(), Request>;

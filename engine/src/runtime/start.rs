@@ -14,6 +14,7 @@ use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
 use pagetide_device::{Device, File, FileKind};
+use pagetide_swap::balance::Balance;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
@@ -244,6 +245,9 @@ impl Runtime {
                 (Swap::new(memory, blocks, keys, config, slot.counters()), None)
             }
         };
+        let balance = device
+            .as_ref()
+            .map_or_else(Balance::default, |device| Balance::new(device.cost(0).read_ns as f64));
         let trace = open_trace(&group, slot);
         let slots = Kernel::slots((limits.probation + 24) as u16)
             .map_err(|error| StartError::Resources(error.into()))?;
@@ -272,7 +276,7 @@ impl Runtime {
             watched: Mutex::default(),
             metadata: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
-            balance: Mutex::default(),
+            balance: Mutex::new(balance),
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
             reclaimer: AtomicU32::new(0),

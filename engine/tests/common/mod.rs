@@ -4,7 +4,7 @@
 use pagetide::engine::Engine;
 use pagetide::fake::{Bytes, FakeMemory};
 use pagetide::regions::{Access, Attributes, Charging};
-use pagetide_device::{Completion, Device, Request};
+use pagetide_device::{Completion, Cost, Device, Request};
 use pagetide_swap::PageIndex;
 use std::ops::Range;
 use std::sync::Arc;
@@ -101,8 +101,8 @@ impl<D: Device> Device for Shared<D> {
     fn blocks(&self) -> u64 {
         self.device.blocks()
     }
-    fn is_synchronous(&self) -> bool {
-        self.device.is_synchronous()
+    fn cost(&self, block: u64) -> Cost {
+        self.device.cost(block)
     }
     fn submit(&self, request: Request) -> Result<(), Request> {
         let refuses = self.refuse_every != 0
