@@ -8,6 +8,7 @@ pub mod deferred;
 pub mod faulty;
 pub mod file;
 pub mod ram;
+pub mod tiered;
 
 pub use file::{File, FileKind, OpenError};
 pub use pagetide_sys::buffer::{Buffer, keep as keep_buffers};
