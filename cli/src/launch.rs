@@ -19,7 +19,7 @@ use crate::swapfile::SwapFile;
 use crate::tree;
 use crate::verbosity::Verbosity;
 use pagetide::group::{ENVIRONMENT, Group, Knobs, Setup};
-use pagetide::injection::{self, Injection};
+use pagetide::injection::{self, Plan};
 use pagetide::mask::Mask;
 use pagetide::ticket::{self, Ticket};
 use pagetide_swap::config::PAGE_CLUSTER_MAX;
@@ -225,18 +225,17 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
         zpool: match args.zpool {
             Zpool::Zsmalloc => Allocator::Zsmalloc,
             Zpool::Zbud => Allocator::Zbud,
-        } as u64,
-        reclaim: Reclaim::from(args.reclaim) as u64,
-        readahead: Readahead::from(args.readahead) as u64,
-        page_cluster: args.page_cluster.into(),
+        },
+        reclaim: args.reclaim.into(),
+        readahead: args.readahead.into(),
+        page_cluster: args.page_cluster,
         blocks: swap.as_ref().map_or(0, SwapFile::blocks),
         launcher: Identity::own(),
-        swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
-        swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
+        device: swap.as_ref().map(SwapFile::spec).transpose()?.unwrap_or_default(),
         trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
-        mask: mask.bits(),
-        encrypt: (!args.no_encrypt).into(),
-        injection: injection.bits(),
+        mask,
+        encrypt: !args.no_encrypt,
+        injection,
     };
     let (group_fd, group) = Group::create(setup)
         .map_err(|error| format!("cannot create the run's group page: {}", hinted(&error)))?;
@@ -320,9 +319,9 @@ fn mask_from_environment() -> Result<Mask, String> {
     })
 }
 
-fn injection() -> Result<Injection, String> {
+fn injection() -> Result<Plan, String> {
     let text = std::env::var_os("PAGETIDE_FAIL").unwrap_or_default();
-    Injection::parse(&text.to_string_lossy()).ok_or_else(|| {
+    Plan::parse(&text.to_string_lossy()).ok_or_else(|| {
         let known: Vec<_> = injection::NAMES.iter().map(|(name, _)| *name).collect();
         format!("PAGETIDE_FAIL: {text:?} is not NAME:N, with a NAME of {}", known.join(", "))
     })

@@ -325,27 +325,12 @@ impl Report {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use pagetide::group::{Knobs, Setup};
+    use pagetide::group::Setup;
     use pagetide_sys::procfs::Identity;
 
     /// The group page of a run of 250 MiB.
     pub fn group() -> (std::os::fd::OwnedFd, Group) {
-        let setup = Setup {
-            cap_pages: 64_000,
-            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
-            zpool: 0,
-            reclaim: 0,
-            readahead: 0,
-            page_cluster: 9,
-            blocks: 0,
-            launcher: Identity::own(),
-            swap_fd: 0,
-            swap_identity: (0, 0),
-            trace_fd: None,
-            mask: 0,
-            encrypt: 1,
-            injection: 0,
-        };
+        let setup = Setup::new(64_000, Identity::own());
         Group::create(setup).unwrap()
     }
 

@@ -95,26 +95,11 @@ fn ask(group: &Group, pages: u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagetide::group::{Knobs, Setup};
+    use pagetide::group::Setup;
     use pagetide_sys::procfs::Identity;
 
     fn group(cap_pages: u64) -> (std::os::fd::OwnedFd, Group) {
-        let setup = Setup {
-            cap_pages,
-            knobs: Knobs { switches: pagetide_swap::Switches::default(), max_pool_percent: 50 },
-            zpool: 0,
-            reclaim: 0,
-            readahead: 0,
-            page_cluster: 9,
-            blocks: 0,
-            launcher: Identity::own(),
-            swap_fd: 0,
-            swap_identity: (0, 0),
-            trace_fd: None,
-            mask: 0,
-            encrypt: 1,
-            injection: 0,
-        };
+        let setup = Setup::new(cap_pages, Identity::own());
         Group::create(setup).unwrap()
     }
 

@@ -4,10 +4,10 @@ use crate::container;
 use crate::growth::Growth;
 use crate::size::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide::group;
+use pagetide::group::{self, DeviceSpec};
 use pagetide_device::file;
 use rustix::process::{Resource, getrlimit};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const BLOCK: u64 = pagetide_device::BLOCK as u64;
@@ -80,9 +80,11 @@ impl SwapFile {
         self.bytes / BLOCK
     }
 
-    /// Its identity: processes of the run open it by paths that may come to name another file.
-    pub fn identity(&self) -> Result<file::Identity, String> {
-        file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))
+    /// What processes of the run are told of it: they open it by paths that may come to name another file.
+    pub fn spec(&self) -> Result<DeviceSpec, String> {
+        let identity =
+            file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))?;
+        Ok(DeviceSpec { fd: self.fd.as_raw_fd() as u64, identity })
     }
 
     /// Creates one. `None` if there is no place for it and none was asked for.

@@ -4,7 +4,7 @@
 //! which files a process opens, and whether what it writes there is encrypted, does not come from there: a process has
 //! it, as it has its library, from whoever started it.
 
-use crate::group::{Group, OpenError, Setup};
+use crate::group::{DeviceSpec, Group, OpenError, Setup};
 use pagetide_sys::handout::{self, Address, Thing};
 use pagetide_sys::procfs::Identity;
 use std::path::Path;
@@ -20,14 +20,12 @@ pub struct Ticket {
     pub launcher: Identity,
     /// The group page's descriptor there.
     pub group_fd: u64,
-    /// The swap file's.
-    pub swap_fd: u64,
-    /// The device and the number of the swap file there.
-    pub swap_identity: (u64, u64),
+    /// The swap file.
+    pub device: DeviceSpec,
     /// The trace's descriptor, if there is one.
     pub trace_fd: Option<u64>,
-    /// Whether the swap file is encrypted: 1 if so.
-    pub encrypt: u64,
+    /// Whether the swap file is encrypted.
+    pub encrypt: bool,
     /// Where the launcher hands out descriptors, if it does.
     pub address: Option<Address>,
 }
@@ -35,14 +33,14 @@ pub struct Ticket {
 impl Ticket {
     /// The ticket of a run.
     pub fn new(setup: &Setup, group_fd: u64, address: Option<Address>) -> Self {
-        let &Setup { launcher, swap_fd, swap_identity, trace_fd, encrypt, .. } = setup;
-        Self { launcher, group_fd, swap_fd, swap_identity, trace_fd, encrypt, address }
+        let &Setup { launcher, device, trace_fd, encrypt, .. } = setup;
+        Self { launcher, group_fd, device, trace_fd, encrypt, address }
     }
 
     /// The setup of the run, as far as the group page is to be believed.
     pub fn correct(&self, setup: Setup) -> Setup {
-        let &Self { launcher, swap_fd, swap_identity, trace_fd, encrypt, .. } = self;
-        Setup { launcher, swap_fd, swap_identity, trace_fd, encrypt, ..setup }
+        let &Self { launcher, device, trace_fd, encrypt, .. } = self;
+        Setup { launcher, device, trace_fd, encrypt, ..setup }
     }
 
     /// Whether the group page at `path` is that of the same run.
@@ -61,9 +59,9 @@ impl Ticket {
 impl std::fmt::Display for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Identity { pid, start_time, namespace } = self.launcher;
-        let (device, inode) = self.swap_identity;
+        let DeviceSpec { fd: swap_fd, identity: (device, inode) } = self.device;
         let trace = self.trace_fd.map_or(0, |fd| fd + 1);
-        let Self { group_fd, swap_fd, encrypt, .. } = self;
+        let (group_fd, encrypt) = (self.group_fd, u8::from(self.encrypt));
         write!(f, "{pid},{start_time},{namespace},{group_fd},{swap_fd},{device},{inode},{trace},{encrypt},")?;
         self.address.as_ref().map_or(Ok(()), |address| write!(f, "{address}"))
     }
@@ -80,10 +78,9 @@ impl FromStr for Ticket {
         Ok(Self {
             launcher,
             group_fd: number()?,
-            swap_fd: number()?,
-            swap_identity: (number()?, number()?),
+            device: DeviceSpec { fd: number()?, identity: (number()?, number()?) },
             trace_fd: number()?.checked_sub(1),
-            encrypt: number()?,
+            encrypt: number()? != 0,
             address: words.next().filter(|text| !text.is_empty()).map(Address::parse),
         })
     }
@@ -120,10 +117,9 @@ mod tests {
         let ticket = Ticket {
             launcher: Identity { pid: 7, start_time: 8, namespace: 9 },
             group_fd: 3,
-            swap_fd: 4,
-            swap_identity: (5, 6),
+            device: DeviceSpec { fd: 4, identity: (5, 6) },
             trace_fd: Some(0),
-            encrypt: 1,
+            encrypt: true,
             address: Some(Address::parse("/tmp/a,b/socket")),
         };
         for ticket in [ticket.clone(), Ticket { trace_fd: None, address: None, ..ticket.clone() }] {

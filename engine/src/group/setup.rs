@@ -1,8 +1,11 @@
 //! What a run is told at its start, and how its group page is made and opened.
 
 use super::layout::{HEADER_WORDS, Header, PAGES_MAX, bytes_needed};
-use super::{Group, SLOTS};
-use pagetide_swap::Switches;
+use super::{DeviceSpec, Group, SLOTS};
+use crate::injection::Plan;
+use crate::mask::Mask;
+use pagetide_swap::config::PAGE_CLUSTER_MAX;
+use pagetide_swap::{Allocator, Readahead, Reclaim, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::Shared;
 use std::os::fd::OwnedFd;
@@ -21,30 +24,49 @@ pub struct Setup {
     pub cap_pages: u64,
     /// What may change while the run goes on, at its start.
     pub knobs: Knobs,
-    /// The pool's allocator, as in [`pagetide_swap::Allocator`].
-    pub zpool: u64,
-    /// What decides which clusters leave, as in [`pagetide_swap::Reclaim`].
-    pub reclaim: u64,
-    /// Which neighbours of a page come in with it, as in [`pagetide_swap::Readahead`].
-    pub readahead: u64,
+    /// The pool's allocator.
+    pub zpool: Allocator,
+    /// What decides which clusters leave.
+    pub reclaim: Reclaim,
+    /// Which neighbours of a page come in with it.
+    pub readahead: Readahead,
     /// log2 of the pages that are read from the swap file at once at most.
-    pub page_cluster: u64,
+    pub page_cluster: u32,
     /// Blocks of the swap file; 0 for none.
     pub blocks: u64,
     /// The launcher.
     pub launcher: Identity,
-    /// The swap file's descriptor in the launcher.
-    pub swap_fd: u64,
-    /// The device and the number of the swap file there.
-    pub swap_identity: (u64, u64),
+    /// The swap file, if there is one.
+    pub device: DeviceSpec,
     /// The trace's descriptor in the launcher, if what happens is to be written down.
     pub trace_fd: Option<u64>,
-    /// Ways that are masked, for tests: see [`crate::mask::Mask`].
-    pub mask: u64,
-    /// Whether the swap file is encrypted: 1 if so.
-    pub encrypt: u64,
-    /// What is to go wrong, for tests: see [`crate::injection::Injection`].
-    pub injection: u64,
+    /// Ways that are masked, for tests.
+    pub mask: Mask,
+    /// Whether the swap file is encrypted.
+    pub encrypt: bool,
+    /// What is to go wrong, for tests.
+    pub injection: Plan,
+}
+
+impl Setup {
+    /// A run of this cap without a swap file, with the defaults of everything else.
+    pub fn new(cap_pages: u64, launcher: Identity) -> Self {
+        Self {
+            cap_pages,
+            knobs: Knobs { switches: Switches::default(), max_pool_percent: 50 },
+            zpool: Allocator::default(),
+            reclaim: Reclaim::default(),
+            readahead: Readahead::default(),
+            page_cluster: PAGE_CLUSTER_MAX,
+            blocks: 0,
+            launcher,
+            device: DeviceSpec::default(),
+            trace_fd: None,
+            mask: Mask::default(),
+            encrypt: true,
+            injection: Plan::default(),
+        }
+    }
 }
 
 /// What may change while a run goes on.
@@ -86,21 +108,21 @@ impl Group {
         set(Header::CapPages, setup.cap_pages);
         set(Header::PoolPercent, setup.knobs.max_pool_percent);
         set(Header::Switches, setup.knobs.switches.to_bits());
-        set(Header::Zpool, setup.zpool);
-        set(Header::Reclaim, setup.reclaim);
-        set(Header::Readahead, setup.readahead);
-        set(Header::PageCluster, setup.page_cluster);
+        set(Header::Zpool, setup.zpool as u64);
+        set(Header::Reclaim, setup.reclaim as u64);
+        set(Header::Readahead, setup.readahead as u64);
+        set(Header::PageCluster, setup.page_cluster.into());
         set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher.pid.into());
         set(Header::LauncherStart, setup.launcher.start_time);
         set(Header::LauncherNamespace, setup.launcher.namespace);
-        set(Header::SwapFd, setup.swap_fd);
-        set(Header::SwapDevice, setup.swap_identity.0);
-        set(Header::SwapInode, setup.swap_identity.1);
+        set(Header::SwapFd, setup.device.fd);
+        set(Header::SwapDevice, setup.device.identity.0);
+        set(Header::SwapInode, setup.device.identity.1);
         set(Header::TraceFd, setup.trace_fd.map_or(0, |fd| fd + 1));
-        set(Header::Mask, setup.mask);
-        set(Header::Encrypt, setup.encrypt);
-        set(Header::Injection, setup.injection);
+        set(Header::Mask, setup.mask.bits());
+        set(Header::Encrypt, setup.encrypt.into());
+        set(Header::Injection, setup.injection.bits());
         set(Header::Free, setup.cap_pages);
         let this = Self { shared, header, slots: SLOTS, setup };
         this.frontier().allow(setup.blocks);
@@ -138,22 +160,24 @@ impl Group {
                 switches: Switches::from_bits(get(Header::Switches)),
                 max_pool_percent: get(Header::PoolPercent).min(100),
             },
-            zpool: get(Header::Zpool),
-            reclaim: get(Header::Reclaim),
-            readahead: get(Header::Readahead),
-            page_cluster: get(Header::PageCluster).min(pagetide_swap::config::PAGE_CLUSTER_MAX.into()),
+            zpool: Allocator::from_bits(get(Header::Zpool)),
+            reclaim: Reclaim::from_bits(get(Header::Reclaim)),
+            readahead: Readahead::from_bits(get(Header::Readahead)),
+            page_cluster: get(Header::PageCluster).min(PAGE_CLUSTER_MAX.into()) as u32,
             blocks: get(Header::Blocks),
             launcher: Identity {
                 pid: get(Header::LauncherPid) as u32,
                 start_time: get(Header::LauncherStart),
                 namespace: get(Header::LauncherNamespace),
             },
-            swap_fd: get(Header::SwapFd),
-            swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
+            device: DeviceSpec {
+                fd: get(Header::SwapFd),
+                identity: (get(Header::SwapDevice), get(Header::SwapInode)),
+            },
             trace_fd: get(Header::TraceFd).checked_sub(1),
-            mask: get(Header::Mask),
-            encrypt: get(Header::Encrypt),
-            injection: get(Header::Injection),
+            mask: Mask::from_bits(get(Header::Mask)),
+            encrypt: get(Header::Encrypt) != 0,
+            injection: Plan::from_bits(get(Header::Injection)),
         };
         if setup.blocks > PAGES_MAX as u64 || shared.len() != bytes_needed(setup.blocks) {
             return Err(OpenError::Foreign);

@@ -13,20 +13,18 @@ use crate::program_memory::{PoolMemory, ProgramMemory};
 use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
-use pagetide_device::{Device, File, FileKind};
+use pagetide_device::{Device, FileKind};
 use pagetide_swap::balance::Balance;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::config::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
-use pagetide_swap::{Allocator, CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap};
-use pagetide_sys::handout::Thing;
+use pagetide_swap::{CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
-use pagetide_sys::{engine_thread, handout, procfs, task};
+use pagetide_sys::{engine_thread, procfs, task};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -179,8 +177,8 @@ impl Runtime {
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
-        let mask = Mask::from_bits(setup.mask);
-        let injection = Injection::from_bits(setup.injection);
+        let mask = setup.mask;
+        let injection = Injection::new(setup.injection);
         let memory = memory(kernel, mask);
         let blocks = match setup.blocks {
             0 => Blocks::none(),
@@ -191,20 +189,12 @@ impl Runtime {
             0 => None,
             count => {
                 let kind = if mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-                let open = |path: &Path| File::open(path, setup.swap_identity, count, kind);
-                let mut file = open(&group.swap_path());
+                let mut paths = vec![group.swap_path()];
                 if let StartMode::Forked(parent) = &mode {
                     // The launcher is gone, or `/proc` is another one.
-                    for path in &parent.swap_paths {
-                        file = file.or_else(|_| open(path));
-                    }
+                    paths.extend_from_slice(&parent.swap_paths);
                 }
-                // Who has given up its privileges is handed it out.
-                let handed = |error| match handout::ask(Thing::SwapFile) {
-                    Ok(file) => File::adopt(file, setup.swap_identity, count, kind),
-                    Err(_) => Err(error),
-                };
-                let file = file.or_else(handed).map_err(StartError::SwapFile)?;
+                let file = setup.device.open(&paths, count, kind).map_err(StartError::SwapFile)?;
                 let task = format!("{}/task/{}", std::process::id(), task::tid());
                 let seen = procfs::own_task().unwrap_or_else(|| task.clone());
                 swap_paths =
@@ -222,11 +212,11 @@ impl Runtime {
             }
             StartMode::None => {
                 let config = Config {
-                    zpool: Allocator::from_bits(setup.zpool),
+                    zpool: setup.zpool,
                     switches: group.knobs().switches,
-                    reclaim: Reclaim::from_bits(setup.reclaim),
-                    readahead: Readahead::from_bits(setup.readahead),
-                    page_cluster: setup.page_cluster as u32,
+                    reclaim: setup.reclaim,
+                    readahead: setup.readahead,
+                    page_cluster: setup.page_cluster,
                     cap_pages: setup.cap_pages,
                 };
                 // Where address space is limited the pool has to do with a part of it.
@@ -239,9 +229,9 @@ impl Runtime {
                 let [a, b, ..] = pagetide_sys::random::words();
                 let keys = Keys {
                     hash: HashKey::new(pagetide_sys::random::words()),
-                    cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
+                    cipher: setup.encrypt.then(|| Cipher::new([a, b])),
                 };
-                let memory = PoolMemory { spans, injection: Arc::new(Injection::from_bits(setup.injection)) };
+                let memory = PoolMemory { spans, injection: Arc::new(Injection::new(setup.injection)) };
                 (Swap::new(memory, blocks, keys, config, slot.counters()), None)
             }
         };
