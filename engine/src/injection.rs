@@ -8,44 +8,44 @@ use std::time::Duration;
 /// How long a thread is stalled.
 const STALL: Duration = Duration::from_millis(50);
 
-/// What goes wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Fault {
-    /// A read of the swap file fails with EIO.
-    ReadError = 1,
-    /// It ends before all is read.
-    ReadShort,
-    /// It returns other bytes than were written, and says that all is well.
-    ReadCorrupt,
-    /// It returns what lies in another place of the file.
-    ReadMisplaced,
-    /// A write to the swap file fails with EIO.
-    WriteError,
-    /// It fails with ENOSPC.
-    WriteFull,
-    /// The pool gets no memory.
-    Pool,
-    /// A thread that answers faults stops for 50 ms.
-    StallFault,
-    /// The thread that reclaims does.
-    StallReclaim,
-    /// The thread that ends requests does.
-    StallIo,
-    /// The control thread does.
-    StallControl,
-    /// The process is told to rest, or to go on: at every n-th round of its control thread.
-    Rest,
-    /// It is told to rest, and nobody tells it to go on.
-    RestForgotten,
-    /// A thread that answers faults panics.
-    PanicFault,
-    /// The thread that reclaims does.
-    PanicReclaim,
-    /// The thread that ends requests does.
-    PanicIo,
-    /// The control thread does.
-    PanicControl,
+pagetide_page::numbered_enum! {
+    /// What goes wrong.
+    pub enum Fault: u8 {
+        /// A read of the swap file fails with EIO.
+        ReadError = 1,
+        /// It ends before all is read.
+        ReadShort = 2,
+        /// It returns other bytes than were written, and says that all is well.
+        ReadCorrupt = 3,
+        /// It returns what lies in another place of the file.
+        ReadMisplaced = 4,
+        /// A write to the swap file fails with EIO.
+        WriteError = 5,
+        /// It fails with ENOSPC.
+        WriteFull = 6,
+        /// The pool gets no memory.
+        Pool = 7,
+        /// A thread that answers faults stops for 50 ms.
+        StallFault = 8,
+        /// The thread that reclaims does.
+        StallReclaim = 9,
+        /// The thread that ends requests does.
+        StallIo = 10,
+        /// The control thread does.
+        StallControl = 11,
+        /// The process is told to rest, or to go on: at every n-th round of its control thread.
+        Rest = 12,
+        /// It is told to rest, and nobody tells it to go on.
+        RestForgotten = 13,
+        /// A thread that answers faults panics.
+        PanicFault = 14,
+        /// The thread that reclaims does.
+        PanicReclaim = 15,
+        /// The thread that ends requests does.
+        PanicIo = 16,
+        /// The control thread does.
+        PanicControl = 17,
+    }
 }
 
 /// The names, as in the environment variable `PAGETIDE_FAIL`.
@@ -87,13 +87,13 @@ impl Plan {
 
     /// As a number, for the group page.
     pub fn bits(self) -> u64 {
-        self.0.map_or(0, |(fault, nth)| (fault as u64) << 32 | u64::from(nth))
+        self.0.map_or(0, |(fault, nth)| u64::from(fault.to_bits()) << 32 | u64::from(nth))
     }
 
     /// From its number.
     pub fn from_bits(bits: u64) -> Self {
-        let known = NAMES.iter().find(|(_, fault)| *fault as u64 == bits >> 32);
-        Self(known.map(|&(_, fault)| (fault, bits as u32)))
+        let fault = u8::try_from(bits >> 32).ok().and_then(Fault::from_bits);
+        Self(fault.map(|fault| (fault, bits as u32)))
     }
 }
 

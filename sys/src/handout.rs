@@ -25,28 +25,22 @@ const VERSION: u32 = 1;
 /// Bytes of a message.
 const LENGTH: usize = 16;
 
-/// What can be handed out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Thing {
-    /// The group page.
-    GroupPage = 1,
-    /// The swap file, with a position and flags of its own.
-    SwapFile = 2,
-    /// The trace, to append.
-    Trace = 3,
-    /// The device that makes userfaultfds. Whoever has it may make one, with all rights.
-    Userfaultfd = 4,
-    /// The page tables of whoever asks.
-    Pagemap = 5,
-    /// The mappings of whoever asks.
-    Maps = 6,
-}
-
-impl Thing {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::GroupPage, Self::SwapFile, Self::Trace, Self::Userfaultfd, Self::Pagemap, Self::Maps];
+pagetide_page::numbered_enum! {
+    /// What can be handed out.
+    pub enum Thing: u32 {
+        /// The group page.
+        GroupPage = 1,
+        /// The swap file, with a position and flags of its own.
+        SwapFile = 2,
+        /// The trace, to append.
+        Trace = 3,
+        /// The device that makes userfaultfds. Whoever has it may make one, with all rights.
+        Userfaultfd = 4,
+        /// The page tables of whoever asks.
+        Pagemap = 5,
+        /// The mappings of whoever asks.
+        Maps = 6,
+    }
 }
 
 /// Where somebody hands out.
@@ -134,7 +128,7 @@ pub fn asked(connection: impl AsFd) -> Result<Thing, Errno> {
         return Err(Errno::CONNRESET);
     }
     let number = decode(&bytes[..length.min(bytes.len())]).ok_or(Errno::BADMSG)?;
-    Thing::ALL.into_iter().find(|&thing| thing as u32 == number).ok_or(Errno::BADMSG)
+    Thing::from_bits(number).ok_or(Errno::BADMSG)
 }
 
 /// Answers a connection, without waiting.
@@ -168,7 +162,7 @@ pub fn remember(address: Address, pid: u32) {
 pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
     let (address, pid) = GIVER.get().ok_or(Errno::NOENT)?;
     let connection = connect(address, *pid)?;
-    let request = encode(thing as u32);
+    let request = encode(thing.to_bits());
     rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, SendFlags::NOSIGNAL))?;
     let mut bytes = [0; LENGTH + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
