@@ -335,7 +335,7 @@ impl Workers {
                     if queue.closed {
                         return;
                     }
-                    queue = self.arrived.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+                    queue = pagetide_sys::wait(&self.arrived, queue);
                 }
             };
             self.mailbox.post(self.perform(request));

@@ -12,6 +12,7 @@ pub mod tiered;
 
 pub use file::{File, FileKind, OpenError};
 pub use pagetide_sys::buffer::{Buffer, keep as keep_buffers};
+pub(crate) use pagetide_sys::lock;
 pub use pagetide_sys::uring::Direction;
 use std::io;
 
@@ -94,13 +95,9 @@ impl Mailbox {
     pub(crate) fn wait(&self, into: &mut Vec<Completion>) {
         let mut inner = lock(&self.inner);
         while inner.0.is_empty() && !inner.1 {
-            inner = self.arrived.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner);
+            inner = pagetide_sys::wait(&self.arrived, inner);
         }
         inner.1 = false;
         into.append(&mut inner.0);
     }
-}
-
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

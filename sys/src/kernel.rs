@@ -1,13 +1,14 @@
 //! The program's memory as the kernel sees it: userfaultfd and page tables of this process.
 
 use crate::arch::thread_pointer;
+use crate::lock::lock;
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay, Views};
 use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
 use rustix::io::Errno;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
 
 /// A handle on the memory of the calling process.
 #[derive(Debug)]
@@ -130,8 +131,7 @@ impl Kernel {
             return;
         }
         let own = |due: &mut Due| due.thread == thread_pointer();
-        let mine: Vec<Due> =
-            self.due.lock().unwrap_or_else(PoisonError::into_inner).extract_if(.., own).collect();
+        let mine: Vec<Due> = lock(&self.due).extract_if(.., own).collect();
         self.put_off.fetch_sub(mine.len(), SeqCst);
         for Due { start, bytes, length, .. } in mine {
             // SAFETY: the contract of `open`.
@@ -152,7 +152,7 @@ impl Kernel {
         let quiet = self.quiet.load(SeqCst);
         if quiet {
             let due = Due { thread: thread_pointer(), start, length, bytes: bytes.into() };
-            self.due.lock().unwrap_or_else(PoisonError::into_inner).push(due);
+            lock(&self.due).push(due);
             self.put_off.fetch_add(1, SeqCst);
         }
         quiet

@@ -13,6 +13,7 @@ pub mod first_heap;
 pub mod handout;
 pub mod heap;
 pub mod kernel;
+mod lock;
 pub mod mapped_files;
 pub mod mapping;
 pub mod maps;
@@ -29,4 +30,5 @@ pub mod task;
 pub mod uffd;
 pub mod uring;
 
+pub use lock::{lock, wait};
 pub use pagetide_page::PAGE_SIZE as PAGE;

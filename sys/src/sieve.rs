@@ -7,6 +7,7 @@
 //! meanwhile waits in a fault, and nobody can come to pin a page that is in the sieve: no address of the program leads
 //! to it.
 
+use crate::lock::lock;
 use crate::mapping::{self, Reservation, Restored, remap};
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
@@ -15,7 +16,7 @@ use crate::uffd::Uffd;
 use pagetide_page::{CLUSTER_SIZE, PAGE_SIZE, PageSet};
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 const DONTUNMAP: i32 = 4;
 
@@ -49,7 +50,7 @@ impl Sieve {
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.whole.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.whole)
     }
 
     /// The sieve for one take-out.

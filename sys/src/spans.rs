@@ -1,8 +1,9 @@
 //! Memory for the pool: spans cut from one reservation.
 
+use crate::lock::lock;
 use crate::mapping::Reservation;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Sources of spans, one for each size.
 #[derive(Clone, Debug)]
@@ -50,7 +51,7 @@ impl Spans {
     /// Takes a span of `bytes`, which is one of the sizes. Its contents are zeroes or those of an earlier one.
     pub fn take(&self, bytes: usize) -> Option<Span> {
         let area = self.0.0.iter().position(|area| area.span == bytes)?;
-        let mut free = self.0.0[area].free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.0.0[area].free);
         let id = match free.ids.pop() {
             Some(id) => id,
             None if free.used < free.count => {
@@ -108,6 +109,6 @@ impl DerefMut for Span {
 impl Drop for Span {
     fn drop(&mut self) {
         self.trim(0);
-        self.area().free.lock().unwrap_or_else(PoisonError::into_inner).ids.push(self.id);
+        lock(&self.area().free).ids.push(self.id);
     }
 }

@@ -2,10 +2,11 @@
 //! safe caller can touch memory that the kernel is still writing.
 
 use crate::buffer::Buffer;
+use crate::lock::lock;
 use io_uring::{IoUring, opcode, types};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -75,7 +76,7 @@ impl Ring {
         mut buffer: Buffer,
         token: u64,
     ) -> Result<(), Buffer> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(&self.pending);
         let Some(at) = pending.iter().position(Option::is_none) else { return Err(buffer) };
         let fd = types::Fd(self.file.as_raw_fd());
         let length = buffer.len() as u32;
@@ -102,7 +103,7 @@ impl Ring {
 
     /// Starts a request that moves no bytes: whoever waits in [`Ring::wait`] returns.
     pub fn nudge(&self) {
-        let _pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _pending = lock(&self.pending);
         let entry = opcode::Nop::new().build().user_data(u64::MAX);
         // SAFETY: as in `submit`; a Nop refers to no memory.
         let _ = unsafe { self.ring.submission_shared().push(&entry) };
@@ -112,7 +113,7 @@ impl Ring {
     /// Waits for requests to be done and reaps them. One thread at a time may wait.
     pub fn wait(&self, into: &mut Vec<Done>) {
         let _ = self.ring.submit_and_wait(1);
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(&self.pending);
         // SAFETY: the completion queue is touched only here, with `pending` locked.
         let completions = unsafe { self.ring.completion_shared() };
         for completion in completions {
@@ -134,7 +135,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // Buffers may not be freed while the kernel writes to them.
         let mut done = Vec::new();
-        while self.pending.lock().unwrap_or_else(PoisonError::into_inner).iter().any(Option::is_some) {
+        while lock(&self.pending).iter().any(Option::is_some) {
             self.wait(&mut done);
         }
     }

@@ -112,7 +112,7 @@ impl Gate {
         loop {
             match *engine {
                 Some(engine) => return engine,
-                None => engine = self.opened.wait(engine).unwrap_or_else(PoisonError::into_inner),
+                None => engine = pagetide_sys::wait(&self.opened, engine),
             }
         }
     }
