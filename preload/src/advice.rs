@@ -54,7 +54,7 @@ fn meaning(advice: c_int) -> Option<Meaning> {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { take_advice(address, length, advice) }
 }
@@ -123,7 +123,7 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn process_madvise(
+pub(crate) unsafe extern "C" fn process_madvise(
     pidfd: c_int,
     vector: *const libc::iovec,
     length: usize,
@@ -199,7 +199,7 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
     lock(address as usize, length, || {
         // SAFETY: the caller's contract.
         unsafe { kernel(libc::SYS_mlock, [address as usize, length, 0, 0, 0, 0]) }
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_uint) -> c_int {
+pub(crate) unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_uint) -> c_int {
     lock(address as usize, length, || {
         // SAFETY: the caller's contract.
         unsafe { kernel(libc::SYS_mlock2, [address as usize, length, flags as usize, 0, 0, 0]) }
@@ -223,7 +223,7 @@ pub unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int {
     // SAFETY: the caller's contract.
     let result = unsafe { kernel(libc::SYS_munlock, [address as usize, length, 0, 0, 0, 0]) };
     let start = address as usize - address as usize % PAGE_SIZE;
@@ -242,7 +242,7 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     // What it sets aside later would be locked as a whole.
     crate::malloc::start();
@@ -277,7 +277,7 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlockall() -> c_int {
+pub(crate) unsafe extern "C" fn munlockall() -> c_int {
     if let Some(process) = managed() {
         let entered = process.enter();
         entered.hold_new(false);

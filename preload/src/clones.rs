@@ -98,7 +98,7 @@ type Clone = unsafe extern "C" fn(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn clone(
+pub(crate) unsafe extern "C" fn clone(
     entry: Option<Entry>,
     stack: *mut c_void,
     flags: c_int,
@@ -135,7 +135,7 @@ pub unsafe extern "C" fn clone(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __clone(
+pub(crate) unsafe extern "C" fn __clone(
     entry: Option<Entry>,
     stack: *mut c_void,
     flags: c_int,

@@ -34,7 +34,7 @@ fn before_limit(resource: c_int) {
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+pub(crate) unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     before_prctl(option);
     // SAFETY: the caller's contract.
     count(unsafe { kernel(libc::SYS_prctl, [option as usize, a, b, c, d, 0]) }) as c_int
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit) -> c_int {
+pub(crate) unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit) -> c_int {
     before_limit(resource);
     // SAFETY: the caller's contract.
     status(unsafe { kernel(libc::SYS_setrlimit, [resource as usize, limit.addr(), 0, 0, 0, 0]) })
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit) 
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit64) -> c_int {
+pub(crate) unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit64) -> c_int {
     // SAFETY: the structures are the same.
     unsafe { setrlimit(resource, limit.cast()) }
 }
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit(
+pub(crate) unsafe extern "C" fn prlimit(
     pid: libc::pid_t,
     resource: c_int,
     new: *const libc::rlimit,
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn prlimit(
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit64(
+pub(crate) unsafe extern "C" fn prlimit64(
     pid: libc::pid_t,
     resource: c_int,
     new: *const libc::rlimit64,

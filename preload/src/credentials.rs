@@ -28,7 +28,7 @@ macro_rules! changes {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
             static NEXT: Next = Next::new(match std::ffi::CStr::from_bytes_with_nul(
                 concat!(stringify!($name), "\0").as_bytes()
             ) {

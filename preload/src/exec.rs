@@ -304,7 +304,11 @@ pub(crate) unsafe fn execveat_by_number([at, path, arguments, environment, flags
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execve(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
     // SAFETY: the function of that name has this type; the rest is the caller's contract.
     unsafe {
         let next = std::mem::transmute::<*mut c_void, Execve>(EXECVE.get());
@@ -317,7 +321,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environ
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { execve(path, arguments, own()) }
 }
@@ -327,7 +331,11 @@ pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execvpe(
+    file: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
     // SAFETY: as for `execve`.
     unsafe {
         let next = std::mem::transmute::<*mut c_void, Execve>(EXECVPE.get());
@@ -340,7 +348,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, enviro
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { execvpe(file, arguments, own()) }
 }
@@ -350,7 +358,7 @@ pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_in
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execveat(
+pub(crate) unsafe extern "C" fn execveat(
     at: c_int,
     path: *const c_char,
     arguments: Strings,
@@ -382,7 +390,7 @@ pub unsafe extern "C" fn execveat(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: as for `execve`.
     unsafe {
         let next = std::mem::transmute::<*mut c_void, Fexecve>(FEXECVE.get());
@@ -397,7 +405,7 @@ macro_rules! spawn_functions {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
+        pub(crate) unsafe extern "C" fn $name(
             pid: *mut libc::pid_t,
             path: *const c_char,
             actions: *const c_void,
@@ -451,7 +459,7 @@ macro_rules! listing_functions {
         /// As in C.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        pub unsafe extern "C" fn $name(_: *const c_char, _: *const c_char) -> c_int {
+        pub(crate) unsafe extern "C" fn $name(_: *const c_char, _: *const c_char) -> c_int {
             call_with_array!($from)
         }
     )+};

@@ -63,7 +63,7 @@ fn fork_failed() {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fork() -> libc::pid_t {
+pub(crate) unsafe extern "C" fn fork() -> libc::pid_t {
     static NEXT: Next = Next::new(c"fork");
     CHILD.set(None);
     // SAFETY: the caller's contract.
@@ -97,7 +97,7 @@ pub(crate) extern "C" fn after_fork_in_child() {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> libc::pid_t {
+pub(crate) unsafe extern "C" fn _Fork() -> libc::pid_t {
     static NEXT: Next = Next::new(c"_Fork");
     // SAFETY: the caller's contract.
     let fork = || unsafe { NEXT.fork() };

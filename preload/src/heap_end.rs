@@ -34,7 +34,7 @@ fn pages(start: usize, end: usize) -> Range<PageIndex> {
 /// # Safety
 /// As in C: above all, no thread may call it while another does.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
     // SAFETY: the caller's contract.
     let call = || unsafe { next(increment) };
     let Some(process) = managed().filter(|_| increment != 0) else { return call() };
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
 /// # Safety
 /// As of [`sbrk`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __sbrk(increment: isize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn __sbrk(increment: isize) -> *mut c_void {
     // SAFETY: the caller's contract.
     unsafe { sbrk(increment) }
 }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn __sbrk(increment: isize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
     // SAFETY: it moves nothing.
     let old = unsafe { next(0) }.addr();
     let increment = end.addr().wrapping_sub(old) as isize;

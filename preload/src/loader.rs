@@ -97,7 +97,7 @@ extern "C" fn before_dlopen() -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
+pub(crate) unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
     jump_to_result_of!(before_dlopen)
 }
 
@@ -124,6 +124,6 @@ extern "C" fn before_dlmopen(namespace: c_long, path: *const c_char, target: &mu
 /// As in C.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-pub unsafe extern "C" fn dlmopen(namespace: c_long, path: *const c_char, flags: c_int) -> *mut c_void {
+pub(crate) unsafe extern "C" fn dlmopen(namespace: c_long, path: *const c_char, flags: c_int) -> *mut c_void {
     jump_to_target_of!(before_dlmopen)
 }

@@ -41,7 +41,7 @@ fn access(protection: c_int) -> Access {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(
+pub(crate) unsafe extern "C" fn mmap(
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -144,7 +144,7 @@ pub(crate) unsafe fn map(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
+pub(crate) unsafe extern "C" fn mmap64(
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn mmap64(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { unmap(address, length) }
 }
@@ -190,7 +190,7 @@ pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { change_access(address as usize, length, protection) }
 }
@@ -211,7 +211,7 @@ pub(crate) unsafe fn change_access(address: usize, length: usize, protection: c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pkey_mprotect(
+pub(crate) unsafe extern "C" fn pkey_mprotect(
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -263,7 +263,7 @@ fn protect(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mremap(
+pub(crate) unsafe extern "C" fn mremap(
     old: *mut c_void,
     old_length: usize,
     new_length: usize,

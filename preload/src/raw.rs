@@ -19,7 +19,7 @@ use std::ffi::{c_int, c_long};
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
+pub(crate) unsafe extern "C" fn syscall(
     number: c_long,
     a: usize,
     b: usize,
@@ -29,11 +29,12 @@ pub unsafe extern "C" fn syscall(
     f: usize,
 ) -> c_long {
     let int = |status: c_int| c_long::from(status);
-    // SAFETY: the caller's contract.
-    if managed().is_some()
-        && let Some(child) = unsafe { clones::by_number(number, [a, b, c, d, e, f]) }
-    {
-        return count(child) as c_long;
+    if managed().is_some() {
+        // SAFETY: the caller's contract.
+        let child = unsafe { clones::by_number(number, [a, b, c, d, e, f]) };
+        if let Some(child) = child {
+            return count(child) as c_long;
+        }
     }
     // SAFETY: the caller's contract is that of the call, which is that of its wrapper.
     unsafe {

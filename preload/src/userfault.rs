@@ -21,7 +21,7 @@ const FEATURE_EVENT_FORK: u64 = 1 << 1;
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { control(fd, request, argument) }
 }

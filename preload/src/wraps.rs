@@ -96,11 +96,10 @@ unsafe extern "C" fn __wrap_clock_gettime(clock: libc::clockid_t, time: *mut lib
     let known = match clock {
         libc::CLOCK_MONOTONIC => ClockId::Monotonic,
         libc::CLOCK_REALTIME => ClockId::Realtime,
-        // SAFETY: the caller's contract.
         _ => {
-            return status(unsafe {
-                kernel(libc::SYS_clock_gettime, [clock as usize, time as usize, 0, 0, 0, 0])
-            });
+            let arguments = [clock as usize, time as usize, 0, 0, 0, 0];
+            // SAFETY: the caller's contract.
+            return status(unsafe { kernel(libc::SYS_clock_gettime, arguments) });
         }
     };
     let now = clock_gettime(known);

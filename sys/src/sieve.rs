@@ -74,12 +74,12 @@ pub(crate) struct Held<'a> {
 
 impl Held<'_> {
     /// Where it lies.
-    pub fn base(&self) -> usize {
+    pub(crate) fn base(&self) -> usize {
         self.base
     }
 
     /// Pages whose place has been taken by what was brought.
-    pub fn brought(&self) -> PageSet {
+    pub(crate) fn brought(&self) -> PageSet {
         self.brought
     }
 
@@ -88,7 +88,12 @@ impl Held<'_> {
     ///
     /// # Safety
     /// The range must be registered program memory whose faults the caller answers.
-    pub unsafe fn bring(&mut self, start: usize, length: usize, pagemap: &Pagemap) -> Result<(), Errno> {
+    pub(crate) unsafe fn bring(
+        &mut self,
+        start: usize,
+        length: usize,
+        pagemap: &Pagemap,
+    ) -> Result<(), Errno> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
         let to = self.base + start % CLUSTER_SIZE;
         // SAFETY: the source is the program's and stays mapped; nothing refers to the target, which is ours.
@@ -118,7 +123,7 @@ impl Held<'_> {
     ///
     /// # Safety
     /// The pages must have been brought from there, and all of them must be here.
-    pub unsafe fn put_back(&mut self, cluster: usize, pages: PageSet, uffd: &Uffd, maps: &Maps) {
+    pub(crate) unsafe fn put_back(&mut self, cluster: usize, pages: PageSet, uffd: &Uffd, maps: &Maps) {
         for Range { start, end } in pages.runs() {
             let mut first = start;
             while first < end {

@@ -459,8 +459,8 @@ mod tests {
         unsafe { uffd.register(program.base(), CLUSTER_SIZE).unwrap() };
         for (pages, way) in pieces {
             let start = program.base() + pages.start * PAGE_SIZE;
-            // SAFETY: as above.
             let views = Views { uffd, pagemap: &pagemap, maps: &maps };
+            // SAFETY: as above.
             let taken = unsafe { slot.take_out(start, pages.len() * PAGE_SIZE, true, *way, views) };
             taken.unwrap();
         }

@@ -13,7 +13,7 @@ use crate::program_memory::{PoolMemory, ProgramMemory};
 use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
-use pagetide_device::{Device, FileKind};
+use pagetide_device::{File, FileKind};
 use pagetide_swap::balance::Balance;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
@@ -25,6 +25,7 @@ use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{engine_thread, procfs, task};
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -177,32 +178,15 @@ impl Runtime {
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
-        let mask = setup.mask;
         let injection = Injection::new(setup.injection);
-        let memory = memory(kernel, mask);
-        let blocks = match setup.blocks {
-            0 => Blocks::none(),
-            _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
-        };
-        let mut swap_paths = Vec::new();
-        let device: Option<Box<dyn Device>> = match setup.blocks {
-            0 => None,
-            count => {
-                let kind = if mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-                let mut paths = vec![group.swap_path()];
-                if let StartMode::Forked(parent) = &mode {
-                    // The launcher is gone, or `/proc` is another one.
-                    paths.extend_from_slice(&parent.swap_paths);
-                }
-                let file = setup.device.open(&paths, count, kind).map_err(StartError::SwapFile)?;
-                let task = format!("{}/task/{}", std::process::id(), task::tid());
-                let seen = procfs::own_task().unwrap_or_else(|| task.clone());
-                swap_paths =
-                    [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into()).into();
-                Some(injection.device(Box::new(file)))
+        let memory = memory(kernel, setup.mask);
+        let (device, swap_paths) = match setup.blocks {
+            0 => (None, Vec::new()),
+            _ => {
+                let (file, paths) = open_device(&group, &mode)?;
+                (Some(injection.device(Box::new(file))), paths)
             }
         };
-        let limits = Limits::for_cap(setup.cap_pages);
         let (swap, inherited) = match &mode {
             StartMode::Forked(parent) => {
                 parent.engine.abandon_staging();
@@ -210,34 +194,11 @@ impl Runtime {
                 let pages = swap.zswap().frozen_pages() as i64;
                 (swap, Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages)))
             }
-            StartMode::None => {
-                let config = Config {
-                    zpool: setup.zpool,
-                    switches: group.knobs().switches,
-                    reclaim: setup.reclaim,
-                    readahead: setup.readahead,
-                    page_cluster: setup.page_cluster,
-                    cap_pages: setup.cap_pages,
-                };
-                // Where address space is limited the pool has to do with a part of it.
-                let most = pagetide_sys::mapping::room() / 4;
-                let spans = Spans::new(
-                    (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
-                    &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
-                )
-                .map_err(|error| StartError::Resources(error.into()))?;
-                let [a, b, ..] = pagetide_sys::random::words();
-                let keys = Keys {
-                    hash: HashKey::new(pagetide_sys::random::words()),
-                    cipher: setup.encrypt.then(|| Cipher::new([a, b])),
-                };
-                let memory = PoolMemory { spans, injection: Arc::new(Injection::new(setup.injection)) };
-                (Swap::new(memory, blocks, keys, config, slot.counters()), None)
-            }
+            StartMode::None => (new_swap(&group, slot)?, None),
         };
-        let balance = device
-            .as_ref()
-            .map_or_else(Balance::default, |device| Balance::new(device.cost(0).read_ns as f64));
+        let limits = Limits::for_cap(setup.cap_pages);
+        let cost = device.as_ref().map(|device| device.cost(0).read_ns as f64);
+        let balance = cost.map_or_else(Balance::default, Balance::new);
         let trace = open_trace(&group, slot);
         let slots = Kernel::slots((limits.probation + 24) as u16)
             .map_err(|error| StartError::Resources(error.into()))?;
@@ -250,7 +211,7 @@ impl Runtime {
             limits,
             latency: slot.latency(),
             clock,
-            mask,
+            mask: setup.mask,
             recorder: trace.is_some().then(Recorder::default),
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
@@ -364,6 +325,53 @@ impl Runtime {
         spawn("pagetide-reclaim", Box::new(|runtime| runtime.reclaim()))?;
         Ok(())
     }
+}
+
+/// Opens the swap file. Returns it with the paths by which a forked child finds it.
+fn open_device(group: &Group, mode: &StartMode) -> Result<(File, Vec<PathBuf>), StartError> {
+    let setup = group.setup();
+    let kind = if setup.mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
+    let mut paths = vec![group.swap_path()];
+    if let StartMode::Forked(parent) = mode {
+        // The launcher is gone, or `/proc` is another one.
+        paths.extend_from_slice(&parent.swap_paths);
+    }
+    let file = setup.device.open(&paths, setup.blocks, kind).map_err(StartError::SwapFile)?;
+    let task = format!("{}/task/{}", std::process::id(), task::tid());
+    let seen = procfs::own_task().unwrap_or_else(|| task.clone());
+    let paths = [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into());
+    Ok((file, paths.into()))
+}
+
+/// Makes the swap subsystem of the first engine of a process.
+fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartError> {
+    let setup = group.setup();
+    let blocks = match setup.blocks {
+        0 => Blocks::none(),
+        _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
+    };
+    let config = Config {
+        zpool: setup.zpool,
+        switches: group.knobs().switches,
+        reclaim: setup.reclaim,
+        readahead: setup.readahead,
+        page_cluster: setup.page_cluster,
+        cap_pages: setup.cap_pages,
+    };
+    // Where address space is limited the pool has to do with a part of it.
+    let most = pagetide_sys::mapping::room() / 4;
+    let spans = Spans::new(
+        (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
+        &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
+    )
+    .map_err(|error| StartError::Resources(error.into()))?;
+    let [a, b, ..] = pagetide_sys::random::words();
+    let keys = Keys {
+        hash: HashKey::new(pagetide_sys::random::words()),
+        cipher: setup.encrypt.then(|| Cipher::new([a, b])),
+    };
+    let memory = PoolMemory { spans, injection: Arc::new(Injection::new(setup.injection)) };
+    Ok(Swap::new(memory, blocks, keys, config, slot.counters()))
 }
 
 /// Opens the run's trace, if what happens is to be written down.

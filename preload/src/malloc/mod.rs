@@ -77,11 +77,12 @@ unsafe fn again(size: usize, align: usize, zero: bool) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
     match from(size, ALIGN) {
         From::Program if size <= OBJECT_MAX => {
             // SAFETY: a plain call of the allocator.
             let object = unsafe { mi::mi_malloc(size) };
+            // SAFETY: no conditions.
             if !object.is_null() { object } else { unsafe { again(size, ALIGN, false) } }
         }
         // SAFETY: no conditions.
@@ -97,7 +98,7 @@ pub unsafe extern "C" fn malloc(size: usize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
     let Some(total) = count.checked_mul(size) else {
         set_errno(libc::ENOMEM);
         return null_mut();
@@ -106,6 +107,7 @@ pub unsafe extern "C" fn calloc(count: usize, size: usize) -> *mut c_void {
         From::Program if total <= OBJECT_MAX => {
             // SAFETY: a plain call of the allocator.
             let object = unsafe { mi::mi_zalloc(total) };
+            // SAFETY: no conditions.
             if !object.is_null() { object } else { unsafe { again(total, ALIGN, true) } }
         }
         // SAFETY: no conditions; new mappings are zero.
@@ -125,6 +127,7 @@ unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
         From::Program if size <= OBJECT_MAX && align <= MIMALLOC_ALIGN_MAX => {
             // SAFETY: a plain call of the allocator; the callers check `align`.
             let object = unsafe { mi::mi_malloc_aligned(size, align) };
+            // SAFETY: no conditions.
             if !object.is_null() { object } else { unsafe { again(size, align, false) } }
         }
         // SAFETY: no conditions.
@@ -140,7 +143,7 @@ unsafe fn aligned(align: usize, size: usize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn free(object: *mut c_void) {
+pub(crate) unsafe extern "C" fn free(object: *mut c_void) {
     let address = object as usize;
     // SAFETY: each allocator gets what it gave.
     unsafe {
@@ -200,7 +203,7 @@ unsafe fn usable(object: *mut c_void) -> usize {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
+pub(crate) unsafe extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
     // SAFETY: the caller's contract.
     if object.is_null() { 0 } else { unsafe { usable(object) } }
 }
@@ -210,7 +213,7 @@ pub unsafe extern "C" fn malloc_usable_size(object: *mut c_void) -> usize {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_void {
     // SAFETY: the caller's contract; each allocator gets what it gave.
     unsafe {
         if object.is_null() {
@@ -260,7 +263,7 @@ pub unsafe extern "C" fn realloc(object: *mut c_void, size: usize) -> *mut c_voi
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn reallocarray(object: *mut c_void, count: usize, size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn reallocarray(object: *mut c_void, count: usize, size: usize) -> *mut c_void {
     match count.checked_mul(size) {
         // SAFETY: the caller's contract.
         Some(total) => unsafe { realloc(object, total) },
@@ -276,7 +279,7 @@ pub unsafe extern "C" fn reallocarray(object: *mut c_void, count: usize, size: u
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, align: usize, size: usize) -> c_int {
+pub(crate) unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, align: usize, size: usize) -> c_int {
     if !align.is_power_of_two() || align < size_of::<*mut c_void>() {
         return libc::EINVAL;
     }
@@ -298,7 +301,7 @@ pub unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, align: usize, 
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void {
     // As glibc has it up to 2.37.
     let Some(align) = align.checked_next_power_of_two() else {
         set_errno(libc::EINVAL);
@@ -313,7 +316,7 @@ pub unsafe extern "C" fn aligned_alloc(align: usize, size: usize) -> *mut c_void
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
     // SAFETY: checked there.
     unsafe { aligned_alloc(align, size) }
 }
@@ -323,7 +326,7 @@ pub unsafe extern "C" fn memalign(align: usize, size: usize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
     // SAFETY: a page is a power of two.
     unsafe { aligned(PAGE_SIZE, size) }
 }
@@ -333,7 +336,7 @@ pub unsafe extern "C" fn valloc(size: usize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
     match size.checked_next_multiple_of(PAGE_SIZE) {
         // SAFETY: a page is a power of two.
         Some(size) => unsafe { aligned(PAGE_SIZE, size) },
@@ -349,14 +352,14 @@ pub unsafe extern "C" fn pvalloc(size: usize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cfree(object: *mut c_void) {
+pub(crate) unsafe extern "C" fn cfree(object: *mut c_void) {
     // SAFETY: the caller's contract.
     unsafe { free(object) };
 }
 
 /// `malloc_trim(3)`: asks the allocator to give back what it can.
 #[unsafe(no_mangle)]
-pub extern "C" fn malloc_trim(_pad: usize) -> c_int {
+pub(crate) extern "C" fn malloc_trim(_pad: usize) -> c_int {
     if is_ready() {
         // SAFETY: no conditions.
         unsafe { mi::mi_collect(true) };

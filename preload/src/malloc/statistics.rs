@@ -112,7 +112,7 @@ unsafe extern "C" fn add_page(
 
 /// `mallinfo2(3)`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
+pub(crate) extern "C" fn mallinfo2() -> libc::mallinfo2 {
     let heap = Heap::count();
     libc::mallinfo2 {
         arena: heap.committed,
@@ -130,7 +130,7 @@ pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
 
 /// `mallinfo(3)`: figures above 2 GiB wrap around, as glibc's do.
 #[unsafe(no_mangle)]
-pub extern "C" fn mallinfo() -> libc::mallinfo {
+pub(crate) extern "C" fn mallinfo() -> libc::mallinfo {
     let info = mallinfo2();
     libc::mallinfo {
         arena: info.arena as c_int,
@@ -219,7 +219,7 @@ fn write_info(out: &mut Stream, heap: &Heap) -> fmt::Result {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut libc::FILE) -> c_int {
+pub(crate) unsafe extern "C" fn malloc_info(options: c_int, file: *mut libc::FILE) -> c_int {
     if options != 0 {
         return libc::EINVAL;
     }
@@ -246,7 +246,7 @@ unsafe extern "C" {
 
 /// `malloc_stats(3)`.
 #[unsafe(no_mangle)]
-pub extern "C" fn malloc_stats() {
+pub(crate) extern "C" fn malloc_stats() {
     let heap = Heap::count();
     // SAFETY: the C library's standard stream.
     let mut out = unsafe { Stream::new(stderr) };
