@@ -53,6 +53,10 @@ impl std::fmt::Display for OpenError {
 impl std::error::Error for OpenError {}
 
 /// Creates a swap file in `directory`: without a name, readable by its owner only.
+///
+/// # Errors
+/// - [`OpenError::InMemory`]: the directory lies in memory.
+/// - [`OpenError::System`]: the file system makes no file there.
 pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
     let stat = rustix::fs::statfs(directory).map_err(OpenError::System)?;
     if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(stat.f_type as u64)) {
@@ -78,6 +82,9 @@ pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
 pub type Identity = (u64, u64);
 
 /// The identity of an open file.
+///
+/// # Errors
+/// The descriptor cannot be asked.
 pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
     rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
 }
@@ -112,7 +119,10 @@ fn check(file: &OwnedFd, expected: Identity) -> Result<(), OpenError> {
     if identity(file)? == expected { Ok(()) } else { Err(OpenError::Another) }
 }
 
-/// Whether a swap file in `directory` is read and written past the page cache.
+/// Returns whether a swap file in `directory` is read and written past the page cache.
+///
+/// # Errors
+/// As for [`create`].
 pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
     let file = create(directory)?;
     let flags = rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?;
@@ -133,6 +143,9 @@ pub struct Room {
 }
 
 /// The room of the file system in which a file lies.
+///
+/// # Errors
+/// The file system cannot be asked.
 pub fn room(file: &OwnedFd) -> Result<Room, OpenError> {
     rustix::fs::fstatvfs(file).map(|stat| room_of(&stat)).map_err(OpenError::System)
 }
@@ -144,12 +157,18 @@ fn room_of(stat: &rustix::fs::StatVfs) -> Room {
 }
 
 /// Bytes of disk that a file takes.
+///
+/// # Errors
+/// The descriptor cannot be asked.
 pub fn taken_bytes(file: &OwnedFd) -> Result<u64, OpenError> {
     // 512-byte blocks, whatever the file system's.
     rustix::fs::fstat(file).map(|stat| stat.st_blocks as u64 * 512).map_err(OpenError::System)
 }
 
 /// Bytes that are free for us in the file system of `directory`.
+///
+/// # Errors
+/// The file system cannot be asked.
 pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
     let stat = rustix::fs::statvfs(directory).map_err(OpenError::System)?;
     Ok(room_of(&stat).free)
@@ -189,6 +208,10 @@ impl File {
     /// Opens the swap file `identity` by a path, which may be `/proc/PID/fd/N`, for `blocks` blocks.
     ///
     /// Threads and descriptors are those of the calling thread's descriptor table.
+    ///
+    /// # Errors
+    /// - [`OpenError::Another`]: the path is that of another file.
+    /// - [`OpenError::System`]: the path cannot be opened.
     pub fn open(path: &Path, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let (file, cached) = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
@@ -203,6 +226,9 @@ impl File {
     }
 
     /// Takes the swap file `identity` from a descriptor that this process was handed.
+    ///
+    /// # Errors
+    /// [`OpenError::Another`]: the descriptor is that of another file.
     pub fn adopt(file: OwnedFd, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         check(&file, identity)?;
         let cached = !rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?.contains(OFlags::DIRECT);
@@ -229,7 +255,7 @@ impl File {
         }
     }
 
-    /// Whether io_uring drives it.
+    /// Returns whether io_uring drives it.
     pub fn uses_ring(&self) -> bool {
         matches!(self.backend, Backend::Ring(_))
     }

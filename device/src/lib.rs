@@ -67,6 +67,9 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     fn cost(&self, block: u64) -> Cost;
 
     /// Starts a request, or gives it back if too many are under way. Never waits for I/O.
+    ///
+    /// # Errors
+    /// The request itself: too many are under way.
     fn submit(&self, request: Request) -> Result<(), Request>;
 
     /// Waits until a request has ended or somebody called [`Device::nudge`], and appends what has ended.

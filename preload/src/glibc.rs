@@ -19,7 +19,7 @@ unsafe extern "C" {
 /// alone in a fork then, in the parent and in the child.
 static SINGLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether the C library has started no thread so far, and starts none just now. False where it does not say.
+/// Returns whether the C library has started no thread so far, and starts none just now. False where it does not say.
 pub(crate) fn has_one_thread() -> bool {
     // SAFETY: null, or a byte of the C library's, which it changes when it starts a thread.
     let single = unsafe { SINGLE.load(Relaxed).cast::<AtomicU8>().as_ref() };

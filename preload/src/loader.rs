@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Rela
 
 const PAGE: usize = pagetide_page::PAGE_SIZE;
 
-/// Whether an object is a part of the C library that has functions which we take the place of.
+/// Returns whether an object is a part of the C library that has functions which we take the place of.
 fn is_of_c_library(object: &Object) -> bool {
     let name = object.name().to_bytes();
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);

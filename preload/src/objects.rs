@@ -92,7 +92,7 @@ impl Object {
         self.base
     }
 
-    /// Whether it is this library.
+    /// Returns whether it is this library.
     pub(crate) fn is_own(&self) -> bool {
         // SAFETY: the linker's name of this library's section; only its address is taken.
         self.dynamic == &raw const _DYNAMIC
@@ -161,7 +161,7 @@ impl Object {
             .fold(0, |access, (flag, bit)| access | if flags & flag != 0 { bit } else { 0 })
     }
 
-    /// Whether it defines that name for others.
+    /// Returns whether it defines that name for others.
     pub(crate) fn defines(&self, name: &CStr) -> bool {
         let mut defined = false;
         // SAFETY: the symbol is in the object's table.
@@ -260,7 +260,7 @@ pub(crate) fn own() -> Option<Object> {
     find(|object| object.is_own().then_some(object))
 }
 
-/// Whether an object of the program's, before this library in the order of look-ups, defines that name.
+/// Returns whether an object of the program's, before this library in the order of look-ups, defines that name.
 pub(crate) fn is_taken(name: &CStr) -> bool {
     find(|object| match (object.is_own(), object.defines(name)) {
         (true, _) => Some(false),

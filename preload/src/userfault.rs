@@ -97,8 +97,8 @@ unsafe fn take_away(
     }
 }
 
-/// Whether a userfaultfd would tell of forks (`struct uffdio_api` has the features second). A fork waits until that was
-/// read, and whoever is to read it may wait for a page until the fork is over. So this takes a privilege that no
+/// Returns whether a userfaultfd would tell of forks (`struct uffdio_api` has the features second). A fork waits until
+/// that message was read, and its reader may wait for a page until the fork is over. So this takes a privilege that no
 /// program has here.
 ///
 /// # Safety

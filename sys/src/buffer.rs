@@ -173,7 +173,7 @@ impl std::fmt::Debug for Buffer {
 mod tests {
     use super::*;
 
-    /// Whether the page at `address` is in memory.
+    /// Returns whether the page at `address` is in memory.
     fn is_resident(address: usize) -> bool {
         let mut state = [0u8];
         // SAFETY: one page of a mapping of ours, and a byte for its state.

@@ -47,7 +47,7 @@ impl FirstHeap {
         self.memory.0.get().addr()
     }
 
-    /// Whether an address lies in it.
+    /// Returns whether an address lies in it.
     pub fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.start()) < SIZE
     }

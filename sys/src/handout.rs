@@ -96,6 +96,9 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 }
 
 /// Sockets that wait for whoever asks at an address: for its path, if it has one, and its abstract name.
+///
+/// # Errors
+/// A name is taken, or cannot be bound.
 pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
     // A queue that is full makes whoever comes wait; it takes nothing.
     const QUEUE: i32 = 1024;
@@ -113,6 +116,9 @@ pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
 }
 
 /// Takes the next connection at such a socket, without waiting.
+///
+/// # Errors
+/// AGAIN if nobody has come.
 pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
@@ -185,8 +191,8 @@ pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Whether somebody hands out where this process asks. False also where no name of the socket leads there: from another
-/// root and another network namespace at once.
+/// Returns whether somebody hands out where this process asks. False also where no name of the socket leads there: from
+/// another root and another network namespace at once.
 pub fn is_there() -> bool {
     GIVER.get().is_some_and(|(address, pid)| connect(address, *pid).is_ok())
 }

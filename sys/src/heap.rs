@@ -96,13 +96,13 @@ fn reserve() -> bool {
     false
 }
 
-/// Whether `address` lies in the heap.
+/// Returns whether `address` lies in the heap.
 pub fn contains(address: usize) -> bool {
     let base = BASE.load(Acquire);
     base != 0 && address >= base && address < END.load(Relaxed)
 }
 
-/// Whether an object was allocated by this process, not by one that it was forked from.
+/// Returns whether an object was allocated by this process, not by one that it was forked from.
 fn is_own(object: *mut u8) -> bool {
     object.addr() >= OWN.load(Relaxed)
 }

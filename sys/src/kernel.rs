@@ -43,7 +43,7 @@ struct Backoff {
 impl Backoff {
     const FIRST: u32 = 1024;
 
-    /// Whether this attempt is to be left out.
+    /// Returns whether this attempt is to be left out.
     fn skips(&self) -> bool {
         self.left.load(Relaxed) > 0
             && self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
@@ -58,6 +58,9 @@ impl Backoff {
 
 impl Kernel {
     /// Opens it. Descriptors land in the table of the calling thread.
+    ///
+    /// # Errors
+    /// There is no userfaultfd, or `/proc` does not show the memory of this process.
     ///
     /// # Safety
     /// From now on the safe methods may take memory away and bring it back at any address that is passed
@@ -75,7 +78,7 @@ impl Kernel {
         })
     }
 
-    /// Whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
+    /// Returns whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
     pub fn can_move(&self) -> bool {
         self.uffd.features() & FEATURE_MOVE != 0
     }
@@ -86,16 +89,25 @@ impl Kernel {
     }
 
     /// Slots for pages on their way out.
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         Staging::slots(count)
     }
 
     /// Waits for a fault.
+    ///
+    /// # Errors
+    /// INTR: a signal came.
     pub fn wait(&self) -> Result<Option<Fault>, Errno> {
         self.uffd.read()
     }
 
     /// Registers a range; huge pages are switched off there, and pages in it stay.
+    ///
+    /// # Errors
+    /// INVAL if something else than private anonymous memory is mapped there; BUSY if another userfaultfd has it.
     pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: advice changes no contents. An error means a kernel without huge pages.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, length, rustix::mm::Advice::LinuxNoHugepage) };
@@ -107,6 +119,9 @@ impl Kernel {
     ///
     /// Moved while it is registered, it could become one with a registered neighbour, whose registration would
     /// be lost with its own.
+    ///
+    /// # Errors
+    /// INVAL if something is mapped there that could not be registered.
     pub fn unregister(&self, start: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: the caller registers it anew before the program can look at it again.
         unsafe { self.uffd.unregister(start, length) }
@@ -174,6 +189,9 @@ impl Kernel {
     }
 
     /// Takes pages out of the program into `slot`.
+    ///
+    /// # Errors
+    /// What stopped it: see [`Slot::take_out`].
     pub fn take_out(
         &self,
         start: usize,

@@ -41,11 +41,17 @@ pub struct Mapping {
 
 impl Maps {
     /// Opens the view of the calling process.
+    ///
+    /// # Errors
+    /// `/proc` does not show them, and nobody hands them out.
     pub fn open() -> Result<Self, Errno> {
         crate::pagemap::open_own("/proc/self/maps", crate::handout::Thing::Maps).map(Self)
     }
 
     /// The mapping in which an address lies, if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be read.
     pub fn find(&self, address: usize) -> Result<Option<Mapping>, Errno> {
         match self.query(address) {
             Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => self.read(address),

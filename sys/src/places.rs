@@ -20,7 +20,7 @@ pub(crate) static NUMBERS: [AtomicU32; ENGINE_THREADS_MAX] =
     [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX];
 pub(crate) const STARTING: u32 = u32::MAX;
 
-/// Whether the calling thread is an engine thread.
+/// Returns whether the calling thread is an engine thread.
 #[inline]
 pub fn is_engine_thread() -> bool {
     // Before the first engine thread the length is zero.

@@ -44,7 +44,7 @@ impl Sieve {
         Self { _area: Arc::new(Reservation::none()), base: 0, whole: Mutex::new(false) }
     }
 
-    /// Whether all of it is the engine's.
+    /// Returns whether all of it is the engine's.
     pub(crate) fn is_whole(&self) -> bool {
         *self.lock()
     }

@@ -37,6 +37,9 @@ pub struct Span {
 
 impl Spans {
     /// Reserves address space for `bytes` of spans of each size. A size is some pages.
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn new(bytes: usize, sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
         let area = |&span: &usize| {
             let count = bytes / span;

@@ -58,6 +58,9 @@ pub struct Views<'a> {
 
 impl Staging {
     /// Reserves address space for `count` slots.
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         // A cluster at either end stays empty. A mapping that is moved next to one that the same userfaultfd
         // serves becomes one with it, and takes its registration away: evicted pages of a mapping of the
@@ -125,7 +128,7 @@ impl Slot {
         self.populated.len() - self.zero.len()
     }
 
-    /// Whether the page is the kernel's zero page.
+    /// Returns whether the page is the kernel's zero page.
     pub fn is_zero(&self, page: usize) -> bool {
         self.zero.contains(page)
     }
@@ -168,6 +171,11 @@ impl Slot {
     /// Takes the program's pages in `[start, start + length)`, which lies in one cluster, into the slot.
     ///
     /// Returns the error that stopped it, if any; pages before it are taken all the same.
+    ///
+    /// # Errors
+    /// - NOMEM: a part of the slot is lost, or there are as many mappings as there may be.
+    /// - BUSY: pages are pinned.
+    /// - What the kernel says of a range that is not as it should be.
     ///
     /// # Safety
     /// The range must be registered program memory whose faults this engine answers.

@@ -24,7 +24,7 @@ pub unsafe fn leave_descriptor_table() -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Whether two processes share their memory, as a child of `vfork` does with its parent.
+/// Returns whether two processes share their memory, as a child of `vfork` does with its parent.
 ///
 /// # Errors
 /// Nobody tells: they are gone, not to be looked at, or the kernel does not compare.
@@ -46,7 +46,7 @@ pub fn run_on(processors: &[usize]) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Whether the calling thread, when it wakes, leaves the thread that runs on its processor alone
+/// Returns whether the calling thread, when it wakes, leaves the thread that runs on its processor alone
 /// (`SCHED_BATCH`, which needs no privilege), or competes with it as usual. Best effort.
 pub fn wake_gently(gently: bool) {
     let policy = if gently { libc::SCHED_BATCH } else { libc::SCHED_OTHER };

@@ -180,6 +180,9 @@ impl Uffd {
     }
 
     /// Waits for a fault. `None` for a message that is not one.
+    ///
+    /// # Errors
+    /// INTR: a signal came.
     pub fn read(&self) -> Result<Option<Fault>, Errno> {
         let mut message = Message::default();
         // SAFETY: the buffer is one message, and any bytes are a valid one.
@@ -198,6 +201,9 @@ impl Uffd {
 
     /// Registers a range for missing faults.
     ///
+    /// # Errors
+    /// INVAL if something else than private anonymous memory is mapped there; BUSY if another userfaultfd has it.
+    ///
     /// # Safety
     /// Whoever faults there waits until this descriptor's owner answers: the range must be memory whose
     /// users may wait, none of it the engine's own.
@@ -211,6 +217,9 @@ impl Uffd {
     }
 
     /// Takes a range out of our care.
+    ///
+    /// # Errors
+    /// INVAL if something is mapped there that could not be registered.
     ///
     /// # Safety
     /// A page of the range that is out of the program reads as zeroes until the range is registered again: none

@@ -30,7 +30,10 @@ pub struct Done {
     pub result: io::Result<usize>,
 }
 
-/// Whether io_uring can be had, or why not.
+/// Returns whether io_uring can be had, or why not.
+///
+/// # Errors
+/// ENOSYS or EPERM where io_uring is switched off or filtered.
 pub fn probe() -> io::Result<()> {
     IoUring::new(2).map(drop)
 }
@@ -69,6 +72,9 @@ impl Ring {
     }
 
     /// Starts a request. Gives the buffer back if the ring is full.
+    ///
+    /// # Errors
+    /// The buffer itself: the ring is full.
     pub fn submit(
         &self,
         direction: Direction,

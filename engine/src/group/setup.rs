@@ -100,6 +100,9 @@ impl std::error::Error for OpenError {}
 
 impl Group {
     /// Creates the group page.
+    ///
+    /// # Errors
+    /// There is no memory for it, or no descriptor.
     pub fn create(setup: Setup) -> Result<(OwnedFd, Self), std::io::Error> {
         let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks))?;
         let header = shared.words(0, HEADER_WORDS);
@@ -131,6 +134,10 @@ impl Group {
     }
 
     /// Opens a run's group page.
+    ///
+    /// # Errors
+    /// - [`OpenError::System`]: the path cannot be opened or mapped.
+    /// - [`OpenError::Foreign`]: it is no group page of this version.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         Self::of(Shared::open(path).map_err(|error| OpenError::System(error.into()))?)
     }

@@ -170,7 +170,7 @@ pub(crate) unsafe extern "C" fn free(object: *mut c_void) {
     }
 }
 
-/// Whether an object is from here.
+/// Returns whether an object is from here.
 unsafe fn is_ours(object: *mut c_void) -> bool {
     let address = object as usize;
     // SAFETY: as for `free`.

@@ -38,7 +38,7 @@ pub(super) fn from(size: usize, align: usize) -> From {
     if is_ready() && !engine_thread::is_engine_thread() { From::Program } else { slow_from(size, align) }
 }
 
-/// Whether mimalloc has started.
+/// Returns whether mimalloc has started.
 #[inline(always)]
 pub(super) fn is_ready() -> bool {
     STATE.load(Acquire) == READY

@@ -145,7 +145,7 @@ pub unsafe fn run_on_stack(
     }
 }
 
-/// Whether the processor has instructions for AES, and whether it has those for several blocks at a time.
+/// Returns whether the processor has instructions for AES, and whether it has those for several blocks at a time.
 pub fn aes_instructions() -> (bool, bool) {
     (std::arch::is_x86_feature_detected!("aes"), std::arch::is_x86_feature_detected!("vaes"))
 }

@@ -5,7 +5,7 @@ use super::identity::own_pid;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
-/// Whether a pidfd is that of this process; a negative number stands for the caller (`PIDFD_SELF`, Linux 6.14).
+/// Returns whether a pidfd is that of this process; a negative number stands for the caller (`PIDFD_SELF`, Linux 6.14).
 /// Allocates nothing.
 pub fn is_own_pidfd(pidfd: i32) -> bool {
     use std::io::Write;
@@ -49,7 +49,7 @@ const COPYING: [&str; 27] = [
     "mapper/control",
 ];
 
-/// Whether a descriptor with this target is that of a device that may pin memory.
+/// Returns whether a descriptor with this target is that of a device that may pin memory.
 fn is_pinning(target: &[u8]) -> bool {
     // Of another root the path is shown so.
     let path = target.strip_prefix(b"(unreachable)").unwrap_or(target);
@@ -57,7 +57,7 @@ fn is_pinning(target: &[u8]) -> bool {
     begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
 }
 
-/// Whether a descriptor is open in this process through which the kernel may pin memory: a file opened
+/// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
 /// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all: the
 /// descriptors of a process whose first thread has ended are not shown.
 pub fn may_pin(pid: u32) -> bool {

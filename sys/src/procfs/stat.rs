@@ -73,7 +73,7 @@ impl Stat {
         })
     }
 
-    /// Whether it is dead. A zombie that still has threads is a process whose first thread has ended.
+    /// Returns whether it is dead. A zombie that still has threads is a process whose first thread has ended.
     pub fn is_dead(&self) -> bool {
         matches!(self.state, b'Z' | b'X') && self.threads <= 1
     }
