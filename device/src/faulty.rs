@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What goes wrong.
+/// A way in which a request goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The request fails with this errno.
@@ -18,7 +18,7 @@ pub enum Failure {
     Misplaced,
 }
 
-/// Which requests fail.
+/// The requests that fail.
 #[derive(Debug)]
 enum Which {
     Nth { nth: u64, count: AtomicU64 },

@@ -20,7 +20,7 @@ const WORKERS: usize = 4;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// How a file is driven.
+/// The calls by which a file is read and written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// io_uring if it can be had.
@@ -78,7 +78,7 @@ pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
     }
 }
 
-/// What tells a file from all others: its device and its number there.
+/// A name that tells a file from all others: its device and its number there.
 pub type Identity = (u64, u64);
 
 /// The identity of an open file.
@@ -104,7 +104,7 @@ pub fn await_writes(path: &Path, identity: Identity) -> Result<(), OpenError> {
     await_writes_by(&file, identity)
 }
 
-/// The same, by a descriptor of the file.
+/// Waits as [`await_writes`] does, by a descriptor of the file.
 ///
 /// # Errors
 /// As for [`await_writes`].
@@ -136,9 +136,9 @@ pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
 /// The room of a file system, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// What there is for us, taken or free: as `df` counts, without what is kept for root.
+    /// Bytes that there are for us, taken or free: as `df` counts, without those that are kept for root.
     pub total: u64,
-    /// What of it is free.
+    /// Bytes of them that are free.
     pub free: u64,
 }
 
@@ -247,7 +247,7 @@ impl File {
         Self { blocks, backend }
     }
 
-    /// Its descriptor's number, in the table of the thread that opened it.
+    /// Returns its descriptor's number, in the table of the thread that opened it.
     pub fn number(&self) -> i32 {
         match &self.backend {
             Backend::Ring(ring) => ring.number(),

@@ -24,11 +24,11 @@ pub const BLOCK: usize = pagetide_page::PAGE_SIZE;
 pub struct Request {
     /// The caller's name for it.
     pub token: u64,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// The first block.
     pub block: u64,
-    /// As many blocks as are read or written.
+    /// The buffer, of as many blocks as are read or written.
     pub buffer: Buffer,
 }
 
@@ -43,11 +43,11 @@ pub struct Completion {
     pub result: io::Result<()>,
 }
 
-/// What a device declares that a read costs. It stands for the device until there are reads to measure: the balance
+/// The cost of a read, as a device declares it. It stands until there are reads to measure: the balance
 /// between the program and the pool begins with it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Cost {
-    /// From a fault on one page to its answer, in nanoseconds.
+    /// The time from a fault on one page to its answer, in nanoseconds.
     pub read_ns: u64,
 }
 
@@ -60,10 +60,10 @@ impl Cost {
 
 /// A place for pages, in blocks.
 pub trait Device: Send + Sync + std::fmt::Debug {
-    /// Blocks that it holds.
+    /// Returns the number of its blocks.
     fn blocks(&self) -> u64;
 
-    /// What a read of `block` is expected to cost.
+    /// Returns the cost that a read of `block` is expected to have.
     fn cost(&self, block: u64) -> Cost;
 
     /// Starts a request, or gives it back if too many are under way. Never waits for I/O.

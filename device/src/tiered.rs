@@ -38,11 +38,11 @@ pub struct Tiered {
     shared: Arc<Shared>,
 }
 
-/// What the threads of the tiers have of the device.
+/// The part of the device that the threads of its tiers share.
 #[derive(Debug)]
 struct Shared {
     tiers: Vec<Tier>,
-    /// By number, which is the token of each of a request's parts.
+    /// Requests by their numbers, which are the tokens of their parts.
     under_way: Mutex<Vec<Option<UnderWay>>>,
     mailbox: Mailbox,
     closed: AtomicBool,
@@ -112,7 +112,7 @@ impl Device for Tiered {
         self.shared.tiers.last().map_or(0, |tier| tier.blocks.end)
     }
 
-    /// That of the tier in which the block lies; beyond the last one, that of the last.
+    /// Returns what the tier says in which the block lies; beyond the last one, what the last says.
     fn cost(&self, block: u64) -> Cost {
         let tiers = &self.shared.tiers;
         let tier = tiers.iter().find(|tier| block < tier.blocks.end).or(tiers.last());
@@ -203,7 +203,7 @@ impl Shared {
         lock(&self.under_way)[number as usize].take().expect("it is under way")
     }
 
-    /// What the thread of a tier does until the device is dropped.
+    /// Ends the parts that a tier has done, until the device is dropped.
     fn serve(&self, tier: usize) {
         let tier = &self.tiers[tier];
         let mut done = Vec::new();
@@ -247,7 +247,7 @@ impl Shared {
     }
 }
 
-/// Where a part lies in the buffer of a request that begins at `block`.
+/// Returns the bytes of a part in the buffer of a request that begins at `block`.
 fn bytes_of(block: u64, part: &Range<u64>) -> Range<usize> {
     let offset = |at: u64| (at - block) as usize * BLOCK;
     offset(part.start)..offset(part.end)

@@ -13,7 +13,7 @@ use std::str::FromStr;
 /// Names a run's ticket to its processes.
 pub const ENVIRONMENT: &str = "PAGETIDE_RUN";
 
-/// What the launcher tells the processes of its run.
+/// The facts that the launcher tells the processes of its run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ticket {
     /// The launcher.
@@ -26,7 +26,7 @@ pub struct Ticket {
     pub trace_fd: Option<u64>,
     /// Whether the swap file is encrypted.
     pub encrypt: bool,
-    /// Where the launcher hands out descriptors, if it does.
+    /// The address where the launcher hands out descriptors, if it does.
     pub address: Option<Address>,
 }
 
@@ -48,7 +48,7 @@ impl Ticket {
         path == Path::new(&format!("/proc/{}/fd/{}", self.launcher.pid, self.group_fd))
     }
 
-    /// Where descriptors are handed out is remembered from now on.
+    /// Remembers where descriptors are handed out.
     pub fn remember(&self) {
         if let Some(address) = &self.address {
             handout::remember(address.clone(), self.launcher.pid);

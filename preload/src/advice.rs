@@ -15,7 +15,7 @@ const UIO_MAXIOV: usize = 1024;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
-/// What advice means where memory is managed.
+/// The meaning of advice where memory is managed.
 enum Meaning {
     /// The contents go.
     Drop,
@@ -29,7 +29,7 @@ enum Meaning {
     Cold,
     /// Leave.
     PageOut,
-    /// What a forked child finds.
+    /// A change of what a forked child finds.
     AtFork(fn(&mut AtFork)),
 }
 

@@ -5,7 +5,7 @@ use crate::call::{count, kernel, status};
 use crate::malloc;
 use std::ffi::{c_int, c_long};
 
-/// Of a call by number.
+/// Starts the allocator ahead of a call by number, if it is such a call.
 pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
     match number {
         libc::SYS_prctl => before_prctl(a as c_int),

@@ -67,7 +67,7 @@ extern "C" fn on_fatal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void
     }
 }
 
-/// What cannot come in is left: pages without access, and those that are lost.
+/// Brings all pages in but those that cannot come: pages without access, and lost ones.
 fn bring_everything_in(process: &Process) {
     let Some(runtime) = process.runtime() else { return };
     runtime.lift_cap();

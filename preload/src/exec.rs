@@ -17,7 +17,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-/// With the value 0, the environment of what is started is let alone.
+/// The entry with which the environment of a started program is let alone.
 const KEEP: &CStr = c"PAGETIDE_KEEP=0";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Words that a mended environment may take of the stack: few for most, and as many as fit a small one.
@@ -48,7 +48,7 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// What a program needs to find the run.
+/// The entries of the environment by which a program finds the run.
 #[derive(Debug)]
 struct Passage {
     /// Entries of the environment that must be there as they are. The first says which run it is.
@@ -111,7 +111,7 @@ fn value<'a>(entry: &'a CStr, name: &[u8]) -> Option<&'a [u8]> {
     entry.to_bytes().strip_prefix(name)?.strip_prefix(b"=")
 }
 
-/// How an environment is to be mended.
+/// An environment that is to be mended.
 struct Mending<'a> {
     passage: &'a Passage,
     environment: Strings,
@@ -124,7 +124,7 @@ struct Mending<'a> {
 }
 
 impl<'a> Mending<'a> {
-    /// What is to be done about `environment`. `None` if nothing is.
+    /// Returns how `environment` is to be mended. `None` if it lacks nothing.
     ///
     /// # Safety
     /// It must be a null-terminated array of C strings, or null.

@@ -15,8 +15,8 @@ unsafe extern "C" {
     fn _IO_iter_file(iter: *mut c_void) -> *mut c_void;
 }
 
-/// Where the C library notes that it has started no thread so far (glibc 2.32 and later): it leaves the list's lock
-/// alone in a fork then, in the parent and in the child.
+/// The byte in which the C library notes that it has started no thread so far (glibc 2.32 and later): it leaves the
+/// list's lock alone in a fork then, in the parent and in the child.
 static SINGLE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Returns whether the C library has started no thread so far, and starts none just now. False where it does not say.

@@ -10,7 +10,7 @@ use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// By the name that allocators leave to the C library: their own `sbrk` calls it, and so comes to ours.
+/// The function of the name that allocators leave to the C library: their own `sbrk` calls it, and so comes to ours.
 static SBRK: Next = Next::new(c"__sbrk");
 
 /// # Safety
@@ -69,7 +69,7 @@ pub(crate) unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
     result
 }
 
-/// The same, as allocators that take the place of `sbrk` themselves call it.
+/// `sbrk` by the name by which allocators that take its place call it.
 ///
 /// # Safety
 /// As of [`sbrk`].

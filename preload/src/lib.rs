@@ -32,7 +32,7 @@ mod threads;
 mod userfault;
 mod wraps;
 
-/// By this the launcher knows the library.
+/// The note by which the launcher knows the library.
 #[used]
 #[unsafe(link_section = ".note.pagetide")]
 static NOTE: pagetide::note::Note = pagetide::note::Note::own();

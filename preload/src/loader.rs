@@ -101,11 +101,11 @@ pub(crate) unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mu
     jump_to_result_of!(before_dlopen)
 }
 
-/// What the loader is asked for where a new namespace is refused: it says that there is no such file.
+/// The path that the loader is asked for where a new namespace is refused: it says that there is no such file.
 static REFUSED: &CStr =
     c"/dlmopen into a new namespace is refused under Pagetide, which would not see its forks and mappings";
 
-/// What `dlmopen` goes on with.
+/// The function and the argument with which `dlmopen` goes on.
 #[repr(C)]
 struct Target {
     function: *mut c_void,

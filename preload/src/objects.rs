@@ -17,7 +17,7 @@ const SHN_UNDEF: u16 = 0;
 /// A loaded object that has a table of symbols.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
-    /// What is added to the addresses in its file.
+    /// The number that is added to the addresses in its file.
     base: usize,
     name: &'static CStr,
     dynamic: *const Dynamic,
@@ -26,7 +26,7 @@ pub(crate) struct Object {
     strings: *const c_char,
 }
 
-/// How its symbols are found.
+/// The table by which its symbols are found.
 #[derive(Clone, Copy, Debug)]
 enum Hashes {
     /// `DT_GNU_HASH`, which linkers have made since 2006.
@@ -87,7 +87,7 @@ impl Object {
         self.name
     }
 
-    /// What is added to the addresses in its file.
+    /// The number that is added to the addresses in its file.
     pub(crate) fn base(&self) -> usize {
         self.base
     }
@@ -144,7 +144,7 @@ impl Object {
         }
     }
 
-    /// What may be done with the page of an address, as the file has it (PROT_READ and so on). Not of the executable.
+    /// Returns the access to the page of an address, as the file has it (PROT_READ and so on). Not of the executable.
     pub(crate) fn access(&self, address: usize) -> c_int {
         let at = (address - self.base) as u64;
         // SAFETY: a library begins with its header, which says where the program headers lie.

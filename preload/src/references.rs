@@ -163,7 +163,7 @@ pub(crate) unsafe fn by_number(number: c_long, [_, b, c, ..]: [usize; 6]) {
     }
 }
 
-/// Which way a pipe's end goes: true if it is written. `None` if it is no pipe.
+/// Returns whether a pipe's end is the one that is written. `None` if it is no pipe.
 fn pipe_is_written(fd: c_int) -> Option<bool> {
     // SAFETY: the kernel fills the structure, for which all zero is a value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };

@@ -9,7 +9,7 @@
 use pagetide_sys::engine_thread;
 use std::ffi::{c_int, c_void};
 
-/// What a call for the address of thread-local data passes.
+/// The argument of a call for the address of thread-local data.
 #[repr(C)]
 struct Index {
     library: usize,
@@ -34,8 +34,8 @@ unsafe extern "C" fn __wrap___tls_get_addr(index: *const Index) -> *mut c_void {
     }
 }
 
-/// What is to be called when a thread ends. Nothing is: the C library would allocate, and ours leave nothing behind but
-/// a few bytes of the engine's heap where the standard library has named a thread.
+/// Takes a function that is to be called when a thread ends. None is: the C library would allocate, and ours leave
+/// nothing behind but a few bytes of the engine's heap where the standard library has named a thread.
 #[unsafe(no_mangle)]
 extern "C" fn __wrap___cxa_thread_atexit_impl(_: *mut c_void, _: *mut c_void, _: *mut c_void) -> c_int {
     0

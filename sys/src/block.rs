@@ -17,14 +17,14 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 /// Thread-local data of one library.
 #[derive(Clone, Copy, Debug, Default)]
 struct Image {
-    /// How far below the thread pointer they lie.
+    /// Their distance below the thread pointer, in bytes.
     below: usize,
-    /// What they are at first: address and length. The rest is zero.
+    /// The address and length of their initial values. The rest is zero.
     initial: (usize, usize),
     length: usize,
 }
 
-/// How a block is laid out in this process.
+/// The layout of a block in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     images: [Image; 2],
@@ -33,19 +33,19 @@ pub(crate) struct Layout {
 
 /// `None` if it could not be found out.
 static LAYOUT: OnceLock<Option<Layout>> = OnceLock::new();
-/// How far below the thread pointer our own data lie; 0 if that is not known yet.
+/// The distance of our own data below the thread pointer, in bytes; 0 before it is known.
 static OWN_BELOW: AtomicUsize = AtomicUsize::new(0);
 
 thread_local!(static OWN: Cell<u8> = const { Cell::new(0) });
 
-/// How far below every thread's pointer the thread-local data of this library lie; `None` before [`prepare`].
+/// Returns how far below every thread's pointer the thread-local data of this library lie; `None` before [`prepare`].
 #[inline]
 pub fn own_below() -> Option<usize> {
     Some(OWN_BELOW.load(Relaxed)).filter(|&below| below != 0)
 }
 
-/// Finds out how thread blocks are laid out. When the process starts: later the loader's lock may be held by whoever
-/// waits for an engine thread, and in a forked child its data may be out of memory.
+/// Finds out how thread blocks are laid out. Call it when the process starts: later the loader's lock may be held by
+/// whoever waits for an engine thread, and in a forked child its data may be out of memory.
 pub fn prepare() {
     layout();
 }
@@ -113,7 +113,7 @@ impl Layout {
         (BLOCK_HEAD + self.below()).next_multiple_of(self.align()) + self.align()
     }
 
-    /// Where the stack begins that lies below a block.
+    /// Returns the address at which the stack below a block begins.
     pub(crate) fn bottom(&self, pointer: usize) -> usize {
         (pointer - self.below()) / 64 * 64
     }

@@ -84,8 +84,8 @@ unsafe fn empty(start: usize, length: usize) {
     let _ = unsafe { rustix::mm::madvise(start as *mut _, length, Advice::LinuxDontNeed) };
 }
 
-/// After a fork, in the child: the threads that had buffers are not there. Their contents stay until the places are
-/// used again.
+/// Frees all places, in a forked child: the threads that had buffers are not there. Their contents stay until the
+/// places are used again.
 pub fn forget_all() {
     TAKEN.store(0, Release);
 }

@@ -25,7 +25,8 @@ const UNCHANGED: usize = usize::MAX;
 
 /// Held by the thread that changes them.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
-/// What engine threads are to have: real, effective and saved user, the same of the group, and other groups.
+/// The credentials that engine threads are to have: real, effective and saved user, the same of the group, and other
+/// groups.
 static IDS: [AtomicU32; 6] = [const { AtomicU32::new(0) }; 6];
 static GROUPS: AtomicPtr<u32> = AtomicPtr::new(std::ptr::null_mut());
 static GROUP_COUNT: AtomicUsize = AtomicUsize::new(UNCHANGED);
@@ -100,7 +101,7 @@ pub fn changing(groups: bool, call: impl FnOnce() -> c_int) -> (c_int, Result<()
     (result, followed)
 }
 
-/// Has the engine threads take what the calling thread has.
+/// Has the engine threads take the credentials of the calling thread.
 fn lead(groups: bool) -> Result<(), i32> {
     let mut any = false;
     places::for_each(|_, _| {
@@ -162,7 +163,7 @@ fn install() {
     }
 }
 
-/// After a fork, in the child: whoever was at it is not there.
+/// Frees the lock, in a forked child: the thread that had it is not there.
 pub(crate) fn forget_all() {
     CHANGING.store(0, Relaxed);
 }

@@ -85,7 +85,7 @@ extern "C" fn enter(start: *mut c_void) -> ! {
     unsafe { arch::exit_thread() }
 }
 
-/// After a fork, in the child: the engine threads are not there, their stacks are free.
+/// Forgets all engine threads, in a forked child: they are not there, and their stacks are free.
 pub fn forget_all() {
     places::forget_all();
     crate::credentials::forget_all();

@@ -26,7 +26,7 @@ const VERSION: u32 = 1;
 const LENGTH: usize = 16;
 
 pagetide_page::numbered_enum! {
-    /// What can be handed out.
+    /// A thing of which a descriptor can be handed out.
     pub enum Thing: u32 {
         /// The group page.
         GroupPage = 1,
@@ -43,7 +43,7 @@ pagetide_page::numbered_enum! {
     }
 }
 
-/// Where somebody hands out.
+/// The address of a process that hands out descriptors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address {
     /// The path, if there is a place for one.
@@ -53,7 +53,15 @@ pub struct Address {
 }
 
 impl Address {
-    /// From text.
+    /// Reads an address from its text, as [`Address`] is displayed.
+    ///
+    /// ```
+    /// use pagetide_sys::handout::Address;
+    ///
+    /// let address = Address::parse("/run/pagetide-7/socket");
+    /// assert_eq!(address.name, "pagetide-7");
+    /// assert_eq!(Address::parse("@pagetide-7").path, None);
+    /// ```
     pub fn parse(text: &str) -> Self {
         match text.strip_prefix('@') {
             Some(name) => Self { path: None, name: name.into() },
@@ -123,7 +131,7 @@ pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
 
-/// What a connection asks for, without waiting.
+/// Receives what a connection asks for, without waiting.
 ///
 /// # Errors
 /// AGAIN if it has not asked yet; BADMSG if it asks for nothing that there is; CONNRESET if nobody is there any more.
@@ -153,7 +161,7 @@ pub fn answer(connection: impl AsFd, given: Result<BorrowedFd<'_>, Errno>) -> Re
     rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
 }
 
-/// Where this process asks, and the pid of whoever hands out there.
+/// The address where this process asks, and the pid of the process that hands out there.
 static GIVER: OnceLock<(Address, u32)> = OnceLock::new();
 
 /// Remembers where this process can ask, and who hands out there.

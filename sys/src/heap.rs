@@ -27,7 +27,7 @@ unsafe impl Sync for Heap {}
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Where the memory of this process's own objects begins: what lies below was the parent's.
+/// The address at which this process's own objects begin: what lies below was the parent's.
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
 struct Segment;

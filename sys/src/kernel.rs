@@ -19,17 +19,17 @@ pub struct Kernel {
     no_remap: Backoff,
     quiet: AtomicBool,
     due: Mutex<Vec<Due>>,
-    /// How many those are.
+    /// The number of those.
     put_off: AtomicUsize,
 }
 
-/// What a thread has put off: a page that comes in, or a wake.
+/// Work that a thread has put off: a page that comes in, or a wake.
 #[derive(Debug)]
 struct Due {
     thread: usize,
     start: usize,
     length: usize,
-    /// What comes in; nothing if it is there already.
+    /// The bytes that come in; none if they are there already.
     bytes: Box<[u8]>,
 }
 

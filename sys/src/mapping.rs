@@ -177,7 +177,7 @@ pub unsafe fn replace(address: usize, length: usize) -> Result<(), Errno> {
     unsafe { map_at(address, length, MapFlags::FIXED) }
 }
 
-/// What became of the target of a failed `mremap`.
+/// The target of an `mremap` that has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Restored {
     /// It is what it was.
@@ -188,7 +188,7 @@ pub enum Restored {
     Lost,
 }
 
-/// After an `mremap` onto a range of ours failed with `error`: takes the range again.
+/// Takes a range of ours again, onto which an `mremap` failed with `error`.
 ///
 /// Before Linux 6.17 the target is unmapped before the source is looked at (`mremap_to`), and for a moment
 /// any thread may map there.

@@ -35,7 +35,7 @@ pub struct Maps(OwnedFd);
 pub struct Mapping {
     /// The first address behind it.
     pub end: usize,
-    /// What the process may do there: `PROT_*`.
+    /// The access that the process has there: `PROT_*`.
     pub protection: i32,
 }
 

@@ -63,7 +63,7 @@ pub struct Pagemap {
     scan: AtomicBool,
 }
 
-/// What a scan of a range within one cluster found; bit 0 is the cluster's first page.
+/// The pages of a range within one cluster that a scan found; bit 0 is the cluster's first page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Presence {
     /// Pages that are there.

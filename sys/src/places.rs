@@ -32,7 +32,7 @@ pub(crate) fn stride(layout: &Layout) -> usize {
     STACK + layout.length().next_multiple_of(pagetide_page::PAGE_SIZE)
 }
 
-/// Where the stacks lie.
+/// Returns the address of the range of the stacks, which the first call reserves.
 pub(crate) fn stacks(stride: usize) -> io::Result<usize> {
     if LENGTH.load(Acquire) == 0 {
         // Two threads may come here at a time: one range is dropped. A lock could be held in a forked child for ever.
@@ -63,7 +63,7 @@ pub(crate) fn own_place() -> usize {
     (thread_pointer() - BASE.load(Relaxed)) / (LENGTH.load(Relaxed) / ENGINE_THREADS_MAX)
 }
 
-/// After a fork, in the child: no place is taken.
+/// Frees all places, in a forked child.
 pub(crate) fn forget_all() {
     USED.store(0, Relaxed);
     NUMBERS.iter().for_each(|number| number.store(0, Relaxed));

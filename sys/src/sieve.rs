@@ -20,13 +20,13 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 const DONTUNMAP: i32 = 4;
 
-/// How often it is tried to put a page back where the process has as many mappings as it may.
+/// Attempts to put a page back where the process has as many mappings as it may.
 const TRIES: usize = 1000;
 
 /// One cluster of staging. Whoever takes pages out holds it.
 #[derive(Debug)]
 pub struct Sieve {
-    /// What it is a part of.
+    /// The area of which it is a part.
     _area: Arc<Reservation>,
     base: usize,
     /// Whether it can be used: not once a part of it may be another's mapping.
@@ -73,7 +73,7 @@ pub(crate) struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// Where it lies.
+    /// Returns its address.
     pub(crate) fn base(&self) -> usize {
         self.base
     }

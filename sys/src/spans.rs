@@ -73,7 +73,7 @@ impl Span {
         &self.areas.0[self.area as usize]
     }
 
-    /// Where it begins in the reservation.
+    /// Returns the offset in the reservation at which it begins.
     fn offset(&self) -> usize {
         self.id as usize * self.area().span
     }

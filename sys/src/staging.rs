@@ -32,7 +32,7 @@ pub struct Slot {
     lost: PageSet,
 }
 
-/// How pages leave the program.
+/// A way by which pages leave the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TakeOutWay {
     /// `mremap(DONTUNMAP)`: the page table moves as one, whatever it holds, pinned pages too.
@@ -40,19 +40,19 @@ pub enum TakeOutWay {
     /// `UFFDIO_MOVE`, run by run: refuses pages that are pinned or shared by fork, and all of a mapping that may not be
     /// written.
     Move,
-    /// By `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may
+    /// `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may
     /// be done with them.
     Sift,
 }
 
-/// What taking pages out asks the kernel by.
+/// The descriptors by which a take-out asks the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Views<'a> {
     /// The descriptor that serves the program's memory.
     pub uffd: &'a Uffd,
-    /// Which pages are there.
+    /// Tells which pages are there.
     pub pagemap: &'a Pagemap,
-    /// What may be done with them.
+    /// Tells which access the program has to them.
     pub maps: &'a Maps,
 }
 
@@ -109,7 +109,7 @@ impl Slot {
         };
     }
 
-    /// Where the slot lies in the reservation.
+    /// Returns the offset of the slot in the reservation.
     fn offset(&self) -> usize {
         (usize::from(self.index) + 1) * CLUSTER_SIZE
     }

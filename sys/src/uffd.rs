@@ -97,7 +97,7 @@ pub struct Uffd {
     features: u64,
 }
 
-/// How an operation on a range of pages ended: bytes done, and the error that stopped it.
+/// The end of an operation on a range of pages: bytes done, and the error that stopped it.
 pub type Partial = (usize, Option<Errno>);
 
 impl Uffd {
@@ -165,7 +165,7 @@ impl Uffd {
         })
     }
 
-    /// Which of the features that we use the kernel has.
+    /// Returns the features that we use and the kernel has.
     pub fn features(&self) -> u64 {
         self.features
     }

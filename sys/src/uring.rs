@@ -8,12 +8,12 @@ use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Mutex;
 
-/// Which way the bytes go.
+/// The direction in which the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// From the file into the buffer.
+    /// A read: from the file into the buffer.
     Read,
-    /// From the buffer to the file.
+    /// A write: from the buffer to the file.
     Write,
 }
 
@@ -22,7 +22,7 @@ pub enum Direction {
 pub struct Done {
     /// The caller's token.
     pub token: u64,
-    /// Which way it went.
+    /// The direction in which it went.
     pub direction: Direction,
     /// Its buffer.
     pub buffer: Buffer,

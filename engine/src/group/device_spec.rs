@@ -20,8 +20,8 @@ impl DeviceSpec {
         format!("/proc/{launcher}/fd/{}", self.fd).into()
     }
 
-    /// Opens it, with `blocks` blocks, at the first of `paths` where it is; or as the launcher hands it out, to a process
-    /// that has given up its privileges.
+    /// Opens it, with `blocks` blocks, at the first of `paths` where it is; or as the launcher hands it out, to a
+    /// process that has given up its privileges.
     ///
     /// # Errors
     /// What the last path says.
@@ -39,8 +39,8 @@ impl DeviceSpec {
     }
 
     /// Waits for the writes that threads began which have ended since, by `path` or as the launcher hands the device
-    /// out: see [`file::await_writes`]. What cannot be waited for has ended by now, as a rule; and whoever reads a wrong
-    /// block knows by its hash.
+    /// out: see [`file::await_writes`]. What cannot be waited for has ended by now, as a rule; and whoever reads a
+    /// wrong block knows by its hash.
     pub fn await_writes(&self, path: &Path) {
         if file::await_writes(path, self.identity).is_err()
             && let Ok(file) = handout::ask(Thing::SwapFile)

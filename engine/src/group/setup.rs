@@ -17,18 +17,18 @@ const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 /// The form of the group page.
 pub const VERSION: u64 = 15;
 
-/// What a run is told at its start.
+/// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setup {
     /// The cap, in pages.
     pub cap_pages: u64,
-    /// What may change while the run goes on, at its start.
+    /// The settings that may change while the run goes on, as they are at its start.
     pub knobs: Knobs,
     /// The pool's allocator.
     pub zpool: Allocator,
-    /// What decides which clusters leave.
+    /// The rule by which clusters leave.
     pub reclaim: Reclaim,
-    /// Which neighbours of a page come in with it.
+    /// The rule by which neighbours of a page come in with it.
     pub readahead: Readahead,
     /// log2 of the pages that are read from the swap file at once at most.
     pub page_cluster: u32,
@@ -44,7 +44,7 @@ pub struct Setup {
     pub mask: Mask,
     /// Whether the swap file is encrypted.
     pub encrypt: bool,
-    /// What is to go wrong, for tests.
+    /// The fault that is injected, for tests.
     pub injection: Plan,
 }
 
@@ -69,7 +69,7 @@ impl Setup {
     }
 }
 
-/// What may change while a run goes on.
+/// The settings that may change while a run goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Knobs {
     /// Switches of the pool.
@@ -147,7 +147,7 @@ impl Group {
         Self::of(Shared::adopt(page).map_err(|error| OpenError::System(error.into()))?)
     }
 
-    /// With another setup than the page has: with what is known for sure.
+    /// Replaces the setup of the page by what is known for sure.
     pub(crate) fn corrected(self, correct: impl FnOnce(Setup) -> Setup) -> Self {
         Self { setup: correct(self.setup), ..self }
     }
@@ -192,12 +192,12 @@ impl Group {
         Ok(Self { shared, header, slots: SLOTS, setup })
     }
 
-    /// What the run was told at its start.
+    /// Returns what the run was told at its start.
     pub fn setup(&self) -> Setup {
         self.setup
     }
 
-    /// What may change while the run goes on, as it is now.
+    /// Returns the settings that may change while the run goes on, as they are now.
     pub fn knobs(&self) -> Knobs {
         let get = |word: Header| self.header[word as usize].load(Acquire);
         Knobs {

@@ -68,13 +68,13 @@ pub type Started = Result<&'static Runtime, StartError>;
 /// program's memory. Whoever preloads us vouches for what that takes.
 pub type OpenKernel = fn() -> std::io::Result<Kernel>;
 
-/// What an engine starts with.
+/// The arguments with which an engine starts.
 pub struct StartArgs {
     /// The group.
     pub group: Group,
     /// The process's slot.
     pub slot: ProcessSlot,
-    /// What it takes over.
+    /// The state that it takes over.
     pub mode: StartMode,
     /// Opens the kernel's side of the program's memory.
     pub open: OpenKernel,
@@ -95,7 +95,7 @@ impl std::fmt::Debug for StartArgs {
     }
 }
 
-/// Where threads of an engine wait until there is one, or will be none.
+/// The gate at which threads of an engine wait until there is one, or will be none.
 #[derive(Debug, Default)]
 struct Gate {
     pub(super) engine: Mutex<Option<Option<&'static Runtime>>>,
@@ -119,11 +119,11 @@ impl Gate {
     }
 }
 
-/// What a new engine takes over.
+/// The state that a new engine takes over.
 pub enum StartMode {
     /// Nothing: the first engine of a process.
     None,
-    /// What a forked child found: the parent's subsystem, and the pages that are in the program.
+    /// A forked child's: the parent's subsystem, and the pages that are in the program.
     Forked(&'static Runtime),
 }
 

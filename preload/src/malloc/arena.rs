@@ -21,10 +21,10 @@ const PIECE_MIN: usize = 256 << 20;
 const ARENAS_MAX: usize = 64;
 const ARENA_ALIGN: usize = 64 << 20;
 
-/// What mimalloc commits at least: its slices.
+/// The least that mimalloc commits: its slices, in bytes.
 const SLICE: usize = 64 << 10;
 const SLICE_WORDS: usize = ARENA / SLICE / u64::BITS as usize;
-/// Which slices of each arena are committed. mimalloc may commit one again that is.
+/// The slices of each arena that are committed, a bit each. mimalloc may commit one again that is.
 static COMMITTED: [[AtomicU64; SLICE_WORDS]; ARENAS_MAX] =
     [const { [const { AtomicU64::new(0) }; SLICE_WORDS] }; ARENAS_MAX];
 
@@ -100,7 +100,7 @@ fn note_committed(on: bool, start: usize, length: usize) -> usize {
 
 std::arch::global_asm!(".hidden __wrap_mprotect");
 
-/// What mimalloc commits page by page of its own, as it uses them up. All of an arena is writable from the beginning.
+/// Commits pages of mimalloc that it uses up one by one. All of an arena is writable from the beginning.
 ///
 /// # Safety
 /// As of `mprotect(2)`. By the linker all calls of this name in this library come here, and (hidden) no others.
@@ -155,7 +155,7 @@ pub(super) fn grow() -> bool {
     grown
 }
 
-/// Under the lock, or while one thread runs.
+/// Hands a piece to mimalloc. Call it under the lock, or while one thread runs.
 pub(super) fn add_piece() -> bool {
     let last = ARENA_COUNT.load(Relaxed).checked_sub(1);
     let (arena, handed) = match last.map(|last| (last, HANDED.load(Relaxed))) {
@@ -186,7 +186,7 @@ pub(super) fn add_piece() -> bool {
     }
 }
 
-/// How long the next arena is, if it can be had.
+/// Returns the length of the next arena, if it can be had.
 pub(super) fn arena_length() -> usize {
     let room = pagetide_sys::mapping::room() / 16;
     ARENA.min((room / 2 + 1).next_power_of_two()).max(ARENA_MIN)

@@ -28,7 +28,8 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Of an object of `size` bytes that lies `front` bytes into its mapping, with room to grow by `room`.
+    /// Returns the header of an object of `size` bytes that lies `front` bytes into its mapping, with room to grow by
+    /// `room`.
     fn plan(front: usize, size: usize, room: usize) -> Option<Self> {
         let reserved = size.checked_add(front)?.checked_add(room)?.checked_next_multiple_of(PAGE_SIZE)?;
         Some(Self { base: 0, reserved, size })
@@ -38,7 +39,7 @@ impl Header {
         self.base + self.reserved
     }
 
-    /// Where access ends, for an object at `object`.
+    /// Returns the address at which access ends, for an object at `object`.
     fn open_end(object: usize, size: usize) -> usize {
         (object + size).next_multiple_of(PAGE_SIZE)
     }
@@ -108,7 +109,7 @@ pub(super) struct Large {
 }
 pub(super) static LARGE: Large =
     Large { cells: [const { AtomicUsize::new(0) }; 4096], end: AtomicUsize::new(0) };
-/// From which size on an object that grows becomes a mapping. As with glibc's threshold for mappings, what is
+/// The size from which on an object that grows becomes a mapping. As with glibc's threshold for mappings, what is
 /// given back raises it: a program that grows such an object over and over wants memory that stays.
 pub(super) static GROWN_FROM: AtomicUsize = AtomicUsize::new(GROWN_MIN);
 

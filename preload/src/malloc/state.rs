@@ -22,10 +22,10 @@ const UNREADY: u8 = 0;
 const STARTING: u8 = 1;
 const READY: u8 = 2;
 static STATE: AtomicU8 = AtomicU8::new(UNREADY);
-/// What served the program before.
+/// The heap that serves the program before.
 pub(super) static FIRST: FirstHeap = FirstHeap::new();
 
-/// Where a call for memory is served from.
+/// The allocator that serves a call for memory.
 pub(super) enum From {
     Program,
     Engine,

@@ -30,7 +30,7 @@ struct Size {
 /// More than mimalloc has sizes below that of objects which have a page for themselves.
 const SIZES_MAX: usize = 80;
 
-/// What the arenas hold.
+/// The contents of the arenas.
 struct Heap {
     committed: usize,
     /// Bytes of objects.
@@ -186,7 +186,7 @@ impl Drop for Stream {
     }
 }
 
-/// What stands in the element of the heap, and in that of the whole.
+/// Writes what stands in the element of the heap, and in that of the whole.
 fn write_totals(out: &mut Stream, heap: &Heap, mapped: Option<(usize, usize)>) -> fmt::Result {
     let (committed, most) = (heap.committed, COMMITTED.most().max(heap.committed));
     writeln!(out, "<total type=\"fast\" count=\"0\" size=\"0\"/>")?;

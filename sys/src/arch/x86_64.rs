@@ -192,9 +192,10 @@ macro_rules! jump_to_target_of {
     };
 }
 
-/// The body of a naked function whose arguments are listed in the call: calls `$from`, an `extern "C" fn(first, array)`,
-/// and returns its result. The first argument is passed on; the others, of which five are in registers and the rest lies
-/// above the return address, become one array: the registers are pushed where the return address was, which waits below.
+/// The body of a naked function whose arguments are listed in the call: calls `$from`, an `extern "C" fn(first,
+/// array)`, and returns its result. The first argument is passed on; the others, of which five are in registers and the
+/// rest lies above the return address, become one array: the registers are pushed where the return address was, which
+/// waits below.
 #[macro_export]
 macro_rules! call_with_array {
     ($from:path) => {

@@ -9,7 +9,7 @@ fn read_once(path: impl rustix::path::Arg, text: &mut [u8]) -> rustix::io::Resul
     read_at(rustix::fs::CWD, path, text)
 }
 
-/// The same of a file in an open directory.
+/// Reads the beginning of a file in an open directory, likewise.
 pub(super) fn read_at(
     directory: impl AsFd,
     path: impl rustix::path::Arg,
@@ -54,8 +54,8 @@ pub(super) fn of_process(pid: u32, name: &str) -> Result<Option<String>, Errno> 
     }
 }
 
-/// What a directory of `/proc` holds. Not by `read_dir`: the C library's directory streams come from the program's
-/// `malloc`.
+/// Returns the entries of a directory of `/proc`. Not by `read_dir`: the C library's directory streams come from the
+/// program's `malloc`.
 pub(super) fn directory(path: &str) -> Result<rustix::fs::Dir, Errno> {
     rustix::fs::Dir::new(open_directory(path)?)
 }

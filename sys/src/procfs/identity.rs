@@ -8,19 +8,19 @@ use std::fs;
 /// The name of a process, for others that see another `/proc`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// As its own `/proc` has it.
+    /// The pid, as its own `/proc` has it.
     pub pid: u32,
-    /// When it started, as its own `/proc` has it; 0 if that cannot be read.
+    /// The time at which it started, as its own `/proc` has it; 0 if that cannot be read.
     pub start_time: u64,
     /// Its pid namespace; 0 if that cannot be read.
     pub namespace: u64,
 }
 
 impl Identity {
-    /// Of a process that is not there yet.
+    /// The identity of a process that is not there yet.
     pub const UNKNOWN: Self = Self { pid: 0, start_time: 0, namespace: 0 };
 
-    /// That of this process.
+    /// Returns the identity of this process.
     pub fn own() -> Self {
         let mut text = [0; pagetide_page::PAGE_SIZE];
         // One file says both: each takes a small process as long as five page faults.
@@ -74,7 +74,7 @@ fn namespace(pid: impl std::fmt::Display, kind: &str) -> Result<u64, Errno> {
     rustix::fs::stat(format!("/proc/{pid}/ns/{kind}")).map(|stat| stat.st_ino)
 }
 
-/// What a process is called in the namespaces below that of `/proc`.
+/// Returns the pids of a process in the namespaces below that of `/proc`.
 fn inner_pids(pid: u32) -> Result<Vec<u32>, Errno> {
     let status = of_process(pid, "status")?.unwrap_or_default();
     let names = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();

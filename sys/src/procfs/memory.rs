@@ -15,7 +15,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// What is charged to the process. Shared memory is charged to the run, each object once.
+    /// Returns the pages that are charged to the process. Shared memory is charged to the run, each object once.
     pub fn charged(&self) -> u64 {
         self.anonymous + self.tables
     }

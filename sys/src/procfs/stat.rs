@@ -11,15 +11,15 @@ pub fn processor_of(tid: u32) -> Option<usize> {
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
-/// How long a thread of this process has run, and how long it has waited for a processor, in nanoseconds.
+/// Returns how long a thread of this process has run, and how long it has waited for a processor, in nanoseconds.
 pub fn run_times(tid: u32) -> Option<(u64, u64)> {
     let times = small(&format!("/proc/self/task/{tid}/schedstat"))?;
     let mut times = times.split_ascii_whitespace().map(str::parse);
     Some((times.next()?.ok()?, times.next()?.ok()?))
 }
 
-/// When a process started, in ticks since boot: with the pid it names a process for good. `None` if it is dead, or
-/// nobody can tell.
+/// Returns the time at which a process started, in ticks since boot: with the pid it names a process for good. `None`
+/// if it is dead, or nobody can tell.
 pub fn start_time(pid: u32) -> Option<u64> {
     life(pid).ok().flatten()
 }
@@ -37,9 +37,9 @@ pub struct Stat {
     pub has_execed: bool,
     /// Processor time so far, in ticks.
     pub ticks: u64,
-    /// How many threads it has.
+    /// The number of its threads.
     pub threads: u32,
-    /// When it started.
+    /// The time at which it started, in ticks since boot.
     pub start_time: u64,
     /// Where its stack began, which every program's start chooses at random; 0 if that is not to be seen, or not
     /// settled, for it is in the midst of exec.
@@ -50,7 +50,14 @@ impl Stat {
     /// The kernel's mark of those that were forked and have not called `exec` since (`PF_FORKNOEXEC`).
     const FORKED: u64 = 0x40;
 
-    /// Of a process. `None` if it is not there, or hidden.
+    /// Reads that of a process. `None` if it is not there, or hidden.
+    ///
+    /// ```
+    /// use pagetide_sys::procfs::Stat;
+    ///
+    /// let stat = Stat::of("self").expect("this process is there");
+    /// assert!(stat.threads >= 1 && !stat.is_dead());
+    /// ```
     pub fn of(pid: impl std::fmt::Display) -> Option<Self> {
         Self::parse(&small(&format!("/proc/{pid}/stat"))?)
     }
@@ -91,7 +98,7 @@ pub fn last_pid() -> Option<u64> {
     small("/proc/loadavg")?.split_ascii_whitespace().nth(4)?.parse().ok()
 }
 
-/// When a process started. `None` if it is dead; an error if nobody can tell.
+/// Returns the time at which a process started. `None` if it is dead; an error if nobody can tell.
 pub(super) fn life(pid: u32) -> Result<Option<u64>, Errno> {
     let Some(stat) = of_process(pid, "stat")? else { return Ok(None) };
     let started = || {
