@@ -6,6 +6,22 @@ use std::collections::VecDeque;
 use std::sync::Mutex;
 
 /// Holds every request until it is released.
+///
+/// ```
+/// use pagetide_device::deferred::Deferred;
+/// use pagetide_device::{Buffer, Device, Direction, Request};
+///
+/// let device = Deferred::new(8);
+/// for token in 0..2 {
+///     let request = Request { token, direction: Direction::Read, block: 0, buffer: Buffer::new(1) };
+///     device.submit(request).expect("it takes any number");
+/// }
+/// // The second ends first.
+/// assert!(device.release(1));
+/// let mut done = Vec::new();
+/// device.wait(&mut done);
+/// assert_eq!((done[0].token, device.held()), (1, 1));
+/// ```
 #[derive(Debug)]
 pub struct Deferred {
     ram: Ram,

@@ -26,6 +26,23 @@ enum Which {
 }
 
 /// A device of which some requests of one direction fail.
+///
+/// ```
+/// use pagetide_device::faulty::{Failure, Faulty};
+/// use pagetide_device::ram::Ram;
+/// use pagetide_device::{Buffer, Device, Direction, Request};
+///
+/// // Every second read ends with EIO.
+/// let device = Faulty::new(Box::new(Ram::new(8)), Direction::Read, 2, Failure::Errno(5));
+/// let mut done = Vec::new();
+/// for token in 0..4 {
+///     let request = Request { token, direction: Direction::Read, block: token, buffer: Buffer::new(1) };
+///     device.submit(request).expect("it takes any number");
+///     device.wait(&mut done);
+/// }
+/// let failed: Vec<_> = done.iter().filter(|done| done.result.is_err()).map(|done| done.token).collect();
+/// assert_eq!(failed, [1, 3]);
+/// ```
 #[derive(Debug)]
 pub struct Faulty {
     inner: Box<dyn Device>,

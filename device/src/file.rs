@@ -175,6 +175,26 @@ pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
 }
 
 /// A swap file.
+///
+/// ```
+/// use pagetide_device::file::{create, identity};
+/// use pagetide_device::{Buffer, Device, Direction, File, FileKind, Request};
+/// use std::os::fd::AsRawFd;
+/// use std::path::Path;
+///
+/// // The process that creates it keeps it open; others open it by a path to that descriptor.
+/// let fd = create(Path::new("."))?;
+/// let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+/// let file = File::open(Path::new(&path), identity(&fd)?, 16, FileKind::Auto)?;
+/// let request = Request { token: 1, direction: Direction::Write, block: 3, buffer: Buffer::new(2) };
+/// file.submit(request).expect("few are under way");
+/// let mut done = Vec::new();
+/// while done.is_empty() {
+///     file.wait(&mut done);
+/// }
+/// assert!(done[0].token == 1 && done[0].result.is_ok());
+/// # Ok::<(), pagetide_device::OpenError>(())
+/// ```
 #[derive(Debug)]
 pub struct File {
     blocks: u64,

@@ -109,7 +109,7 @@ impl Drop for Tiered {
 
 impl Device for Tiered {
     fn blocks(&self) -> u64 {
-        self.shared.tiers.last().map_or(0, |tier| tier.blocks.end)
+        self.shared.blocks()
     }
 
     /// Returns what the tier says in which the block lies; beyond the last one, what the last says.
@@ -256,10 +256,7 @@ fn bytes_of(block: u64, part: &Range<u64>) -> Range<usize> {
 impl Tier {
     /// Submits what is new, unless something older waits.
     fn submit(&self, request: Request) -> Result<(), Request> {
-        if !lock(&self.put_off).is_empty() {
-            return Err(request);
-        }
-        self.device.submit(request)
+        if self.try_again() { self.device.submit(request) } else { Err(request) }
     }
 
     fn put_off(&self, request: Request) {
@@ -268,15 +265,16 @@ impl Tier {
         self.try_again();
     }
 
-    /// Submits what was put off, as far as the tier takes it.
-    fn try_again(&self) {
+    /// Submits what was put off, as far as the tier takes it. Returns whether nothing is left.
+    fn try_again(&self) -> bool {
         let mut put_off = lock(&self.put_off);
         while let Some(request) = put_off.pop_front() {
             if let Err(refused) = self.device.submit(request) {
                 put_off.push_front(refused);
-                return;
+                return false;
             }
         }
+        true
     }
 }
 

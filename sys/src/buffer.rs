@@ -106,6 +106,13 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// A buffer of `pages` pages. What is in it is of no meaning.
     ///
+    /// ```
+    /// let mut buffer = pagetide_sys::buffer::Buffer::new(2);
+    /// buffer.fill(7);
+    /// buffer.truncate(1);
+    /// assert_eq!(buffer[..], [7; 4096]);
+    /// ```
+    ///
     /// # Panics
     /// If `pages` is zero.
     pub fn new(pages: usize) -> Self {

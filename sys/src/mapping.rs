@@ -50,6 +50,12 @@ pub struct Reservation {
 impl Reservation {
     /// Reserves `length` bytes aligned to `align` (a power of two, at least a page).
     ///
+    /// ```
+    /// let range = pagetide_sys::mapping::Reservation::new(64 << 20, 2 << 20)?;
+    /// assert_eq!((range.len(), range.base() % (2 << 20)), (64 << 20, 0));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    ///
     /// # Errors
     /// NOMEM: there is no address space.
     pub fn new(length: usize, align: usize) -> Result<Self, Errno> {

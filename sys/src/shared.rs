@@ -19,6 +19,17 @@ pub struct Shared {
 impl Shared {
     /// Creates shared memory of `length` bytes, named for `/proc/*/fd`.
     ///
+    /// ```
+    /// use pagetide_sys::shared::Shared;
+    /// use std::sync::atomic::Ordering::Relaxed;
+    ///
+    /// let (fd, shared) = Shared::create("example", 4096)?;
+    /// shared.words(0, 512)[3].store(7, Relaxed);
+    /// // As another process sees it, which has the descriptor.
+    /// assert_eq!(Shared::adopt(&fd)?.words(24, 1)[0].load(Relaxed), 7);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    ///
     /// # Errors
     /// There is no memory, or no descriptor.
     pub fn create(name: &str, length: usize) -> Result<(OwnedFd, Self), Errno> {

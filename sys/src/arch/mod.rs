@@ -1,4 +1,4 @@
-//! What differs from one architecture to the next: instructions, and where the C library keeps what it has of a thread.
+//! The differences between architectures: instructions, and the layout of the C library's data of a thread.
 
 #[cfg(target_arch = "x86_64")]
 mod x86_64;

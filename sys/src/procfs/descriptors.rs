@@ -1,4 +1,4 @@
-//! What is open in processes, and what may come of it.
+//! Descriptors that are open in processes, and whether the kernel may pin memory through them.
 
 use super::file::{field, open_directory, read, read_at};
 use super::identity::own_pid;

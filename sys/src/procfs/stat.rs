@@ -1,4 +1,4 @@
-//! What processes and threads are and do: `/proc/PID/stat` and its kin.
+//! States and times of processes and threads: `/proc/PID/stat` and its kin.
 
 use super::file::{of_process, parsed, small};
 use rustix::io::Errno;
