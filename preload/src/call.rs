@@ -1,4 +1,5 @@
-//! Straight to the kernel: the C library's names of these calls are ours.
+//! System calls straight to the kernel, since the C library's names of them are ours here, and their results as C has
+//! them.
 
 pub(crate) use pagetide_sys::arch::system_call as kernel;
 use std::ffi::{c_int, c_void};

@@ -1,4 +1,4 @@
-//! What is known of glibc's inside: its list of open streams, the layout of a `FILE`, and its note of whether there is
+//! Knowledge of glibc's inside: its list of open streams, the layout of a `FILE`, and its note of whether there is
 //! one thread.
 
 use std::ffi::{c_int, c_void};

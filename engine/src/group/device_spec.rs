@@ -1,4 +1,4 @@
-//! What the processes of a run are told about the device that their pages go to.
+//! The device that the pages of a run go to, as its processes are told of it.
 
 use pagetide_device::file::{self, Identity};
 use pagetide_device::{File, FileKind, OpenError};

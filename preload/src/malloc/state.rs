@@ -1,4 +1,4 @@
-//! Which allocator serves the program: the first heap, and mimalloc once it has started.
+//! The state of the allocator: the first heap serves the program, and mimalloc once it has started.
 
 use super::arena::add_piece;
 use crate::call::set_errno;
@@ -17,7 +17,7 @@ unsafe extern "C" {
     fn _mi_auto_process_init();
 }
 
-/// Whether mimalloc serves the program. Until then the first heap does, as far as it goes.
+// Whether mimalloc serves the program. Until then the first heap does, as far as it goes.
 const UNREADY: u8 = 0;
 const STARTING: u8 = 1;
 const READY: u8 = 2;
