@@ -1,6 +1,6 @@
 //! What the engine needs of a program's memory: the seam between policy and the kernel.
 //!
-//! [`crate::kernel`] implements it with userfaultfd; [`crate::fake`] with a map in memory, so that the
+//! [`crate::program_memory`] implements it with userfaultfd; [`crate::fake`] with a map in memory, so that the
 //! whole engine runs under a model, without a kernel.
 
 pub use pagetide_page::PageSet;

@@ -1,7 +1,7 @@
 //! Thread-local data of this library itself, without the C library.
 //!
 //! The loader finds them by a table that each thread has, and makes or mends it with the program's `malloc` when
-//! libraries come and go. An engine thread has no such table ([`pagetide_sys::engine thread`]), and a thread of the
+//! libraries come and go. An engine thread has no such table ([`pagetide_sys::engine_thread`]), and a thread of the
 //! program may be within `malloc` when it comes to us. We are there from the start, so ours lie at the same distance
 //! below the thread pointer in all threads: the linker leads this library's calls of these names here (`--wrap`, see
 //! `build.rs`).
