@@ -93,7 +93,7 @@ fn unwind_by_ourselves() {
     println!("cargo:rerun-if-env-changed=CC");
 }
 
-/// Leaves mimalloc's constructor out: most processes never need it (see `sys/src/first_heap.rs`), and `allocator.rs`
+/// Leaves mimalloc's constructor out: most processes never need it (see `sys/src/first_heap.rs`), and `malloc/state.rs`
 /// calls it when one does. libmimalloc-sys compiles one file, `static.c`, which cc names `…-static.o`.
 fn start_mimalloc_late() {
     let directory = env::var("OUT_DIR").expect("cargo sets it");

@@ -1,11 +1,27 @@
 //! A device whose completions a test releases by hand: races without sleeps.
 
 use crate::ram::Ram;
-use crate::{Completion, Device, Request, lock};
+use crate::{Completion, Cost, Device, Request, lock};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
 /// Holds every request until it is released.
+///
+/// ```
+/// use pagetide_device::deferred::Deferred;
+/// use pagetide_device::{Buffer, Device, Direction, Request};
+///
+/// let device = Deferred::new(8);
+/// for token in 0..2 {
+///     let request = Request { token, direction: Direction::Read, block: 0, buffer: Buffer::new(1) };
+///     device.submit(request).expect("it takes any number");
+/// }
+/// // The second ends first.
+/// assert!(device.release(1));
+/// let mut done = Vec::new();
+/// device.wait(&mut done);
+/// assert_eq!((done[0].token, device.held()), (1, 1));
+/// ```
 #[derive(Debug)]
 pub struct Deferred {
     ram: Ram,
@@ -36,8 +52,8 @@ impl Device for Deferred {
     fn blocks(&self) -> u64 {
         self.ram.blocks()
     }
-    fn is_synchronous(&self) -> bool {
-        false
+    fn cost(&self, _block: u64) -> Cost {
+        Cost::FLASH
     }
     fn submit(&self, request: Request) -> Result<(), Request> {
         lock(&self.held).push_back(request);

@@ -1,11 +1,11 @@
 //! A device that fails on demand: the seam through which errors are injected.
 
-use crate::{Completion, Device, Direction, Request, lock};
+use crate::{Completion, Cost, Device, Direction, Request, lock};
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// What goes wrong.
+/// A way in which a request goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Failure {
     /// The request fails with this errno.
@@ -18,7 +18,7 @@ pub enum Failure {
     Misplaced,
 }
 
-/// Which requests fail.
+/// The requests that fail.
 #[derive(Debug)]
 enum Which {
     Nth { nth: u64, count: AtomicU64 },
@@ -26,6 +26,23 @@ enum Which {
 }
 
 /// A device of which some requests of one direction fail.
+///
+/// ```
+/// use pagetide_device::faulty::{Failure, Faulty};
+/// use pagetide_device::ram::Ram;
+/// use pagetide_device::{Buffer, Device, Direction, Request};
+///
+/// // Every second read ends with EIO.
+/// let device = Faulty::new(Box::new(Ram::new(8)), Direction::Read, 2, Failure::Errno(5));
+/// let mut done = Vec::new();
+/// for token in 0..4 {
+///     let request = Request { token, direction: Direction::Read, block: token, buffer: Buffer::new(1) };
+///     device.submit(request).expect("it takes any number");
+///     device.wait(&mut done);
+/// }
+/// let failed: Vec<_> = done.iter().filter(|done| done.result.is_err()).map(|done| done.token).collect();
+/// assert_eq!(failed, [1, 3]);
+/// ```
 #[derive(Debug)]
 pub struct Faulty {
     inner: Box<dyn Device>,
@@ -59,8 +76,8 @@ impl Device for Faulty {
     fn blocks(&self) -> u64 {
         self.inner.blocks()
     }
-    fn is_synchronous(&self) -> bool {
-        false
+    fn cost(&self, block: u64) -> Cost {
+        self.inner.cost(block)
     }
     fn submit(&self, mut request: Request) -> Result<(), Request> {
         let fails = request.direction == self.direction

@@ -3,7 +3,7 @@
 //! Requests go through io_uring where the system allows that, and through a few threads of positioned
 //! reads and writes where not (container engines block io_uring by default).
 
-use crate::{BLOCK, Completion, Device, Direction, Mailbox, Request, lock};
+use crate::{BLOCK, Completion, Cost, Device, Direction, Mailbox, Request, lock};
 use pagetide_sys::uring::Ring;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ const WORKERS: usize = 4;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
 
-/// How a file is driven.
+/// The calls by which a file is read and written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
     /// io_uring if it can be had.
@@ -53,6 +53,10 @@ impl std::fmt::Display for OpenError {
 impl std::error::Error for OpenError {}
 
 /// Creates a swap file in `directory`: without a name, readable by its owner only.
+///
+/// # Errors
+/// - [`OpenError::InMemory`]: the directory lies in memory.
+/// - [`OpenError::System`]: the file system makes no file there.
 pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
     let stat = rustix::fs::statfs(directory).map_err(OpenError::System)?;
     if [TMPFS_MAGIC, RAMFS_MAGIC].contains(&(stat.f_type as u64)) {
@@ -74,10 +78,13 @@ pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
     }
 }
 
-/// What tells a file from all others: its device and its number there.
+/// A name that tells a file from all others: its device and its number there.
 pub type Identity = (u64, u64);
 
 /// The identity of an open file.
+///
+/// # Errors
+/// The descriptor cannot be asked.
 pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
     rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
 }
@@ -97,7 +104,7 @@ pub fn await_writes(path: &Path, identity: Identity) -> Result<(), OpenError> {
     await_writes_by(&file, identity)
 }
 
-/// The same, by a descriptor of the file.
+/// Waits as [`await_writes`] does, by a descriptor of the file.
 ///
 /// # Errors
 /// As for [`await_writes`].
@@ -112,7 +119,10 @@ fn check(file: &OwnedFd, expected: Identity) -> Result<(), OpenError> {
     if identity(file)? == expected { Ok(()) } else { Err(OpenError::Another) }
 }
 
-/// Whether a swap file in `directory` is read and written past the page cache.
+/// Returns whether a swap file in `directory` is read and written past the page cache.
+///
+/// # Errors
+/// As for [`create`].
 pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
     let file = create(directory)?;
     let flags = rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?;
@@ -126,13 +136,16 @@ pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
 /// The room of a file system, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// What there is for us, taken or free: as `df` counts, without what is kept for root.
+    /// Bytes that there are for us, taken or free: as `df` counts, without those that are kept for root.
     pub total: u64,
-    /// What of it is free.
+    /// Bytes of them that are free.
     pub free: u64,
 }
 
 /// The room of the file system in which a file lies.
+///
+/// # Errors
+/// The file system cannot be asked.
 pub fn room(file: &OwnedFd) -> Result<Room, OpenError> {
     rustix::fs::fstatvfs(file).map(|stat| room_of(&stat)).map_err(OpenError::System)
 }
@@ -144,18 +157,44 @@ fn room_of(stat: &rustix::fs::StatVfs) -> Room {
 }
 
 /// Bytes of disk that a file takes.
+///
+/// # Errors
+/// The descriptor cannot be asked.
 pub fn taken_bytes(file: &OwnedFd) -> Result<u64, OpenError> {
     // 512-byte blocks, whatever the file system's.
     rustix::fs::fstat(file).map(|stat| stat.st_blocks as u64 * 512).map_err(OpenError::System)
 }
 
 /// Bytes that are free for us in the file system of `directory`.
+///
+/// # Errors
+/// The file system cannot be asked.
 pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
     let stat = rustix::fs::statvfs(directory).map_err(OpenError::System)?;
     Ok(room_of(&stat).free)
 }
 
 /// A swap file.
+///
+/// ```
+/// use pagetide_device::file::{create, identity};
+/// use pagetide_device::{Buffer, Device, Direction, File, FileKind, Request};
+/// use std::os::fd::AsRawFd;
+/// use std::path::Path;
+///
+/// // The process that creates it keeps it open; others open it by a path to that descriptor.
+/// let fd = create(Path::new("."))?;
+/// let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
+/// let file = File::open(Path::new(&path), identity(&fd)?, 16, FileKind::Auto)?;
+/// let request = Request { token: 1, direction: Direction::Write, block: 3, buffer: Buffer::new(2) };
+/// file.submit(request).expect("few are under way");
+/// let mut done = Vec::new();
+/// while done.is_empty() {
+///     file.wait(&mut done);
+/// }
+/// assert!(done[0].token == 1 && done[0].result.is_ok());
+/// # Ok::<(), pagetide_device::OpenError>(())
+/// ```
 #[derive(Debug)]
 pub struct File {
     blocks: u64,
@@ -189,6 +228,10 @@ impl File {
     /// Opens the swap file `identity` by a path, which may be `/proc/PID/fd/N`, for `blocks` blocks.
     ///
     /// Threads and descriptors are those of the calling thread's descriptor table.
+    ///
+    /// # Errors
+    /// - [`OpenError::Another`]: the path is that of another file.
+    /// - [`OpenError::System`]: the path cannot be opened.
     pub fn open(path: &Path, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         let flags = OFlags::RDWR | OFlags::CLOEXEC;
         let (file, cached) = match rustix::fs::open(path, flags | OFlags::DIRECT, Mode::empty()) {
@@ -203,6 +246,9 @@ impl File {
     }
 
     /// Takes the swap file `identity` from a descriptor that this process was handed.
+    ///
+    /// # Errors
+    /// [`OpenError::Another`]: the descriptor is that of another file.
     pub fn adopt(file: OwnedFd, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         check(&file, identity)?;
         let cached = !rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?.contains(OFlags::DIRECT);
@@ -221,7 +267,7 @@ impl File {
         Self { blocks, backend }
     }
 
-    /// Its descriptor's number, in the table of the thread that opened it.
+    /// Returns its descriptor's number, in the table of the thread that opened it.
     pub fn number(&self) -> i32 {
         match &self.backend {
             Backend::Ring(ring) => ring.number(),
@@ -229,7 +275,7 @@ impl File {
         }
     }
 
-    /// Whether io_uring drives it.
+    /// Returns whether io_uring drives it.
     pub fn uses_ring(&self) -> bool {
         matches!(self.backend, Backend::Ring(_))
     }
@@ -240,8 +286,8 @@ impl Device for File {
         self.blocks
     }
 
-    fn is_synchronous(&self) -> bool {
-        false
+    fn cost(&self, _block: u64) -> Cost {
+        Cost::FLASH
     }
 
     fn submit(&self, request: Request) -> Result<(), Request> {
@@ -335,7 +381,7 @@ impl Workers {
                     if queue.closed {
                         return;
                     }
-                    queue = self.arrived.wait(queue).unwrap_or_else(std::sync::PoisonError::into_inner);
+                    queue = pagetide_sys::wait(&self.arrived, queue);
                 }
             };
             self.mailbox.post(self.perform(request));

@@ -8,9 +8,11 @@ pub mod deferred;
 pub mod faulty;
 pub mod file;
 pub mod ram;
+pub mod tiered;
 
 pub use file::{File, FileKind, OpenError};
 pub use pagetide_sys::buffer::{Buffer, keep as keep_buffers};
+pub(crate) use pagetide_sys::lock;
 pub use pagetide_sys::uring::Direction;
 use std::io;
 
@@ -22,11 +24,11 @@ pub const BLOCK: usize = pagetide_page::PAGE_SIZE;
 pub struct Request {
     /// The caller's name for it.
     pub token: u64,
-    /// Which way.
+    /// The direction.
     pub direction: Direction,
     /// The first block.
     pub block: u64,
-    /// As many blocks as are read or written.
+    /// The buffer, of as many blocks as are read or written.
     pub buffer: Buffer,
 }
 
@@ -41,15 +43,33 @@ pub struct Completion {
     pub result: io::Result<()>,
 }
 
+/// The cost of a read, as a device declares it. It stands until there are reads to measure: the balance
+/// between the program and the pool begins with it.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Cost {
+    /// The time from a fault on one page to its answer, in nanoseconds.
+    pub read_ns: u64,
+}
+
+impl Cost {
+    /// A copy in memory.
+    pub const MEMORY: Self = Self { read_ns: 1_000 };
+    /// A read of a flash disk.
+    pub const FLASH: Self = Self { read_ns: 100_000 };
+}
+
 /// A place for pages, in blocks.
 pub trait Device: Send + Sync + std::fmt::Debug {
-    /// Blocks that it holds.
+    /// Returns the number of its blocks.
     fn blocks(&self) -> u64;
 
-    /// Whether it answers as fast as memory: then reading ahead only hurts.
-    fn is_synchronous(&self) -> bool;
+    /// Returns the cost that a read of `block` is expected to have.
+    fn cost(&self, block: u64) -> Cost;
 
     /// Starts a request, or gives it back if too many are under way. Never waits for I/O.
+    ///
+    /// # Errors
+    /// The request itself: too many are under way.
     fn submit(&self, request: Request) -> Result<(), Request>;
 
     /// Waits until a request has ended or somebody called [`Device::nudge`], and appends what has ended.
@@ -78,13 +98,9 @@ impl Mailbox {
     pub(crate) fn wait(&self, into: &mut Vec<Completion>) {
         let mut inner = lock(&self.inner);
         while inner.0.is_empty() && !inner.1 {
-            inner = self.arrived.wait(inner).unwrap_or_else(std::sync::PoisonError::into_inner);
+            inner = pagetide_sys::wait(&self.arrived, inner);
         }
         inner.1 = false;
         into.append(&mut inner.0);
     }
-}
-
-pub(crate) fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

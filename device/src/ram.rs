@@ -1,6 +1,6 @@
 //! A device in memory: answers at once. For tests, and for measuring what a device of no latency gives.
 
-use crate::{BLOCK, Completion, Device, Direction, Mailbox, Request, lock};
+use crate::{BLOCK, Completion, Cost, Device, Direction, Mailbox, Request, lock};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
@@ -47,8 +47,8 @@ impl Device for Ram {
     fn blocks(&self) -> u64 {
         self.blocks
     }
-    fn is_synchronous(&self) -> bool {
-        true
+    fn cost(&self, _block: u64) -> Cost {
+        Cost::MEMORY
     }
     fn submit(&self, request: Request) -> Result<(), Request> {
         let completion = self.perform(request);

@@ -17,6 +17,7 @@
 //! may then be negative until somebody gives back.
 
 mod asking;
+mod device_spec;
 #[cfg(test)]
 mod hostile;
 mod inquiry;
@@ -29,6 +30,7 @@ mod swapoff;
 #[cfg(test)]
 mod tests;
 
+pub use device_spec::DeviceSpec;
 pub use inquiry::{Ended, Responsiveness};
 pub use layout::{Field, bytes_needed};
 pub use setup::{Knobs, OpenError, Setup, VERSION};
@@ -61,7 +63,7 @@ pub struct Group {
 impl Group {
     /// The path under which processes of this run open the swap file.
     pub fn swap_path(&self) -> PathBuf {
-        format!("/proc/{}/fd/{}", self.setup.launcher.pid, self.setup.swap_fd).into()
+        self.setup.device.path(self.setup.launcher.pid)
     }
 
     /// Where the trace is found, if there is one.

@@ -8,44 +8,44 @@ use std::time::Duration;
 /// How long a thread is stalled.
 const STALL: Duration = Duration::from_millis(50);
 
-/// What goes wrong.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-pub enum Fault {
-    /// A read of the swap file fails with EIO.
-    ReadError = 1,
-    /// It ends before all is read.
-    ReadShort,
-    /// It returns other bytes than were written, and says that all is well.
-    ReadCorrupt,
-    /// It returns what lies in another place of the file.
-    ReadMisplaced,
-    /// A write to the swap file fails with EIO.
-    WriteError,
-    /// It fails with ENOSPC.
-    WriteFull,
-    /// The pool gets no memory.
-    Pool,
-    /// A thread that answers faults stops for 50 ms.
-    StallFault,
-    /// The thread that reclaims does.
-    StallReclaim,
-    /// The thread that ends requests does.
-    StallIo,
-    /// The control thread does.
-    StallControl,
-    /// The process is told to rest, or to go on: at every n-th round of its control thread.
-    Rest,
-    /// It is told to rest, and nobody tells it to go on.
-    RestForgotten,
-    /// A thread that answers faults panics.
-    PanicFault,
-    /// The thread that reclaims does.
-    PanicReclaim,
-    /// The thread that ends requests does.
-    PanicIo,
-    /// The control thread does.
-    PanicControl,
+pagetide_page::numbered_enum! {
+    /// What goes wrong.
+    pub enum Fault: u8 {
+        /// A read of the swap file fails with EIO.
+        ReadError = 1,
+        /// It ends before all is read.
+        ReadShort = 2,
+        /// It returns other bytes than were written, and says that all is well.
+        ReadCorrupt = 3,
+        /// It returns what lies in another place of the file.
+        ReadMisplaced = 4,
+        /// A write to the swap file fails with EIO.
+        WriteError = 5,
+        /// It fails with ENOSPC.
+        WriteFull = 6,
+        /// The pool gets no memory.
+        Pool = 7,
+        /// A thread that answers faults stops for 50 ms.
+        StallFault = 8,
+        /// The thread that reclaims does.
+        StallReclaim = 9,
+        /// The thread that ends requests does.
+        StallIo = 10,
+        /// The control thread does.
+        StallControl = 11,
+        /// The process is told to rest, or to go on: at every n-th round of its control thread.
+        Rest = 12,
+        /// It is told to rest, and nobody tells it to go on.
+        RestForgotten = 13,
+        /// A thread that answers faults panics.
+        PanicFault = 14,
+        /// The thread that reclaims does.
+        PanicReclaim = 15,
+        /// The thread that ends requests does.
+        PanicIo = 16,
+        /// The control thread does.
+        PanicControl = 17,
+    }
 }
 
 /// The names, as in the environment variable `PAGETIDE_FAIL`.
@@ -69,14 +69,11 @@ pub const NAMES: [(&str, Fault); 17] = [
     ("panic-control", Fault::PanicControl),
 ];
 
-/// One kind of fault, at every n-th occasion.
-#[derive(Debug, Default)]
-pub struct Injection {
-    fault: Option<(Fault, u32)>,
-    count: AtomicU64,
-}
+/// One kind of fault, and of how many occasions it happens at one; or none.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Plan(Option<(Fault, u32)>);
 
-impl Injection {
+impl Plan {
     /// What `NAME:N` says; nothing says nothing.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
@@ -85,23 +82,37 @@ impl Injection {
         let (name, nth) = text.split_once(':')?;
         let (_, fault) = NAMES.iter().find(|(known, _)| *known == name)?;
         let nth = nth.parse().ok().filter(|&nth: &u32| nth > 0)?;
-        Some(Self { fault: Some((*fault, nth)), count: AtomicU64::new(0) })
+        Some(Self(Some((*fault, nth))))
     }
 
     /// As a number, for the group page.
-    pub fn bits(&self) -> u64 {
-        self.fault.map_or(0, |(fault, nth)| (fault as u64) << 32 | u64::from(nth))
+    pub fn bits(self) -> u64 {
+        self.0.map_or(0, |(fault, nth)| u64::from(fault.to_bits()) << 32 | u64::from(nth))
     }
 
     /// From its number.
     pub fn from_bits(bits: u64) -> Self {
-        let known = NAMES.iter().find(|(_, fault)| *fault as u64 == bits >> 32);
-        Self { fault: known.map(|&(_, fault)| (fault, bits as u32)), count: AtomicU64::new(0) }
+        let fault = u8::try_from(bits >> 32).ok().and_then(Fault::from_bits);
+        Self(fault.map(|fault| (fault, bits as u32)))
+    }
+}
+
+/// One kind of fault, at every n-th occasion.
+#[derive(Debug, Default)]
+pub struct Injection {
+    plan: Plan,
+    count: AtomicU64,
+}
+
+impl Injection {
+    /// What goes by `plan`.
+    pub fn new(plan: Plan) -> Self {
+        Self { plan, count: AtomicU64::new(0) }
     }
 
     /// Whether `fault` happens now.
     pub fn happens(&self, fault: Fault) -> bool {
-        let Some((_, nth)) = self.fault.filter(|&(known, _)| known == fault) else { return false };
+        let Some((_, nth)) = self.plan.0.filter(|&(known, _)| known == fault) else { return false };
         (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(nth.into())
     }
 
@@ -120,7 +131,7 @@ impl Injection {
     pub fn device(&self, inner: Box<dyn Device>) -> Box<dyn Device> {
         const EIO: i32 = 5;
         const ENOSPC: i32 = 28;
-        let Some((fault, nth)) = self.fault else { return inner };
+        let Some((fault, nth)) = self.plan.0 else { return inner };
         let (direction, failure) = match fault {
             Fault::ReadError => (Direction::Read, Failure::Errno(EIO)),
             Fault::ReadShort => (Direction::Read, Failure::Short),
@@ -141,16 +152,17 @@ mod tests {
     #[test]
     fn what_is_asked_for_happens_every_nth_time() {
         for (name, fault) in NAMES {
-            let asked = Injection::parse(&format!("{name}:3")).unwrap();
-            let injection = Injection::from_bits(asked.bits());
+            let plan = Plan::parse(&format!("{name}:3")).unwrap();
+            assert_eq!(Plan::from_bits(plan.bits()), plan);
+            let injection = Injection::new(plan);
             let happened = [(); 6].map(|()| injection.happens(fault));
             assert_eq!(happened, [false, false, true, false, false, true]);
             let (_, other) = NAMES[(fault as usize) % NAMES.len()];
             assert!(!(0..6).any(|_| injection.happens(other)));
         }
-        assert!(!(0..6).any(|_| Injection::from_bits(0).happens(Fault::Pool)));
+        assert!(!(0..6).any(|_| Injection::new(Plan::from_bits(0)).happens(Fault::Pool)));
         for wrong in ["pool", "pool:", "pool:0", "pool:-1", "puddle:1"] {
-            assert!(Injection::parse(wrong).is_none(), "{wrong}");
+            assert!(Plan::parse(wrong).is_none(), "{wrong}");
         }
     }
 }

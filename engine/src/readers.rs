@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// More readers than that are never started.
-pub const READERS_MAX: usize = 4;
+pub(crate) const READERS_MAX: usize = 4;
 /// Faults of one reader after which it looks who faulted.
 const LOOK: u32 = 128;
 /// So many faults of other threads among them are no accident.
@@ -22,7 +22,7 @@ const SPREAD_LOOKS: u32 = 2;
 
 /// What the readers of a process know of each other.
 #[derive(Debug)]
-pub struct Readers {
+pub(crate) struct Readers {
     /// The processors that the program may use.
     processors: Vec<usize>,
     seats: [Seat; READERS_MAX],
@@ -46,7 +46,7 @@ struct Seat {
 
 impl Readers {
     /// For a program that may use these processors.
-    pub fn new(processors: Vec<usize>) -> Self {
+    pub(crate) fn new(processors: Vec<usize>) -> Self {
         Self {
             processors,
             seats: Default::default(),
@@ -58,7 +58,7 @@ impl Readers {
     }
 
     /// How many readers there should be.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.processors.len().clamp(1, READERS_MAX)
     }
 
@@ -89,7 +89,7 @@ impl Readers {
 
     /// Where a thread that works beside the readers should run: a reader and the only thread that it serves
     /// take turns on one processor, and that is left to them.
-    pub fn elsewhere(&self) -> Place {
+    pub(crate) fn elsewhere(&self) -> Place {
         match self.home.load(Relaxed) {
             0 => Place::Anywhere,
             home => Place::Off(home - 1),
@@ -97,7 +97,7 @@ impl Readers {
     }
 
     /// Ties the calling thread to `wanted`, if `place` says that it is not there.
-    pub fn move_to(&self, place: &mut Place, wanted: Place) {
+    pub(crate) fn move_to(&self, place: &mut Place, wanted: Place) {
         if *place == wanted {
             return;
         }
@@ -115,7 +115,7 @@ impl Readers {
 
 /// Where a thread of the engine runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Place {
+pub(crate) enum Place {
     /// On any processor of the program.
     Anywhere,
     /// There only.
@@ -137,7 +137,7 @@ enum Scene {
 
 /// One reader.
 #[derive(Debug)]
-pub struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     readers: &'a Readers,
     number: usize,
     place: Place,
@@ -152,7 +152,7 @@ pub struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     /// Reader `number` of those that [`Readers::count`] asks for, on its own thread.
-    pub fn new(readers: &'a Readers, number: usize) -> Self {
+    pub(crate) fn new(readers: &'a Readers, number: usize) -> Self {
         Self {
             readers,
             number,
@@ -165,7 +165,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Waits until this reader is wanted, and goes where it should read. The first always reads.
-    pub fn take_seat(&mut self) {
+    pub(crate) fn take_seat(&mut self) {
         let crowd = self.readers.is_crowd();
         if self.number > 0 && !crowd {
             self.readers.wait_crowd();
@@ -185,7 +185,7 @@ impl<'a> Reader<'a> {
 
     /// Notes a fault of a thread, which sleeps now. Says to which processor it should go when it wakes, if it
     /// should leave its own.
-    pub fn note(&mut self, tid: u32) -> Option<usize> {
+    pub(crate) fn note(&mut self, tid: u32) -> Option<usize> {
         let (scene, other) = self.look(tid)?;
         let crowd = scene != Scene::Alone;
         self.readers.set_crowd(crowd);

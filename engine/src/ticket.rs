@@ -4,7 +4,7 @@
 //! which files a process opens, and whether what it writes there is encrypted, does not come from there: a process has
 //! it, as it has its library, from whoever started it.
 
-use crate::group::{Group, OpenError, Setup};
+use crate::group::{DeviceSpec, Group, OpenError, Setup};
 use pagetide_sys::handout::{self, Address, Thing};
 use pagetide_sys::procfs::Identity;
 use std::path::Path;
@@ -13,36 +13,34 @@ use std::str::FromStr;
 /// Names a run's ticket to its processes.
 pub const ENVIRONMENT: &str = "PAGETIDE_RUN";
 
-/// What the launcher tells the processes of its run.
+/// The facts that the launcher tells the processes of its run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ticket {
     /// The launcher.
     pub launcher: Identity,
     /// The group page's descriptor there.
     pub group_fd: u64,
-    /// The swap file's.
-    pub swap_fd: u64,
-    /// The device and the number of the swap file there.
-    pub swap_identity: (u64, u64),
+    /// The swap file.
+    pub device: DeviceSpec,
     /// The trace's descriptor, if there is one.
     pub trace_fd: Option<u64>,
-    /// Whether the swap file is encrypted: 1 if so.
-    pub encrypt: u64,
-    /// Where the launcher hands out descriptors, if it does.
+    /// Whether the swap file is encrypted.
+    pub encrypt: bool,
+    /// The address where the launcher hands out descriptors, if it does.
     pub address: Option<Address>,
 }
 
 impl Ticket {
     /// The ticket of a run.
     pub fn new(setup: &Setup, group_fd: u64, address: Option<Address>) -> Self {
-        let &Setup { launcher, swap_fd, swap_identity, trace_fd, encrypt, .. } = setup;
-        Self { launcher, group_fd, swap_fd, swap_identity, trace_fd, encrypt, address }
+        let &Setup { launcher, device, trace_fd, encrypt, .. } = setup;
+        Self { launcher, group_fd, device, trace_fd, encrypt, address }
     }
 
     /// The setup of the run, as far as the group page is to be believed.
     pub fn correct(&self, setup: Setup) -> Setup {
-        let &Self { launcher, swap_fd, swap_identity, trace_fd, encrypt, .. } = self;
-        Setup { launcher, swap_fd, swap_identity, trace_fd, encrypt, ..setup }
+        let &Self { launcher, device, trace_fd, encrypt, .. } = self;
+        Setup { launcher, device, trace_fd, encrypt, ..setup }
     }
 
     /// Whether the group page at `path` is that of the same run.
@@ -50,7 +48,7 @@ impl Ticket {
         path == Path::new(&format!("/proc/{}/fd/{}", self.launcher.pid, self.group_fd))
     }
 
-    /// Where descriptors are handed out is remembered from now on.
+    /// Remembers where descriptors are handed out.
     pub fn remember(&self) {
         if let Some(address) = &self.address {
             handout::remember(address.clone(), self.launcher.pid);
@@ -61,9 +59,9 @@ impl Ticket {
 impl std::fmt::Display for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Identity { pid, start_time, namespace } = self.launcher;
-        let (device, inode) = self.swap_identity;
+        let DeviceSpec { fd: swap_fd, identity: (device, inode) } = self.device;
         let trace = self.trace_fd.map_or(0, |fd| fd + 1);
-        let Self { group_fd, swap_fd, encrypt, .. } = self;
+        let (group_fd, encrypt) = (self.group_fd, u8::from(self.encrypt));
         write!(f, "{pid},{start_time},{namespace},{group_fd},{swap_fd},{device},{inode},{trace},{encrypt},")?;
         self.address.as_ref().map_or(Ok(()), |address| write!(f, "{address}"))
     }
@@ -80,10 +78,9 @@ impl FromStr for Ticket {
         Ok(Self {
             launcher,
             group_fd: number()?,
-            swap_fd: number()?,
-            swap_identity: (number()?, number()?),
+            device: DeviceSpec { fd: number()?, identity: (number()?, number()?) },
             trace_fd: number()?.checked_sub(1),
-            encrypt: number()?,
+            encrypt: number()? != 0,
             address: words.next().filter(|text| !text.is_empty()).map(Address::parse),
         })
     }
@@ -120,10 +117,9 @@ mod tests {
         let ticket = Ticket {
             launcher: Identity { pid: 7, start_time: 8, namespace: 9 },
             group_fd: 3,
-            swap_fd: 4,
-            swap_identity: (5, 6),
+            device: DeviceSpec { fd: 4, identity: (5, 6) },
             trace_fd: Some(0),
-            encrypt: 1,
+            encrypt: true,
             address: Some(Address::parse("/tmp/a,b/socket")),
         };
         for ticket in [ticket.clone(), Ticket { trace_fd: None, address: None, ..ticket.clone() }] {

@@ -220,6 +220,7 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "threads that share a world: each is a paragraph")]
 fn hammer(blows: Blows) {
     let Blows { pool_pages_max, granted, mask, no_memory_every, forks, swapoff } = blows;
     let setup = Setup {

@@ -1,6 +1,6 @@
 //! Options that are small languages of their own: what is taken is written as what is taken for the same.
 
-use pagetide::injection::Injection;
+use pagetide::injection::Plan;
 use pagetide::mask::Mask;
 use pagetide_swap::Compression;
 
@@ -16,9 +16,9 @@ pub fn option(input: &[u8]) -> bool {
     if let Ok(mask) = mask {
         assert_eq!(Mask::from_bits(mask.bits()), mask);
     }
-    let injection = Injection::parse(text);
+    let injection = Plan::parse(text);
     if let Some(injection) = &injection {
-        assert_eq!(Injection::from_bits(injection.bits()).bits(), injection.bits());
+        assert_eq!(Plan::from_bits(injection.bits()).bits(), injection.bits());
     }
     compression.is_ok() || mask.is_ok() || injection.is_some()
 }

@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bits;
 mod index;
 mod set;
 

@@ -43,7 +43,7 @@ impl PageSet {
     pub fn minus(self, other: Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
     }
-    /// Whether the page is in the set.
+    /// Returns whether the page is in the set.
     pub fn contains(&self, page: usize) -> bool {
         self.0[page / 64] >> (page % 64) & 1 == 1
     }
@@ -59,7 +59,7 @@ impl PageSet {
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
-    /// Whether the set is empty.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|&word| word == 0)
     }

@@ -1,8 +1,8 @@
 //! What a program says about its memory: advice, and locks.
 
 use crate::call::{count, kernel, status};
-use crate::mappings::pages;
-use crate::process::managed;
+use crate::current::managed;
+use crate::range::{MADV_DONTNEED_LOCKED, advise, pages};
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::procfs::is_own_pidfd;
@@ -12,28 +12,10 @@ use std::ops::Range;
 
 /// Ranges that one call takes at most.
 const UIO_MAXIOV: usize = 1024;
-const MADV_DONTNEED_LOCKED: c_int = 24;
 const MADV_GUARD_INSTALL: c_int = 102;
 const MADV_GUARD_REMOVE: c_int = 103;
 
-fn advise(range: &Range<PageIndex>, advice: c_int) -> Result<usize, c_int> {
-    let (start, end) = (range.start.address(), range.end.address());
-    // SAFETY: the callers' contract: they pass advice that the program gave, or drop what nobody needs.
-    unsafe { kernel(libc::SYS_madvise, [start, end - start, advice as usize, 0, 0, 0]) }
-}
-
-/// Drops pages in the kernel.
-///
-/// # Safety
-/// Nothing may rely on the contents of the pages.
-pub(crate) unsafe fn drop_pages(range: Range<PageIndex>) {
-    if advise(&range, libc::MADV_DONTNEED).is_err() {
-        // The program has locked them.
-        let _ = advise(&range, MADV_DONTNEED_LOCKED);
-    }
-}
-
-/// What advice means where memory is managed.
+/// The meaning of advice where memory is managed.
 enum Meaning {
     /// The contents go.
     Drop,
@@ -47,7 +29,7 @@ enum Meaning {
     Cold,
     /// Leave.
     PageOut,
-    /// What a forked child finds.
+    /// A change of what a forked child finds.
     AtFork(fn(&mut AtFork)),
 }
 
@@ -72,7 +54,7 @@ fn meaning(advice: c_int) -> Option<Meaning> {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { take_advice(address, length, advice) }
 }
@@ -141,7 +123,7 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn process_madvise(
+pub(crate) unsafe extern "C" fn process_madvise(
     pidfd: c_int,
     vector: *const libc::iovec,
     length: usize,
@@ -217,7 +199,7 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
     lock(address as usize, length, || {
         // SAFETY: the caller's contract.
         unsafe { kernel(libc::SYS_mlock, [address as usize, length, 0, 0, 0, 0]) }
@@ -229,7 +211,7 @@ pub unsafe extern "C" fn mlock(address: *const c_void, length: usize) -> c_int {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_uint) -> c_int {
+pub(crate) unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_uint) -> c_int {
     lock(address as usize, length, || {
         // SAFETY: the caller's contract.
         unsafe { kernel(libc::SYS_mlock2, [address as usize, length, flags as usize, 0, 0, 0]) }
@@ -241,7 +223,7 @@ pub unsafe extern "C" fn mlock2(address: *const c_void, length: usize, flags: c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int {
     // SAFETY: the caller's contract.
     let result = unsafe { kernel(libc::SYS_munlock, [address as usize, length, 0, 0, 0, 0]) };
     let start = address as usize - address as usize % PAGE_SIZE;
@@ -260,10 +242,10 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     let known = libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT;
     // What it sets aside later would be locked as a whole.
-    crate::allocator::start();
+    crate::malloc::start();
     let Some(process) = managed() else {
         // SAFETY: the caller's contract.
         return status(unsafe { kernel(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0]) });
@@ -295,7 +277,7 @@ pub unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munlockall() -> c_int {
+pub(crate) unsafe extern "C" fn munlockall() -> c_int {
     if let Some(process) = managed() {
         let entered = process.enter();
         entered.hold_new(false);

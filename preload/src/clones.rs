@@ -3,12 +3,14 @@
 //! The child is made on a copy of the calling stack, so that the handlers have room whatever stack it is to run on, and
 //! goes there when its engine runs.
 
-use crate::call::{Next, count, kernel};
-use crate::process::{fork_by, managed};
+use crate::call::{count, kernel};
+use crate::current::managed;
+use crate::fork::fork_by;
+use crate::next::Next;
 use crate::threads::keep;
 use pagetide_page::PAGE_SIZE;
+use pagetide_sys::arch::run_on_stack;
 use pagetide_sys::task;
-use std::arch::asm;
 use std::ffi::{c_int, c_long, c_void};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
@@ -96,7 +98,7 @@ type Clone = unsafe extern "C" fn(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn clone(
+pub(crate) unsafe extern "C" fn clone(
     entry: Option<Entry>,
     stack: *mut c_void,
     flags: c_int,
@@ -123,7 +125,7 @@ pub unsafe extern "C" fn clone(
     });
     if result == Ok(0) {
         // SAFETY: the caller passes the end of a stack that nobody else uses in the child.
-        unsafe { run_on(stack, function, argument) }
+        unsafe { run_on_stack(stack, function, argument) }
     }
     count(result) as c_int
 }
@@ -133,7 +135,7 @@ pub unsafe extern "C" fn clone(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __clone(
+pub(crate) unsafe extern "C" fn __clone(
     entry: Option<Entry>,
     stack: *mut c_void,
     flags: c_int,
@@ -144,31 +146,6 @@ pub unsafe extern "C" fn __clone(
 ) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { clone(entry, stack, flags, argument, parent_tid, tls, child_tid) }
-}
-
-/// Runs a function on another stack, and ends the process with its result.
-///
-/// # Safety
-/// `stack` is the end of a stack that nobody else uses.
-unsafe fn run_on(stack: *mut c_void, function: Entry, argument: *mut c_void) -> ! {
-    // SAFETY: nothing of the old stack is used any more, and the function returns to the next instruction. The C
-    // library ends the thread alone, which is the process's only one; here it has those of the engine too.
-    unsafe {
-        asm!(
-            "mov rsp, {stack}",
-            "xor ebp, ebp",
-            "call {function}",
-            "mov edi, eax",
-            "mov eax, {exit}",
-            "syscall",
-            "ud2",
-            stack = in(reg) stack.addr() & !15,
-            function = in(reg) function,
-            in("rdi") argument,
-            exit = const libc::SYS_exit_group,
-            options(noreturn),
-        )
-    }
 }
 
 /// The calls of `syscall(2)` that make a child with a copy of our memory. `None` if this is no such call.

@@ -1,15 +1,15 @@
 //! Calls after which a process may do less than before: the allocator starts ahead of them. When it starts it maps
 //! address space, opens files and asks the kernel what it is; later it only uses what it has.
 
-use crate::allocator;
 use crate::call::{count, kernel, status};
+use crate::malloc;
 use std::ffi::{c_int, c_long};
 
-/// Of a call by number.
+/// Starts the allocator ahead of a call by number, if it is such a call.
 pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
     match number {
         libc::SYS_prctl => before_prctl(a as c_int),
-        libc::SYS_seccomp => allocator::start(),
+        libc::SYS_seccomp => malloc::start(),
         libc::SYS_setrlimit => before_limit(a as c_int),
         libc::SYS_prlimit64 if c != 0 => before_limit(b as c_int),
         _ => {}
@@ -18,14 +18,14 @@ pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
 
 fn before_prctl(option: c_int) {
     if option == libc::PR_SET_SECCOMP {
-        allocator::start();
+        malloc::start();
     }
 }
 
 /// A limit on a resource, by its number in the C library and the kernel.
 fn before_limit(resource: c_int) {
     if [libc::RLIMIT_AS as c_int, libc::RLIMIT_DATA as c_int].contains(&resource) {
-        allocator::start();
+        malloc::start();
     }
 }
 
@@ -34,7 +34,7 @@ fn before_limit(resource: c_int) {
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+pub(crate) unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
     before_prctl(option);
     // SAFETY: the caller's contract.
     count(unsafe { kernel(libc::SYS_prctl, [option as usize, a, b, c, d, 0]) }) as c_int
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: u
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit) -> c_int {
+pub(crate) unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit) -> c_int {
     before_limit(resource);
     // SAFETY: the caller's contract.
     status(unsafe { kernel(libc::SYS_setrlimit, [resource as usize, limit.addr(), 0, 0, 0, 0]) })
@@ -56,7 +56,7 @@ pub unsafe extern "C" fn setrlimit(resource: c_int, limit: *const libc::rlimit) 
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit64) -> c_int {
+pub(crate) unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit64) -> c_int {
     // SAFETY: the structures are the same.
     unsafe { setrlimit(resource, limit.cast()) }
 }
@@ -66,7 +66,7 @@ pub unsafe extern "C" fn setrlimit64(resource: c_int, limit: *const libc::rlimit
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit(
+pub(crate) unsafe extern "C" fn prlimit(
     pid: libc::pid_t,
     resource: c_int,
     new: *const libc::rlimit,
@@ -85,7 +85,7 @@ pub unsafe extern "C" fn prlimit(
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn prlimit64(
+pub(crate) unsafe extern "C" fn prlimit64(
     pid: libc::pid_t,
     resource: c_int,
     new: *const libc::rlimit64,

@@ -1,7 +1,7 @@
 //! Calls that change the program's user or groups: the engine's threads follow.
 
-use crate::call::Next;
-use crate::process::managed;
+use crate::current::managed;
+use crate::next::Next;
 use pagetide_sys::{credentials, task};
 use std::ffi::{c_char, c_int, c_void};
 
@@ -28,7 +28,7 @@ macro_rules! changes {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+        pub(crate) unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
             static NEXT: Next = Next::new(match std::ffi::CStr::from_bytes_with_nul(
                 concat!(stringify!($name), "\0").as_bytes()
             ) {

@@ -2,7 +2,7 @@
 //!
 //! The kernel serves no userfault for a task that dumps core: what is out would be holes.
 
-use crate::process::managed;
+use crate::current::managed;
 use pagetide::process::Process;
 use pagetide_sys::task;
 use std::ffi::{c_int, c_void};
@@ -67,7 +67,7 @@ extern "C" fn on_fatal(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_void
     }
 }
 
-/// What cannot come in is left: pages without access, and those that are lost.
+/// Brings all pages in but those that cannot come: pages without access, and lost ones.
 fn bring_everything_in(process: &Process) {
     let Some(runtime) = process.runtime() else { return };
     runtime.lift_cap();

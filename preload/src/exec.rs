@@ -10,13 +10,14 @@
 //! is allocated, and nothing is written but the stack. (Where the stack is no place for so many variables, a mapping
 //! is made, which in a child of `vfork` is the parent's to keep.)
 
-use crate::call::{Next, count, kernel};
-use std::arch::naked_asm;
+use crate::call::{count, kernel};
+use crate::next::Next;
+use pagetide_sys::call_with_array;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
-/// With the value 0, the environment of what is started is let alone.
+/// The entry with which the environment of a started program is let alone.
 const KEEP: &CStr = c"PAGETIDE_KEEP=0";
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
 /// Words that a mended environment may take of the stack: few for most, and as many as fit a small one.
@@ -47,7 +48,7 @@ unsafe extern "C" {
     static environ: Strings;
 }
 
-/// What a program needs to find the run.
+/// The entries of the environment by which a program finds the run.
 #[derive(Debug)]
 struct Passage {
     /// Entries of the environment that must be there as they are. The first says which run it is.
@@ -110,7 +111,7 @@ fn value<'a>(entry: &'a CStr, name: &[u8]) -> Option<&'a [u8]> {
     entry.to_bytes().strip_prefix(name)?.strip_prefix(b"=")
 }
 
-/// How an environment is to be mended.
+/// An environment that is to be mended.
 struct Mending<'a> {
     passage: &'a Passage,
     environment: Strings,
@@ -123,7 +124,7 @@ struct Mending<'a> {
 }
 
 impl<'a> Mending<'a> {
-    /// What is to be done about `environment`. `None` if nothing is.
+    /// Returns how `environment` is to be mended. `None` if it lacks nothing.
     ///
     /// # Safety
     /// It must be a null-terminated array of C strings, or null.
@@ -303,7 +304,11 @@ pub(crate) unsafe fn execveat_by_number([at, path, arguments, environment, flags
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execve(
+    path: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
     // SAFETY: the function of that name has this type; the rest is the caller's contract.
     unsafe {
         let next = std::mem::transmute::<*mut c_void, Execve>(EXECVE.get());
@@ -316,7 +321,7 @@ pub unsafe extern "C" fn execve(path: *const c_char, arguments: Strings, environ
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { execve(path, arguments, own()) }
 }
@@ -326,7 +331,11 @@ pub unsafe extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execvpe(
+    file: *const c_char,
+    arguments: Strings,
+    environment: Strings,
+) -> c_int {
     // SAFETY: as for `execve`.
     unsafe {
         let next = std::mem::transmute::<*mut c_void, Execve>(EXECVPE.get());
@@ -339,7 +348,7 @@ pub unsafe extern "C" fn execvpe(file: *const c_char, arguments: Strings, enviro
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { execvpe(file, arguments, own()) }
 }
@@ -349,7 +358,7 @@ pub unsafe extern "C" fn execvp(file: *const c_char, arguments: Strings) -> c_in
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn execveat(
+pub(crate) unsafe extern "C" fn execveat(
     at: c_int,
     path: *const c_char,
     arguments: Strings,
@@ -381,7 +390,7 @@ pub unsafe extern "C" fn execveat(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
+pub(crate) unsafe extern "C" fn fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int {
     // SAFETY: as for `execve`.
     unsafe {
         let next = std::mem::transmute::<*mut c_void, Fexecve>(FEXECVE.get());
@@ -396,7 +405,7 @@ macro_rules! spawn_functions {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name(
+        pub(crate) unsafe extern "C" fn $name(
             pid: *mut libc::pid_t,
             path: *const c_char,
             actions: *const c_void,
@@ -441,9 +450,7 @@ unsafe extern "C" fn execle_from(path: *const c_char, arguments: Strings) -> c_i
     }
 }
 
-/// Functions whose arguments are listed in the call. The first is passed on; the others, of which five are in registers
-/// and the rest lies above the return address, become one array: the registers are pushed where the return address was,
-/// which waits below.
+/// Functions whose arguments are listed in the call.
 macro_rules! listing_functions {
     ($($(#[$doc:meta])* $name:ident: $from:ident;)+) => {$(
         $(#[$doc])*
@@ -452,24 +459,8 @@ macro_rules! listing_functions {
         /// As in C.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        pub unsafe extern "C" fn $name(_: *const c_char, _: *const c_char) -> c_int {
-            naked_asm!(
-                "pop rax",
-                "push r9",
-                "push r8",
-                "push rcx",
-                "push rdx",
-                "push rsi",
-                "push rax",
-                "lea rsi, [rsp + 8]",
-                // The stack is aligned as for any call: what was pushed is 48 bytes, less the 8 that were popped.
-                "call {from}",
-                "pop rcx",
-                "add rsp, 40",
-                "push rcx",
-                "ret",
-                from = sym $from,
-            )
+        pub(crate) unsafe extern "C" fn $name(_: *const c_char, _: *const c_char) -> c_int {
+            call_with_array!($from)
         }
     )+};
 }

@@ -3,14 +3,14 @@
 //! The C library's `malloc` takes memory so, and ours does not; a program's own may. The C library's functions move it,
 //! which remember where it is.
 
-use crate::call::Next;
-use crate::process::managed;
+use crate::current::managed;
+use crate::next::Next;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// By the name that allocators leave to the C library: their own `sbrk` calls it, and so comes to ours.
+/// The function of the name that allocators leave to the C library: their own `sbrk` calls it, and so comes to ours.
 static SBRK: Next = Next::new(c"__sbrk");
 
 /// # Safety
@@ -34,7 +34,7 @@ fn pages(start: usize, end: usize) -> Range<PageIndex> {
 /// # Safety
 /// As in C: above all, no thread may call it while another does.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
     // SAFETY: the caller's contract.
     let call = || unsafe { next(increment) };
     let Some(process) = managed().filter(|_| increment != 0) else { return call() };
@@ -69,12 +69,12 @@ pub unsafe extern "C" fn sbrk(increment: isize) -> *mut c_void {
     result
 }
 
-/// The same, as allocators that take the place of `sbrk` themselves call it.
+/// `sbrk` by the name by which allocators that take its place call it.
 ///
 /// # Safety
 /// As of [`sbrk`].
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn __sbrk(increment: isize) -> *mut c_void {
+pub(crate) unsafe extern "C" fn __sbrk(increment: isize) -> *mut c_void {
     // SAFETY: the caller's contract.
     unsafe { sbrk(increment) }
 }
@@ -84,7 +84,7 @@ pub unsafe extern "C" fn __sbrk(increment: isize) -> *mut c_void {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
+pub(crate) unsafe extern "C" fn brk(end: *mut c_void) -> c_int {
     // SAFETY: it moves nothing.
     let old = unsafe { next(0) }.addr();
     let increment = end.addr().wrapping_sub(old) as isize;

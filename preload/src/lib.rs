@@ -5,29 +5,34 @@
 //! ordinary allocator.
 
 mod advice;
-mod allocator;
 mod call;
 mod clones;
 mod confined;
+mod constructor;
 mod credentials;
+mod current;
 mod dump;
 mod exec;
+mod fork;
+mod glibc;
 mod heap_end;
 mod loader;
 mod locks;
+mod malloc;
 mod mappings;
+mod next;
 mod objects;
-mod process;
+mod originals;
+mod range;
 mod raw;
 mod references;
 mod start;
-mod statistics;
 mod thread_data;
 mod threads;
 mod userfault;
 mod wraps;
 
-/// By this the launcher knows the library.
+/// The note by which the launcher knows the library.
 #[used]
 #[unsafe(link_section = ".note.pagetide")]
 static NOTE: pagetide::note::Note = pagetide::note::Note::own();

@@ -5,34 +5,17 @@
 //! `munmap` our mappings, unseen. So before the first library is opened the C library's table of symbols is made to
 //! lead here, for every name that we have. Nothing changes for the order in which a library's names are looked up.
 
-use crate::call::Next;
+use crate::current::managed;
+use crate::next::Next;
 use crate::objects::{self, Object};
-use std::arch::naked_asm;
+use crate::originals;
+use pagetide_sys::{jump_to_result_of, jump_to_target_of};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
-use std::ptr::null_mut;
-use std::sync::atomic::{
-    AtomicPtr, AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
-/// Names that this library defines, at most.
-const NAMES_MAX: usize = 128;
 const PAGE: usize = pagetide_page::PAGE_SIZE;
 
-/// The C library's own functions of names that lead here: the name, and the function.
-static ORIGINALS: [(AtomicPtr<c_char>, AtomicUsize); NAMES_MAX] =
-    [const { (AtomicPtr::new(null_mut()), AtomicUsize::new(0)) }; NAMES_MAX];
-static ORIGINALS_COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// The C library's own function of a name that leads here by now.
-pub(crate) fn original(name: &CStr) -> Option<*mut c_void> {
-    ORIGINALS[..ORIGINALS_COUNT.load(Acquire)].iter().find_map(|(known, function)| {
-        // SAFETY: the names are those of this library's own table.
-        (unsafe { CStr::from_ptr(known.load(Relaxed)) } == name)
-            .then(|| function.load(Relaxed) as *mut c_void)
-    })
-}
-
-/// Whether an object is a part of the C library that has functions which we take the place of.
+/// Returns whether an object is a part of the C library that has functions which we take the place of.
 fn is_of_c_library(object: &Object) -> bool {
     let name = object.name().to_bytes();
     let file = name.rsplit(|&byte| byte == b'/').next().unwrap_or(name);
@@ -49,7 +32,6 @@ fn lead_here() {
         return;
     }
     let Some(own) = objects::own() else { return };
-    let mut count = 0;
     own.each_defined(|name, symbol| {
         let function = own.base().wrapping_add(symbol.st_value as usize);
         let first =
@@ -57,16 +39,14 @@ fn lead_here() {
         let Some(object) = first.filter(is_of_c_library) else { return };
         let mut versions = Vec::new();
         object.each_named(name, |symbol| versions.push(symbol));
-        // Before the first of them leads here: whoever looks for the next function from then on finds it.
-        let Some(entry) = ORIGINALS.get(count) else { return };
         // SAFETY: the symbols are the object's.
         let Some(newest) = versions.iter().map(|&symbol| unsafe { (*symbol).st_value }).next() else {
             return;
         };
-        entry.0.store(name.as_ptr().cast_mut(), Relaxed);
-        entry.1.store(object.base().wrapping_add(newest as usize), Relaxed);
-        count += 1;
-        ORIGINALS_COUNT.store(count, Release);
+        // Before the first of them leads here: whoever looks for the next function from then on finds it.
+        if !originals::note(name, object.base().wrapping_add(newest as usize)) {
+            return;
+        }
         for symbol in versions {
             // SAFETY: the symbol is the object's, and the function has its type.
             unsafe { point(symbol, function.wrapping_sub(object.base()), &object) };
@@ -105,7 +85,7 @@ static DLOPEN: Next = Next::new(c"dlopen");
 static DLMOPEN: Next = Next::new(c"dlmopen");
 
 extern "C" fn before_dlopen() -> *mut c_void {
-    if crate::process::managed().is_some() {
+    if managed().is_some() {
         lead_here();
     }
     DLOPEN.get()
@@ -117,25 +97,15 @@ extern "C" fn before_dlopen() -> *mut c_void {
 /// As in C.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-pub unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
-    naked_asm!(
-        "push rdi",
-        "push rsi",
-        "sub rsp, 8",
-        "call {before}",
-        "add rsp, 8",
-        "pop rsi",
-        "pop rdi",
-        "jmp rax",
-        before = sym before_dlopen,
-    )
+pub(crate) unsafe extern "C" fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void {
+    jump_to_result_of!(before_dlopen)
 }
 
-/// What the loader is asked for where a new namespace is refused: it says that there is no such file.
+/// The path that the loader is asked for where a new namespace is refused: it says that there is no such file.
 static REFUSED: &CStr =
     c"/dlmopen into a new namespace is refused under Pagetide, which would not see its forks and mappings";
 
-/// What `dlmopen` goes on with.
+/// The function and the argument with which `dlmopen` goes on.
 #[repr(C)]
 struct Target {
     function: *mut c_void,
@@ -144,7 +114,7 @@ struct Target {
 
 extern "C" fn before_dlmopen(namespace: c_long, path: *const c_char, target: &mut Target) {
     const LM_ID_NEWLM: c_long = -1;
-    let refused = namespace == LM_ID_NEWLM && crate::process::managed().is_some();
+    let refused = namespace == LM_ID_NEWLM && managed().is_some();
     *target = Target { function: DLMOPEN.get(), path: if refused { REFUSED.as_ptr() } else { path } };
 }
 
@@ -154,19 +124,6 @@ extern "C" fn before_dlmopen(namespace: c_long, path: *const c_char, target: &mu
 /// As in C.
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
-pub unsafe extern "C" fn dlmopen(namespace: c_long, path: *const c_char, flags: c_int) -> *mut c_void {
-    naked_asm!(
-        "push rdi",
-        "push rdx",
-        "sub rsp, 24",
-        "mov rdx, rsp",
-        "call {before}",
-        "mov rax, [rsp]",
-        "mov rsi, [rsp + 8]",
-        "add rsp, 24",
-        "pop rdx",
-        "pop rdi",
-        "jmp rax",
-        before = sym before_dlmopen,
-    )
+pub(crate) unsafe extern "C" fn dlmopen(namespace: c_long, path: *const c_char, flags: c_int) -> *mut c_void {
+    jump_to_target_of!(before_dlmopen)
 }

@@ -4,7 +4,8 @@
 //! is out of the program. Calls for other memory go straight to the kernel.
 
 use crate::call::{kernel, pointer, status};
-use crate::process::managed;
+use crate::current::managed;
+use crate::range::pages;
 use pagetide::process::{Entered, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
@@ -14,11 +15,6 @@ use std::ops::Range;
 /// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
 const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
-
-pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
-    let end = address.checked_add(length)?.checked_next_multiple_of(PAGE_SIZE)?;
-    Some(PageIndex::of_address(address)..PageIndex::of_address(end))
-}
 
 /// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any
 /// more.
@@ -45,7 +41,7 @@ fn access(protection: c_int) -> Access {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap(
+pub(crate) unsafe extern "C" fn mmap(
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -148,7 +144,7 @@ pub(crate) unsafe fn map(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mmap64(
+pub(crate) unsafe extern "C" fn mmap64(
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -165,7 +161,7 @@ pub unsafe extern "C" fn mmap64(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
+pub(crate) unsafe extern "C" fn munmap(address: *mut c_void, length: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { unmap(address, length) }
 }
@@ -194,7 +190,7 @@ pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
+pub(crate) unsafe extern "C" fn mprotect(address: *mut c_void, length: usize, protection: c_int) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { change_access(address as usize, length, protection) }
 }
@@ -215,7 +211,7 @@ pub(crate) unsafe fn change_access(address: usize, length: usize, protection: c_
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pkey_mprotect(
+pub(crate) unsafe extern "C" fn pkey_mprotect(
     address: *mut c_void,
     length: usize,
     protection: c_int,
@@ -267,7 +263,7 @@ fn protect(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn mremap(
+pub(crate) unsafe extern "C" fn mremap(
     old: *mut c_void,
     old_length: usize,
     new_length: usize,

@@ -17,7 +17,7 @@ const SHN_UNDEF: u16 = 0;
 /// A loaded object that has a table of symbols.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Object {
-    /// What is added to the addresses in its file.
+    /// The number that is added to the addresses in its file.
     base: usize,
     name: &'static CStr,
     dynamic: *const Dynamic,
@@ -26,7 +26,7 @@ pub(crate) struct Object {
     strings: *const c_char,
 }
 
-/// How its symbols are found.
+/// The table by which its symbols are found.
 #[derive(Clone, Copy, Debug)]
 enum Hashes {
     /// `DT_GNU_HASH`, which linkers have made since 2006.
@@ -87,12 +87,12 @@ impl Object {
         self.name
     }
 
-    /// What is added to the addresses in its file.
+    /// The number that is added to the addresses in its file.
     pub(crate) fn base(&self) -> usize {
         self.base
     }
 
-    /// Whether it is this library.
+    /// Returns whether it is this library.
     pub(crate) fn is_own(&self) -> bool {
         // SAFETY: the linker's name of this library's section; only its address is taken.
         self.dynamic == &raw const _DYNAMIC
@@ -144,7 +144,7 @@ impl Object {
         }
     }
 
-    /// What may be done with the page of an address, as the file has it (PROT_READ and so on). Not of the executable.
+    /// Returns the access to the page of an address, as the file has it (PROT_READ and so on). Not of the executable.
     pub(crate) fn access(&self, address: usize) -> c_int {
         let at = (address - self.base) as u64;
         // SAFETY: a library begins with its header, which says where the program headers lie.
@@ -161,7 +161,7 @@ impl Object {
             .fold(0, |access, (flag, bit)| access | if flags & flag != 0 { bit } else { 0 })
     }
 
-    /// Whether it defines that name for others.
+    /// Returns whether it defines that name for others.
     pub(crate) fn defines(&self, name: &CStr) -> bool {
         let mut defined = false;
         // SAFETY: the symbol is in the object's table.
@@ -260,7 +260,7 @@ pub(crate) fn own() -> Option<Object> {
     find(|object| object.is_own().then_some(object))
 }
 
-/// Whether an object of the program's, before this library in the order of look-ups, defines that name.
+/// Returns whether an object of the program's, before this library in the order of look-ups, defines that name.
 pub(crate) fn is_taken(name: &CStr) -> bool {
     find(|object| match (object.is_own(), object.defines(name)) {
         (true, _) => Some(false),

@@ -3,35 +3,23 @@
 //! What a program does with the instruction itself is beyond our sight (see the limits in the documentation).
 
 use crate::advice::{mlock, mlock2, mlockall, munlock, munlockall, process_madvise, take_advice};
-use crate::call::{Next, count, kernel};
+use crate::call::{count, kernel};
 use crate::clones;
 use crate::confined;
+use crate::current::managed;
 use crate::exec::{execve_by_number, execveat_by_number};
 use crate::mappings::{change_access, map, mremap, pkey_mprotect, unmap};
-use crate::process::{fork_by, managed};
 use crate::references::{self, setsockopt, vmsplice};
 use crate::threads::keep;
 use crate::userfault::control;
 use std::ffi::{c_int, c_long};
-
-/// `_Fork(3)`: the C library's, with our handlers around it, though not with others'.
-///
-/// # Safety
-/// As in C.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Fork() -> libc::pid_t {
-    static NEXT: Next = Next::new(c"_Fork");
-    // SAFETY: the caller's contract.
-    let fork = || unsafe { NEXT.fork() };
-    count(if managed().is_none() { fork() } else { fork_by(fork) }) as libc::pid_t
-}
 
 /// `syscall(2)`.
 ///
 /// # Safety
 /// As for the call.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
+pub(crate) unsafe extern "C" fn syscall(
     number: c_long,
     a: usize,
     b: usize,
@@ -41,11 +29,12 @@ pub unsafe extern "C" fn syscall(
     f: usize,
 ) -> c_long {
     let int = |status: c_int| c_long::from(status);
-    // SAFETY: the caller's contract.
-    if managed().is_some()
-        && let Some(child) = unsafe { clones::by_number(number, [a, b, c, d, e, f]) }
-    {
-        return count(child) as c_long;
+    if managed().is_some() {
+        // SAFETY: the caller's contract.
+        let child = unsafe { clones::by_number(number, [a, b, c, d, e, f]) };
+        if let Some(child) = child {
+            return count(child) as c_long;
+        }
     }
     // SAFETY: the caller's contract is that of the call, which is that of its wrapper.
     unsafe {

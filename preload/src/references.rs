@@ -4,8 +4,9 @@
 //! MSG_ZEROCOPY hold pages in a way that nobody can see: such a page could leave, its frame be used again, and
 //! the pipe or socket carry another page's bytes. So `vmsplice` copies, and sockets do without MSG_ZEROCOPY.
 
-use crate::call::{Next, count, kernel, status};
-use crate::process::managed;
+use crate::call::{count, kernel, status};
+use crate::current::managed;
+use crate::next::Next;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
@@ -37,7 +38,7 @@ fn next_fcntl() -> Fcntl {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
     if command == libc::F_SETFL {
         opening(argument as c_int);
     }
@@ -50,7 +51,7 @@ pub unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
+pub(crate) unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { fcntl(fd, command, argument) }
 }
@@ -76,7 +77,7 @@ macro_rules! open_functions {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+        pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
             opening(flags);
             // SAFETY: the caller's contract.
             unsafe { next_openat()(libc::AT_FDCWD, path, flags, mode) }
@@ -87,7 +88,7 @@ macro_rules! open_functions {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name_at(
+        pub(crate) unsafe extern "C-unwind" fn $name_at(
             directory: c_int,
             path: *const c_char,
             flags: c_int,
@@ -114,7 +115,7 @@ macro_rules! other_openings {
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type,)* $flags: c_int) -> c_int {
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $type,)* $flags: c_int) -> c_int {
             const NAME: &std::ffi::CStr = match std::ffi::CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                 Ok(name) => name,
                 Err(_) => panic!("a name has no zero in it"),
@@ -162,7 +163,7 @@ pub(crate) unsafe fn by_number(number: c_long, [_, b, c, ..]: [usize; 6]) {
     }
 }
 
-/// Which way a pipe's end goes: true if it is written. `None` if it is no pipe.
+/// Returns whether a pipe's end is the one that is written. `None` if it is no pipe.
 fn pipe_is_written(fd: c_int) -> Option<bool> {
     // SAFETY: the kernel fills the structure, for which all zero is a value.
     let mut stat: libc::stat = unsafe { std::mem::zeroed() };
@@ -208,7 +209,7 @@ unsafe fn copy_through_pipe(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn vmsplice(
+pub(crate) unsafe extern "C" fn vmsplice(
     fd: c_int,
     vector: *const libc::iovec,
     number: usize,
@@ -240,7 +241,7 @@ const PINNING: [(c_int, c_int); 3] = [(libc::SOL_XDP, 4), (libc::SOL_RDS, 2), (l
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn setsockopt(
+pub(crate) unsafe extern "C" fn setsockopt(
     fd: c_int,
     level: c_int,
     option: c_int,

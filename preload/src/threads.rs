@@ -3,9 +3,9 @@
 //! The word that `pthread_join` waits for lies in the thread's control block, at the end of its stack; a robust mutex
 //! is marked where it lies. Where such memory is managed, its pages are kept.
 
-use crate::call::Next;
-use crate::mappings::pages;
-use crate::process::managed;
+use crate::current::managed;
+use crate::next::Next;
+use crate::range::pages;
 use pagetide_swap::PAGE_SIZE;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -40,7 +40,7 @@ pub(crate) fn keep(address: usize, length: usize) {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pthread_create(
+pub(crate) unsafe extern "C" fn pthread_create(
     thread: *mut libc::pthread_t,
     attributes: *const libc::pthread_attr_t,
     start: Start,
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn pthread_create(
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn pthread_mutex_init(
+pub(crate) unsafe extern "C" fn pthread_mutex_init(
     mutex: *mut libc::pthread_mutex_t,
     attributes: *const libc::pthread_mutexattr_t,
 ) -> c_int {

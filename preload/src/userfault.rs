@@ -4,8 +4,8 @@
 //! EBUSY, since it is registered with ours. And what it moves away (UFFDIO_MOVE) has to be in memory.
 
 use crate::call::{count, kernel};
-use crate::mappings::pages;
-use crate::process::managed;
+use crate::current::managed;
+use crate::range::pages;
 use pagetide::process::Process;
 use std::ffi::{c_int, c_ulong};
 
@@ -21,7 +21,7 @@ const FEATURE_EVENT_FORK: u64 = 1 << 1;
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
+pub(crate) unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: usize) -> c_int {
     // SAFETY: the caller's contract.
     unsafe { control(fd, request, argument) }
 }
@@ -97,8 +97,8 @@ unsafe fn take_away(
     }
 }
 
-/// Whether a userfaultfd would tell of forks (`struct uffdio_api` has the features second). A fork waits until that was
-/// read, and whoever is to read it may wait for a page until the fork is over. So this takes a privilege that no
+/// Returns whether a userfaultfd would tell of forks (`struct uffdio_api` has the features second). A fork waits until
+/// that message was read, and its reader may wait for a page until the fork is over. So this takes a privilege that no
 /// program has here.
 ///
 /// # Safety

@@ -89,18 +89,17 @@ unsafe extern "C" fn __wrap_prctl(option: c_int, a: usize, b: usize, c: usize, d
     count(unsafe { kernel(libc::SYS_prctl, [option as usize, a, b, c, d, 0]) }) as c_int
 }
 
-/// By the vDSO, which this library asks itself: a system call would take ten times as long.
+/// Tells the time by the vDSO, which this library asks itself: a system call would take ten times as long.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __wrap_clock_gettime(clock: libc::clockid_t, time: *mut libc::timespec) -> c_int {
     use rustix::time::{ClockId, clock_gettime};
     let known = match clock {
         libc::CLOCK_MONOTONIC => ClockId::Monotonic,
         libc::CLOCK_REALTIME => ClockId::Realtime,
-        // SAFETY: the caller's contract.
         _ => {
-            return status(unsafe {
-                kernel(libc::SYS_clock_gettime, [clock as usize, time as usize, 0, 0, 0, 0])
-            });
+            let arguments = [clock as usize, time as usize, 0, 0, 0, 0];
+            // SAFETY: the caller's contract.
+            return status(unsafe { kernel(libc::SYS_clock_gettime, arguments) });
         }
     };
     let now = clock_gettime(known);

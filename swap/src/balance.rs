@@ -165,6 +165,11 @@ impl Default for Balance {
 }
 
 impl Balance {
+    /// Begins with what a fault on a page of the device is expected to cost, in nanoseconds.
+    pub fn new(device_fault_ns: f64) -> Self {
+        Self { device_fault_ns, ..Self::default() }
+    }
+
     /// The pool's share of memory, at most `ceiling`, given what happened since the last call.
     pub fn share(&mut self, totals: Totals, sizes: Sizes, ceiling: f64) -> f64 {
         let pool_in = totals.pool_in.saturating_sub(self.seen.pool_in);

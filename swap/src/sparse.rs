@@ -18,30 +18,30 @@ type Branch<T> = Box<[OnceLock<Box<T>>]>;
 
 /// A sparse array.
 #[derive(Debug)]
-pub struct Sparse<T> {
+pub(crate) struct Sparse<T> {
     branches: Box<[OnceLock<Branch<T>>]>,
     made: AtomicUsize,
 }
 
 impl<T> Sparse<T> {
     /// One of so many elements, none of which is made.
-    pub fn new(length: usize) -> Self {
+    pub(crate) fn new(length: usize) -> Self {
         let branches = (0..length.div_ceil(BRANCH)).map(|_| OnceLock::new()).collect();
         Self { branches, made: AtomicUsize::new(0) }
     }
 
     /// An element, if it was made.
-    pub fn get(&self, index: usize) -> Option<&T> {
+    pub(crate) fn get(&self, index: usize) -> Option<&T> {
         self.branches.get(index / BRANCH)?.get()?[index % BRANCH].get().map(|element| &**element)
     }
 
     /// How many elements were made.
-    pub fn made(&self) -> usize {
+    pub(crate) fn made(&self) -> usize {
         self.made.load(Relaxed)
     }
 
     /// The elements that were made, by their index.
-    pub fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (usize, &T)> {
         let branches = self.branches.iter().enumerate();
         let made = branches.filter_map(|(nth, branch)| Some((nth * BRANCH, branch.get()?)));
         made.flat_map(|(first, branch)| {
@@ -55,7 +55,7 @@ impl<T: Default> Sparse<T> {
     ///
     /// # Panics
     /// If there is no such element.
-    pub fn get_or_make(&self, index: usize) -> &T {
+    pub(crate) fn get_or_make(&self, index: usize) -> &T {
         let branch =
             self.branches[index / BRANCH].get_or_init(|| (0..BRANCH).map(|_| OnceLock::new()).collect());
         branch[index % BRANCH].get_or_init(|| {

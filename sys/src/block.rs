@@ -8,28 +8,23 @@
 //! the process started. An engine thread has those of two: of the C library, for `errno`, and of the one that this code
 //! is part of.
 
+use crate::arch::{BLOCK_HEAD, BLOCK_ITSELF, BLOCK_SECRETS, thread_pointer};
 use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// More than glibc's `struct pthread` (2.3 KiB). All that is read of an engine thread's are the words below.
-const HEAD: usize = 2560;
-/// Words of its head, at these offsets: its own address, twice, and two secrets that a process has once.
-const ITSELF: [usize; 2] = [0x00, 0x10];
-const SECRETS: [usize; 2] = [0x28, 0x30];
-
 /// Thread-local data of one library.
 #[derive(Clone, Copy, Debug, Default)]
 struct Image {
-    /// How far below the thread pointer they lie.
+    /// Their distance below the thread pointer, in bytes.
     below: usize,
-    /// What they are at first: address and length. The rest is zero.
+    /// The address and length of their initial values. The rest is zero.
     initial: (usize, usize),
     length: usize,
 }
 
-/// How a block is laid out in this process.
+/// The layout of a block in this process.
 #[derive(Debug, Default)]
 pub(crate) struct Layout {
     images: [Image; 2],
@@ -38,30 +33,19 @@ pub(crate) struct Layout {
 
 /// `None` if it could not be found out.
 static LAYOUT: OnceLock<Option<Layout>> = OnceLock::new();
-/// How far below the thread pointer our own data lie; 0 if that is not known yet.
+/// The distance of our own data below the thread pointer, in bytes; 0 before it is known.
 static OWN_BELOW: AtomicUsize = AtomicUsize::new(0);
 
 thread_local!(static OWN: Cell<u8> = const { Cell::new(0) });
 
-/// The calling thread's pointer.
-#[inline]
-pub fn thread_pointer() -> usize {
-    let pointer: usize;
-    // SAFETY: on x86-64 the first word of the thread control block is its own address.
-    unsafe {
-        std::arch::asm!("mov {}, fs:0", out(reg) pointer, options(nostack, readonly, preserves_flags));
-    }
-    pointer
-}
-
-/// How far below every thread's pointer the thread-local data of this library lie; `None` before [`prepare`].
+/// Returns how far below every thread's pointer the thread-local data of this library lie; `None` before [`prepare`].
 #[inline]
 pub fn own_below() -> Option<usize> {
     Some(OWN_BELOW.load(Relaxed)).filter(|&below| below != 0)
 }
 
-/// Finds out how thread blocks are laid out. When the process starts: later the loader's lock may be held by whoever
-/// waits for an engine thread, and in a forked child its data may be out of memory.
+/// Finds out how thread blocks are laid out. Call it when the process starts: later the loader's lock may be held by
+/// whoever waits for an engine thread, and in a forked child its data may be out of memory.
 pub fn prepare() {
     layout();
 }
@@ -126,10 +110,10 @@ impl Layout {
 
     /// Bytes that a block takes at most.
     pub(crate) fn length(&self) -> usize {
-        (HEAD + self.below()).next_multiple_of(self.align()) + self.align()
+        (BLOCK_HEAD + self.below()).next_multiple_of(self.align()) + self.align()
     }
 
-    /// Where the stack begins that lies below a block.
+    /// Returns the address at which the stack below a block begins.
     pub(crate) fn bottom(&self, pointer: usize) -> usize {
         (pointer - self.below()) / 64 * 64
     }
@@ -139,7 +123,7 @@ impl Layout {
     /// # Safety
     /// [`Layout::length`] bytes before `end` must be writable memory that nobody uses.
     pub(crate) unsafe fn build(&self, end: usize) -> usize {
-        let pointer = (end - HEAD) / self.align() * self.align();
+        let pointer = (end - BLOCK_HEAD) / self.align() * self.align();
         // SAFETY: all of it lies within the caller's range; images are constants of loaded libraries that stay; the
         // offsets read are within the head of the calling thread's block.
         unsafe {
@@ -149,10 +133,10 @@ impl Layout {
                 data.copy_from_nonoverlapping(from as *const u8, filled);
                 data.add(filled).write_bytes(0, length - filled);
             }
-            for offset in ITSELF {
+            for offset in BLOCK_ITSELF {
                 ((pointer + offset) as *mut usize).write(pointer);
             }
-            for offset in SECRETS {
+            for offset in BLOCK_SECRETS {
                 ((pointer + offset) as *mut usize)
                     .write(((thread_pointer() + offset) as *const usize).read());
             }

@@ -84,8 +84,8 @@ unsafe fn empty(start: usize, length: usize) {
     let _ = unsafe { rustix::mm::madvise(start as *mut _, length, Advice::LinuxDontNeed) };
 }
 
-/// After a fork, in the child: the threads that had buffers are not there. Their contents stay until the places are
-/// used again.
+/// Frees all places, in a forked child: the threads that had buffers are not there. Their contents stay until the
+/// places are used again.
 pub fn forget_all() {
     TAKEN.store(0, Release);
 }
@@ -105,6 +105,13 @@ unsafe impl Sync for Buffer {}
 
 impl Buffer {
     /// A buffer of `pages` pages. What is in it is of no meaning.
+    ///
+    /// ```
+    /// let mut buffer = pagetide_sys::buffer::Buffer::new(2);
+    /// buffer.fill(7);
+    /// buffer.truncate(1);
+    /// assert_eq!(buffer[..], [7; 4096]);
+    /// ```
     ///
     /// # Panics
     /// If `pages` is zero.
@@ -173,7 +180,7 @@ impl std::fmt::Debug for Buffer {
 mod tests {
     use super::*;
 
-    /// Whether the page at `address` is in memory.
+    /// Returns whether the page at `address` is in memory.
     fn is_resident(address: usize) -> bool {
         let mut state = [0u8];
         // SAFETY: one page of a mapping of ours, and a byte for its state.

@@ -4,10 +4,10 @@
 //! signal that it keeps for itself and blocks nowhere. Engine threads, which it does not know, get the same signal from
 //! us, and take what the calling thread has by then: none keeps a right that the program has given up.
 
-use crate::engine_thread;
+use crate::arch::return_from_signal;
+use crate::places::{self, ENGINE_THREADS_MAX};
 use crate::shared::{futex_wait, futex_wake};
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
-use std::arch::naked_asm;
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
     AtomicI32, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire,
@@ -25,14 +25,14 @@ const UNCHANGED: usize = usize::MAX;
 
 /// Held by the thread that changes them.
 static CHANGING: AtomicU32 = AtomicU32::new(0);
-/// What engine threads are to have: real, effective and saved user, the same of the group, and other groups.
+/// The credentials that engine threads are to have: real, effective and saved user, the same of the group, and other
+/// groups.
 static IDS: [AtomicU32; 6] = [const { AtomicU32::new(0) }; 6];
 static GROUPS: AtomicPtr<u32> = AtomicPtr::new(std::ptr::null_mut());
 static GROUP_COUNT: AtomicUsize = AtomicUsize::new(UNCHANGED);
 /// The number of the change; in each engine thread's place the last that it has followed.
 static CHANGE: AtomicU64 = AtomicU64::new(0);
-static FOLLOWED: [AtomicU64; engine_thread::ENGINE_THREADS_MAX] =
-    [const { AtomicU64::new(0) }; engine_thread::ENGINE_THREADS_MAX];
+static FOLLOWED: [AtomicU64; ENGINE_THREADS_MAX] = [const { AtomicU64::new(0) }; ENGINE_THREADS_MAX];
 static ERROR: AtomicI32 = AtomicI32::new(0);
 /// The C library's handler.
 static BEFORE: AtomicUsize = AtomicUsize::new(0);
@@ -48,14 +48,8 @@ struct Action {
 
 type Handler = extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void);
 
-/// Where a handler returns to.
-#[unsafe(naked)]
-extern "C" fn restore() {
-    naked_asm!("mov eax, 15", "syscall")
-}
-
 extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
-    if engine_thread::is_engine_thread() {
+    if places::is_engine_thread() {
         return take_over();
     }
     let before = BEFORE.load(Relaxed);
@@ -67,7 +61,7 @@ extern "C" fn handle(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_
 
 /// Takes what is wanted, on an engine thread. Sets no `errno`: it comes between whatever the engine thread does.
 fn take_over() {
-    let (change, place) = (CHANGE.load(Acquire), engine_thread::own_place());
+    let (change, place) = (CHANGE.load(Acquire), places::own_place());
     if FOLLOWED[place].load(Relaxed) == change {
         return;
     }
@@ -107,10 +101,10 @@ pub fn changing(groups: bool, call: impl FnOnce() -> c_int) -> (c_int, Result<()
     (result, followed)
 }
 
-/// Has the engine threads take what the calling thread has.
+/// Has the engine threads take the credentials of the calling thread.
 fn lead(groups: bool) -> Result<(), i32> {
     let mut any = false;
-    engine_thread::for_each(|_, _| {
+    places::for_each(|_, _| {
         any = true;
         true
     });
@@ -131,7 +125,7 @@ fn lead(groups: bool) -> Result<(), i32> {
     let change = CHANGE.fetch_add(1, AcqRel) + 1;
     install();
     let process = std::process::id();
-    engine_thread::for_each(|place, number| {
+    places::for_each(|place, number| {
         let Some(number) = number else {
             rustix::thread::sched_yield();
             return false;
@@ -158,7 +152,7 @@ fn install() {
     let new = Action {
         handler: handle as *const () as usize,
         flags,
-        restorer: restore as *const () as usize,
+        restorer: return_from_signal as *const () as usize,
         mask: 0,
     };
     let mut old = Action { handler: 0, flags: 0, restorer: 0, mask: 0 };
@@ -169,7 +163,7 @@ fn install() {
     }
 }
 
-/// After a fork, in the child: whoever was at it is not there.
+/// Frees the lock, in a forked child: the thread that had it is not there.
 pub(crate) fn forget_all() {
     CHANGING.store(0, Relaxed);
 }

@@ -9,52 +9,17 @@
 //! Stacks lie together in one range, with the thread pointers, which alone tell engine threads from the program's
 //! threads: an allocator asks that at every call.
 
-use crate::block::{self, Layout};
-use crate::mapping::Reservation;
-use crate::task::SignalsBlocked;
-use std::arch::asm;
-use std::ffi::c_int;
+use crate::arch;
+use crate::block;
+use crate::places::{self, ENGINE_THREADS_MAX, NUMBERS, STARTING, USED};
+use crate::signals::SignalsBlocked;
+use std::ffi::{c_int, c_void};
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release};
 
-pub use crate::block::{own_below, prepare, thread_pointer};
-
-const STACK: usize = 512 * 1024;
-pub(crate) const ENGINE_THREADS_MAX: usize = 32;
-
-/// The range of the stacks, once there is one.
-static BASE: AtomicUsize = AtomicUsize::new(0);
-static LENGTH: AtomicUsize = AtomicUsize::new(0);
-static USED: AtomicUsize = AtomicUsize::new(0);
-/// The kernel's number of each engine thread, which it clears when the engine thread ends; [`STARTING`] before there is
-/// one.
-static NUMBERS: [AtomicU32; ENGINE_THREADS_MAX] = [const { AtomicU32::new(0) }; ENGINE_THREADS_MAX];
-const STARTING: u32 = u32::MAX;
-
-/// Whether the calling thread is an engine thread.
-#[inline]
-pub fn is_engine_thread() -> bool {
-    // Before the first engine thread the length is zero.
-    thread_pointer().wrapping_sub(BASE.load(Relaxed)) < LENGTH.load(Relaxed)
-}
-
-/// The length of a stack with the block at its end.
-fn stride(layout: &Layout) -> usize {
-    STACK + layout.length().next_multiple_of(pagetide_page::PAGE_SIZE)
-}
-
-/// Where the stacks lie.
-fn stacks(stride: usize) -> io::Result<usize> {
-    if LENGTH.load(Acquire) == 0 {
-        // Two threads may come here at a time: one range is dropped. A lock could be held in a forked child for ever.
-        let range = Reservation::small_pages(ENGINE_THREADS_MAX * stride, STACK)?;
-        if BASE.compare_exchange(0, range.base(), Relaxed, Relaxed).is_ok() {
-            LENGTH.store(range.len(), Release);
-            range.leak();
-        }
-    }
-    Ok(BASE.load(Relaxed))
-}
+pub use crate::arch::thread_pointer;
+pub use crate::block::{own_below, prepare};
+pub use crate::places::is_engine_thread;
 
 type Start = (String, Box<dyn FnOnce() + Send>);
 
@@ -65,8 +30,8 @@ type Start = (String, Box<dyn FnOnce() + Send>);
 /// data.
 pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     let layout = block::layout().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSYS))?;
-    let stride = stride(layout);
-    let base = stacks(stride)?;
+    let stride = places::stride(layout);
+    let base = places::stacks(stride)?;
     let index = USED.fetch_add(1, Release);
     if index >= ENGINE_THREADS_MAX {
         USED.fetch_sub(1, Relaxed);
@@ -106,69 +71,23 @@ unsafe fn clone(stack: usize, pointer: usize, number: &AtomicU32, start: *mut St
         | libc::CLONE_SETTLS
         | libc::CLONE_PARENT_SETTID
         | libc::CLONE_CHILD_CLEARTID;
-    let result: isize;
-    // SAFETY: the new thread comes back from the call with our registers, but for the stack's, and goes to `enter`,
-    // which does not return; nothing of our frame is used there. In the calling thread it is a system call that writes
-    // one word.
-    unsafe {
-        asm!(
-            "syscall",
-            "test rax, rax",
-            "jnz 2f",
-            "xor ebp, ebp",
-            "mov rdi, r12",
-            "call {enter}",
-            "ud2",
-            "2:",
-            enter = sym enter,
-            inlateout("rax") libc::SYS_clone as isize => result,
-            in("rdi") flags as usize,
-            in("rsi") stack,
-            in("rdx") number.as_ptr(),
-            in("r10") number.as_ptr(),
-            in("r8") pointer,
-            in("r12") start,
-            lateout("rcx") _,
-            lateout("r11") _,
-            options(nostack),
-        );
-    }
-    if result < 0 { Err(-result as c_int) } else { Ok(()) }
+    let number = number.as_ptr();
+    // SAFETY: the caller's contract; `enter` takes a `start` and does not return.
+    unsafe { arch::clone_thread(flags, stack, pointer, number, enter, start.cast()) }
 }
 
-extern "C" fn enter(start: *mut Start) -> ! {
+extern "C" fn enter(start: *mut c_void) -> ! {
     // SAFETY: `spawn` made it from a box of this type and gave it to us.
-    let (name, run) = *unsafe { Box::from_raw(start) };
+    let (name, run) = *unsafe { Box::from_raw(start.cast::<Start>()) };
     let _ = std::ffi::CString::new(name).map(|name| rustix::thread::set_name(&name));
     run();
-    // SAFETY: this thread alone ends; whatever it had has been dropped, and its stack stays.
-    unsafe {
-        asm!("syscall", in("rax") libc::SYS_exit, in("rdi") 0, options(noreturn, nostack));
-    }
+    // SAFETY: whatever this thread had has been dropped, and its stack stays.
+    unsafe { arch::exit_thread() }
 }
 
-/// Calls `each` with the place of every engine thread that there may be, and its number if it has one by now; until it
-/// says that it is done with that engine thread.
-pub(crate) fn for_each(mut each: impl FnMut(usize, Option<u32>) -> bool) {
-    let mut index = 0;
-    // An engine thread may start another meanwhile.
-    while index < USED.load(Acquire).min(ENGINE_THREADS_MAX) {
-        let number = NUMBERS[index].load(Acquire);
-        if number == 0 || each(index, Some(number).filter(|&number| number != STARTING)) {
-            index += 1;
-        }
-    }
-}
-
-/// The place of the calling engine thread.
-pub(crate) fn own_place() -> usize {
-    (thread_pointer() - BASE.load(Relaxed)) / (LENGTH.load(Relaxed) / ENGINE_THREADS_MAX)
-}
-
-/// After a fork, in the child: the engine threads are not there, their stacks are free.
+/// Forgets all engine threads, in a forked child: they are not there, and their stacks are free.
 pub fn forget_all() {
-    USED.store(0, Relaxed);
-    NUMBERS.iter().for_each(|number| number.store(0, Relaxed));
+    places::forget_all();
     crate::credentials::forget_all();
 }
 
@@ -176,7 +95,7 @@ pub fn forget_all() {
 mod tests {
     use super::*;
     use std::cell::Cell;
-    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::{AtomicBool, Ordering::Acquire};
 
     thread_local!(static MARK: Cell<u64> = const { Cell::new(0x5eed) });
 

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 pub const SIZE: usize = 64 << 10;
 /// A larger object would leave little for others.
 pub const OBJECT_MAX: usize = SIZE / 4;
-/// How objects are aligned at least, and at most.
+/// The least alignment of objects, and the greatest.
 const ALIGN: usize = 16;
 const ALIGN_MAX: usize = 4096;
 /// Bytes before an object: its size.
@@ -47,7 +47,7 @@ impl FirstHeap {
         self.memory.0.get().addr()
     }
 
-    /// Whether an address lies in it.
+    /// Returns whether an address lies in it.
     pub fn contains(&self, address: usize) -> bool {
         address.wrapping_sub(self.start()) < SIZE
     }
@@ -86,7 +86,7 @@ impl FirstHeap {
         unsafe { object.cast::<u8>().sub(HEADER).cast::<usize>().read() }
     }
 
-    /// Where an object of that size ends, as `used` counts.
+    /// Returns the offset at which an object of that size ends, as `used` counts.
     fn end(&self, object: *mut c_void, size: usize) -> usize {
         (object.addr() - self.start() + size).next_multiple_of(ALIGN)
     }

@@ -25,31 +25,25 @@ const VERSION: u32 = 1;
 /// Bytes of a message.
 const LENGTH: usize = 16;
 
-/// What can be handed out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u32)]
-pub enum Thing {
-    /// The group page.
-    GroupPage = 1,
-    /// The swap file, with a position and flags of its own.
-    SwapFile = 2,
-    /// The trace, to append.
-    Trace = 3,
-    /// The device that makes userfaultfds. Whoever has it may make one, with all rights.
-    Userfaultfd = 4,
-    /// The page tables of whoever asks.
-    Pagemap = 5,
-    /// The mappings of whoever asks.
-    Maps = 6,
+pagetide_page::numbered_enum! {
+    /// A thing of which a descriptor can be handed out.
+    pub enum Thing: u32 {
+        /// The group page.
+        GroupPage = 1,
+        /// The swap file, with a position and flags of its own.
+        SwapFile = 2,
+        /// The trace, to append.
+        Trace = 3,
+        /// The device that makes userfaultfds. Whoever has it may make one, with all rights.
+        Userfaultfd = 4,
+        /// The page tables of whoever asks.
+        Pagemap = 5,
+        /// The mappings of whoever asks.
+        Maps = 6,
+    }
 }
 
-impl Thing {
-    /// All of them.
-    pub const ALL: [Self; 6] =
-        [Self::GroupPage, Self::SwapFile, Self::Trace, Self::Userfaultfd, Self::Pagemap, Self::Maps];
-}
-
-/// Where somebody hands out.
+/// The address of a process that hands out descriptors.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Address {
     /// The path, if there is a place for one.
@@ -59,7 +53,15 @@ pub struct Address {
 }
 
 impl Address {
-    /// From text.
+    /// Reads an address from its text, as [`Address`] is displayed.
+    ///
+    /// ```
+    /// use pagetide_sys::handout::Address;
+    ///
+    /// let address = Address::parse("/run/pagetide-7/socket");
+    /// assert_eq!(address.name, "pagetide-7");
+    /// assert_eq!(Address::parse("@pagetide-7").path, None);
+    /// ```
     pub fn parse(text: &str) -> Self {
         match text.strip_prefix('@') {
             Some(name) => Self { path: None, name: name.into() },
@@ -102,6 +104,9 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 }
 
 /// Sockets that wait for whoever asks at an address: for its path, if it has one, and its abstract name.
+///
+/// # Errors
+/// A name is taken, or cannot be bound.
 pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
     // A queue that is full makes whoever comes wait; it takes nothing.
     const QUEUE: i32 = 1024;
@@ -119,11 +124,14 @@ pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
 }
 
 /// Takes the next connection at such a socket, without waiting.
+///
+/// # Errors
+/// AGAIN if nobody has come.
 pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
 
-/// What a connection asks for, without waiting.
+/// Receives what a connection asks for, without waiting.
 ///
 /// # Errors
 /// AGAIN if it has not asked yet; BADMSG if it asks for nothing that there is; CONNRESET if nobody is there any more.
@@ -134,7 +142,7 @@ pub fn asked(connection: impl AsFd) -> Result<Thing, Errno> {
         return Err(Errno::CONNRESET);
     }
     let number = decode(&bytes[..length.min(bytes.len())]).ok_or(Errno::BADMSG)?;
-    Thing::ALL.into_iter().find(|&thing| thing as u32 == number).ok_or(Errno::BADMSG)
+    Thing::from_bits(number).ok_or(Errno::BADMSG)
 }
 
 /// Answers a connection, without waiting.
@@ -153,7 +161,7 @@ pub fn answer(connection: impl AsFd, given: Result<BorrowedFd<'_>, Errno>) -> Re
     rustix::net::sendmsg(connection, &[IoSlice::new(&bytes)], &mut control, flags).map(drop)
 }
 
-/// Where this process asks, and the pid of whoever hands out there.
+/// The address where this process asks, and the pid of the process that hands out there.
 static GIVER: OnceLock<(Address, u32)> = OnceLock::new();
 
 /// Remembers where this process can ask, and who hands out there.
@@ -168,7 +176,7 @@ pub fn remember(address: Address, pid: u32) {
 pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
     let (address, pid) = GIVER.get().ok_or(Errno::NOENT)?;
     let connection = connect(address, *pid)?;
-    let request = encode(thing as u32);
+    let request = encode(thing.to_bits());
     rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, SendFlags::NOSIGNAL))?;
     let mut bytes = [0; LENGTH + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -191,8 +199,8 @@ pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
     }
 }
 
-/// Whether somebody hands out where this process asks. False also where no name of the socket leads there: from another
-/// root and another network namespace at once.
+/// Returns whether somebody hands out where this process asks. False also where no name of the socket leads there: from
+/// another root and another network namespace at once.
 pub fn is_there() -> bool {
     GIVER.get().is_some_and(|(address, pid)| connect(address, *pid).is_ok())
 }

@@ -27,7 +27,7 @@ unsafe impl Sync for Heap {}
 static BASE: AtomicUsize = AtomicUsize::new(0);
 static END: AtomicUsize = AtomicUsize::new(0);
 static USED: AtomicUsize = AtomicUsize::new(0);
-/// Where the memory of this process's own objects begins: what lies below was the parent's.
+/// The address at which this process's own objects begin: what lies below was the parent's.
 static OWN: AtomicUsize = AtomicUsize::new(0);
 
 struct Segment;
@@ -96,13 +96,13 @@ fn reserve() -> bool {
     false
 }
 
-/// Whether `address` lies in the heap.
+/// Returns whether `address` lies in the heap.
 pub fn contains(address: usize) -> bool {
     let base = BASE.load(Acquire);
     base != 0 && address >= base && address < END.load(Relaxed)
 }
 
-/// Whether an object was allocated by this process, not by one that it was forked from.
+/// Returns whether an object was allocated by this process, not by one that it was forked from.
 fn is_own(object: *mut u8) -> bool {
     object.addr() >= OWN.load(Relaxed)
 }

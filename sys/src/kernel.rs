@@ -1,13 +1,14 @@
 //! The program's memory as the kernel sees it: userfaultfd and page tables of this process.
 
-use crate::engine_thread::thread_pointer;
+use crate::arch::thread_pointer;
+use crate::lock::lock;
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay, Views};
 use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
 use rustix::io::Errno;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Mutex, PoisonError};
 
 /// A handle on the memory of the calling process.
 #[derive(Debug)]
@@ -18,17 +19,17 @@ pub struct Kernel {
     no_remap: Backoff,
     quiet: AtomicBool,
     due: Mutex<Vec<Due>>,
-    /// How many those are.
+    /// The number of those.
     put_off: AtomicUsize,
 }
 
-/// What a thread has put off: a page that comes in, or a wake.
+/// Work that a thread has put off: a page that comes in, or a wake.
 #[derive(Debug)]
 struct Due {
     thread: usize,
     start: usize,
     length: usize,
-    /// What comes in; nothing if it is there already.
+    /// The bytes that come in; none if they are there already.
     bytes: Box<[u8]>,
 }
 
@@ -42,7 +43,7 @@ struct Backoff {
 impl Backoff {
     const FIRST: u32 = 1024;
 
-    /// Whether this attempt is to be left out.
+    /// Returns whether this attempt is to be left out.
     fn skips(&self) -> bool {
         self.left.load(Relaxed) > 0
             && self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).is_ok()
@@ -57,6 +58,9 @@ impl Backoff {
 
 impl Kernel {
     /// Opens it. Descriptors land in the table of the calling thread.
+    ///
+    /// # Errors
+    /// There is no userfaultfd, or `/proc` does not show the memory of this process.
     ///
     /// # Safety
     /// From now on the safe methods may take memory away and bring it back at any address that is passed
@@ -74,7 +78,7 @@ impl Kernel {
         })
     }
 
-    /// Whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
+    /// Returns whether pages can be moved (UFFDIO_MOVE, Linux 6.8).
     pub fn can_move(&self) -> bool {
         self.uffd.features() & FEATURE_MOVE != 0
     }
@@ -85,16 +89,25 @@ impl Kernel {
     }
 
     /// Slots for pages on their way out.
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         Staging::slots(count)
     }
 
     /// Waits for a fault.
+    ///
+    /// # Errors
+    /// INTR: a signal came.
     pub fn wait(&self) -> Result<Option<Fault>, Errno> {
         self.uffd.read()
     }
 
     /// Registers a range; huge pages are switched off there, and pages in it stay.
+    ///
+    /// # Errors
+    /// INVAL if something else than private anonymous memory is mapped there; BUSY if another userfaultfd has it.
     pub fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: advice changes no contents. An error means a kernel without huge pages.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, length, rustix::mm::Advice::LinuxNoHugepage) };
@@ -106,6 +119,9 @@ impl Kernel {
     ///
     /// Moved while it is registered, it could become one with a registered neighbour, whose registration would
     /// be lost with its own.
+    ///
+    /// # Errors
+    /// INVAL if something is mapped there that could not be registered.
     pub fn unregister(&self, start: usize, length: usize) -> Result<(), Errno> {
         // SAFETY: the caller registers it anew before the program can look at it again.
         unsafe { self.uffd.unregister(start, length) }
@@ -130,8 +146,7 @@ impl Kernel {
             return;
         }
         let own = |due: &mut Due| due.thread == thread_pointer();
-        let mine: Vec<Due> =
-            self.due.lock().unwrap_or_else(PoisonError::into_inner).extract_if(.., own).collect();
+        let mine: Vec<Due> = lock(&self.due).extract_if(.., own).collect();
         self.put_off.fetch_sub(mine.len(), SeqCst);
         for Due { start, bytes, length, .. } in mine {
             // SAFETY: the contract of `open`.
@@ -152,7 +167,7 @@ impl Kernel {
         let quiet = self.quiet.load(SeqCst);
         if quiet {
             let due = Due { thread: thread_pointer(), start, length, bytes: bytes.into() };
-            self.due.lock().unwrap_or_else(PoisonError::into_inner).push(due);
+            lock(&self.due).push(due);
             self.put_off.fetch_add(1, SeqCst);
         }
         quiet
@@ -174,6 +189,9 @@ impl Kernel {
     }
 
     /// Takes pages out of the program into `slot`.
+    ///
+    /// # Errors
+    /// What stopped it: see [`Slot::take_out`].
     pub fn take_out(
         &self,
         start: usize,
@@ -199,13 +217,13 @@ impl Kernel {
     /// Copies frames of `slot` to missing pages.
     pub fn copy_from(&self, slot: &Slot, page: usize, count: usize, dst: usize) -> Partial {
         // SAFETY: the contract of `open`.
-        unsafe { slot.copy_in(page, count, dst, &self.uffd) }
+        unsafe { self.uffd.copy(dst, slot.frames(page, count)) }
     }
 
     /// Moves frames of `slot` to missing pages.
     pub fn move_from(&self, slot: &mut Slot, page: usize, count: usize, dst: usize) -> Partial {
         // SAFETY: the contract of `open`.
-        unsafe { slot.move_in(page, count, dst, &self.uffd) }
+        unsafe { slot.move_from(page, count, dst, &self.uffd) }
     }
 }
 

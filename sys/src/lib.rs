@@ -4,6 +4,7 @@
 //! through the C library's `mmap` or `malloc`: inside a preloaded library those names are ours. So is
 //! `syscall` there, which passes calls on: but mapping calls on the program's memory go by `rustix`.
 
+pub mod arch;
 mod block;
 pub mod buffer;
 pub mod credentials;
@@ -12,18 +13,22 @@ pub mod first_heap;
 pub mod handout;
 pub mod heap;
 pub mod kernel;
+mod lock;
 pub mod mapped_files;
 pub mod mapping;
 pub mod maps;
 pub mod pagemap;
+mod places;
 pub mod procfs;
 pub mod random;
 pub mod shared;
 pub mod sieve;
+pub mod signals;
 pub mod spans;
 pub mod staging;
 pub mod task;
 pub mod uffd;
 pub mod uring;
 
+pub use lock::{lock, wait};
 pub use pagetide_page::PAGE_SIZE as PAGE;

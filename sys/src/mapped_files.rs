@@ -23,7 +23,7 @@ pub struct FileMapping {
     pub addresses: Range<u64>,
     /// Pages of the file.
     pub pages: Range<u64>,
-    /// Which file.
+    /// The file.
     pub file: FileId,
     /// Its name, as it was when it was opened. Files without one are called `/dev/zero (deleted)` or the like.
     pub name: PathBuf,

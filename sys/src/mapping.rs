@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 /// Ranges whose pages the engine counts one by one: staging and the pool.
 static COUNTED: [(AtomicUsize, AtomicUsize); 64] = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 64];
 
-/// Whether a range holds pages that the engine counts one by one.
+/// Returns whether a range holds pages that the engine counts one by one.
 pub fn is_counted(start: usize, end: usize) -> bool {
     COUNTED.iter().any(|(from, to)| from.load(Relaxed) < end && start < to.load(Relaxed))
 }
@@ -49,6 +49,15 @@ pub struct Reservation {
 
 impl Reservation {
     /// Reserves `length` bytes aligned to `align` (a power of two, at least a page).
+    ///
+    /// ```
+    /// let range = pagetide_sys::mapping::Reservation::new(64 << 20, 2 << 20)?;
+    /// assert_eq!((range.len(), range.base() % (2 << 20)), (64 << 20, 0));
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn new(length: usize, align: usize) -> Result<Self, Errno> {
         let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -77,6 +86,9 @@ impl Reservation {
 
     /// The same for the engine's own use: without huge pages, since what is moved page by page must not be split
     /// first, and in no core dump, which would be as large as what is reserved.
+    ///
+    /// # Errors
+    /// As for [`Reservation::new`].
     pub fn small_pages(length: usize, align: usize) -> Result<Self, Errno> {
         let this = Self::new(length, align)?;
         // SAFETY: advice on our own new mapping; it changes no contents. An error means a kernel without
@@ -106,7 +118,7 @@ impl Reservation {
     pub fn len(&self) -> usize {
         self.length
     }
-    /// Whether nothing is reserved.
+    /// Returns whether nothing is reserved.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
@@ -161,6 +173,9 @@ unsafe fn map_at(address: usize, length: usize, how: MapFlags) -> Result<(), Err
 
 /// Replaces a range by fresh private anonymous memory, without huge pages.
 ///
+/// # Errors
+/// NOMEM: a limit on address space is exceeded already.
+///
 /// # Safety
 /// The range must belong to the caller, and nothing may refer to its contents.
 pub unsafe fn replace(address: usize, length: usize) -> Result<(), Errno> {
@@ -168,7 +183,7 @@ pub unsafe fn replace(address: usize, length: usize) -> Result<(), Errno> {
     unsafe { map_at(address, length, MapFlags::FIXED) }
 }
 
-/// What became of the target of a failed `mremap`.
+/// The target of an `mremap` that has failed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Restored {
     /// It is what it was.
@@ -179,7 +194,7 @@ pub enum Restored {
     Lost,
 }
 
-/// After an `mremap` onto a range of ours failed with `error`: takes the range again.
+/// Takes a range of ours again, onto which an `mremap` failed with `error`.
 ///
 /// Before Linux 6.17 the target is unmapped before the source is looked at (`mremap_to`), and for a moment
 /// any thread may map there.
@@ -195,7 +210,7 @@ pub unsafe fn restore_target(address: usize, length: usize, error: Errno) -> Res
     }
 }
 
-/// Whether `mremap` unmaps its target before it looks at its source.
+/// Returns whether `mremap` unmaps its target before it looks at its source.
 fn unmaps_first() -> bool {
     let release = rustix::system::uname();
     let text = release.release().to_string_lossy();
@@ -216,6 +231,9 @@ pub unsafe fn discard(address: usize, length: usize) {
 
 /// Makes a range readable and writable.
 ///
+/// # Errors
+/// NOMEM: the process has as many mappings as it may.
+///
 /// # Safety
 /// The range must belong to the caller.
 pub unsafe fn make_writable(address: usize, length: usize) -> Result<(), Errno> {
@@ -227,6 +245,9 @@ pub unsafe fn make_writable(address: usize, length: usize) -> Result<(), Errno> 
 
 /// Gives a range the access that `protection` says (`PROT_*`).
 ///
+/// # Errors
+/// NOMEM: the process has as many mappings as it may.
+///
 /// # Safety
 /// The range must belong to the caller, and nothing may refer to its contents.
 pub unsafe fn protect(address: usize, length: usize, protection: i32) -> Result<(), Errno> {
@@ -236,12 +257,18 @@ pub unsafe fn protect(address: usize, length: usize, protection: i32) -> Result<
 }
 
 /// Maps fresh memory where a range of ours was unmapped. EEXIST if it is another mapping already.
+///
+/// # Errors
+/// EXIST if another mapping is there.
 pub fn take_hole(address: usize, length: usize) -> Result<(), Errno> {
     // SAFETY: the mapping comes about only where there is none.
     unsafe { map_at(address, length, MapFlags::FIXED_NOREPLACE) }
 }
 
 /// `mremap` with all its arguments, as the kernel has it.
+///
+/// # Errors
+/// As for `mremap(2)`.
 ///
 /// # Safety
 /// As for the system call: memory may vanish or appear at both ranges.

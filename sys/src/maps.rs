@@ -35,17 +35,23 @@ pub struct Maps(OwnedFd);
 pub struct Mapping {
     /// The first address behind it.
     pub end: usize,
-    /// What the process may do there: `PROT_*`.
+    /// The access that the process has there: `PROT_*`.
     pub protection: i32,
 }
 
 impl Maps {
     /// Opens the view of the calling process.
+    ///
+    /// # Errors
+    /// `/proc` does not show them, and nobody hands them out.
     pub fn open() -> Result<Self, Errno> {
         crate::pagemap::open_own("/proc/self/maps", crate::handout::Thing::Maps).map(Self)
     }
 
     /// The mapping in which an address lies, if there is one.
+    ///
+    /// # Errors
+    /// The file cannot be read.
     pub fn find(&self, address: usize) -> Result<Option<Mapping>, Errno> {
         match self.query(address) {
             Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => self.read(address),

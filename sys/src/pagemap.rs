@@ -63,7 +63,7 @@ pub struct Pagemap {
     scan: AtomicBool,
 }
 
-/// What a scan of a range within one cluster found; bit 0 is the cluster's first page.
+/// The pages of a range within one cluster that a scan found; bit 0 is the cluster's first page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Presence {
     /// Pages that are there.
@@ -74,18 +74,24 @@ pub struct Presence {
 
 impl Pagemap {
     /// Opens the view of the calling process.
+    ///
+    /// # Errors
+    /// `/proc` does not show them, and nobody hands them out.
     pub fn open() -> Result<Self, Errno> {
         let fd = open_own("/proc/self/pagemap", Thing::Pagemap)?;
         Ok(Self { fd, scan: AtomicBool::new(true) })
     }
 
-    /// Whether PAGEMAP_SCAN works (6.7).
+    /// Returns whether PAGEMAP_SCAN works (6.7).
     pub fn can_scan(&self) -> bool {
         let here = std::ptr::from_ref(self).addr() / PAGE_SIZE * PAGE_SIZE;
         self.scan(here, PAGE_SIZE).is_ok()
     }
 
     /// Looks at `[start, start + length)`, which lies in one cluster.
+    ///
+    /// # Errors
+    /// The page tables cannot be read.
     pub fn presence(&self, start: usize, length: usize) -> Result<Presence, Errno> {
         debug_assert!(start / CLUSTER_SIZE == (start + length - 1) / CLUSTER_SIZE);
         if self.scan.load(Relaxed) {

@@ -18,6 +18,20 @@ pub struct Shared {
 
 impl Shared {
     /// Creates shared memory of `length` bytes, named for `/proc/*/fd`.
+    ///
+    /// ```
+    /// use pagetide_sys::shared::Shared;
+    /// use std::sync::atomic::Ordering::Relaxed;
+    ///
+    /// let (fd, shared) = Shared::create("example", 4096)?;
+    /// shared.words(0, 512)[3].store(7, Relaxed);
+    /// // As another process sees it, which has the descriptor.
+    /// assert_eq!(Shared::adopt(&fd)?.words(24, 1)[0].load(Relaxed), 7);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    ///
+    /// # Errors
+    /// There is no memory, or no descriptor.
     pub fn create(name: &str, length: usize) -> Result<(OwnedFd, Self), Errno> {
         // The kernel would not just refuse, but send SIGXFSZ.
         if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < length as u64) {
@@ -34,11 +48,17 @@ impl Shared {
     }
 
     /// Maps shared memory that another process created, by its name under `/proc`.
+    ///
+    /// # Errors
+    /// The path cannot be opened, or mapped.
     pub fn open(path: &Path) -> Result<Self, Errno> {
         Self::adopt(&rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
     }
 
     /// Maps shared memory of which this process was handed a descriptor.
+    ///
+    /// # Errors
+    /// It cannot be mapped.
     pub fn adopt(fd: &OwnedFd) -> Result<Self, Errno> {
         let length = rustix::fs::fstat(fd)?.st_size as usize;
         Self::map(fd, length)
@@ -64,7 +84,7 @@ impl Shared {
         self.length
     }
 
-    /// Whether nothing is mapped.
+    /// Returns whether nothing is mapped.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }

@@ -7,6 +7,7 @@
 //! meanwhile waits in a fault, and nobody can come to pin a page that is in the sieve: no address of the program leads
 //! to it.
 
+use crate::lock::lock;
 use crate::mapping::{self, Reservation, Restored, remap};
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
@@ -15,17 +16,17 @@ use crate::uffd::Uffd;
 use pagetide_page::{CLUSTER_SIZE, PAGE_SIZE, PageSet};
 use rustix::io::Errno;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 const DONTUNMAP: i32 = 4;
 
-/// How often it is tried to put a page back where the process has as many mappings as it may.
+/// Attempts to put a page back where the process has as many mappings as it may.
 const TRIES: usize = 1000;
 
 /// One cluster of staging. Whoever takes pages out holds it.
 #[derive(Debug)]
 pub struct Sieve {
-    /// What it is a part of.
+    /// The area of which it is a part.
     _area: Arc<Reservation>,
     base: usize,
     /// Whether it can be used: not once a part of it may be another's mapping.
@@ -43,13 +44,13 @@ impl Sieve {
         Self { _area: Arc::new(Reservation::none()), base: 0, whole: Mutex::new(false) }
     }
 
-    /// Whether all of it is the engine's.
+    /// Returns whether all of it is the engine's.
     pub(crate) fn is_whole(&self) -> bool {
         *self.lock()
     }
 
     fn lock(&self) -> MutexGuard<'_, bool> {
-        self.whole.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.whole)
     }
 
     /// The sieve for one take-out.
@@ -72,13 +73,13 @@ pub(crate) struct Held<'a> {
 }
 
 impl Held<'_> {
-    /// Where it lies.
-    pub fn base(&self) -> usize {
+    /// Returns its address.
+    pub(crate) fn base(&self) -> usize {
         self.base
     }
 
     /// Pages whose place has been taken by what was brought.
-    pub fn brought(&self) -> PageSet {
+    pub(crate) fn brought(&self) -> PageSet {
         self.brought
     }
 
@@ -87,7 +88,12 @@ impl Held<'_> {
     ///
     /// # Safety
     /// The range must be registered program memory whose faults the caller answers.
-    pub unsafe fn bring(&mut self, start: usize, length: usize, pagemap: &Pagemap) -> Result<(), Errno> {
+    pub(crate) unsafe fn bring(
+        &mut self,
+        start: usize,
+        length: usize,
+        pagemap: &Pagemap,
+    ) -> Result<(), Errno> {
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | DONTUNMAP;
         let to = self.base + start % CLUSTER_SIZE;
         // SAFETY: the source is the program's and stays mapped; nothing refers to the target, which is ours.
@@ -117,7 +123,7 @@ impl Held<'_> {
     ///
     /// # Safety
     /// The pages must have been brought from there, and all of them must be here.
-    pub unsafe fn put_back(&mut self, cluster: usize, pages: PageSet, uffd: &Uffd, maps: &Maps) {
+    pub(crate) unsafe fn put_back(&mut self, cluster: usize, pages: PageSet, uffd: &Uffd, maps: &Maps) {
         for Range { start, end } in pages.runs() {
             let mut first = start;
             while first < end {

@@ -1,8 +1,9 @@
 //! Memory for the pool: spans cut from one reservation.
 
+use crate::lock::lock;
 use crate::mapping::Reservation;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Sources of spans, one for each size.
 #[derive(Clone, Debug)]
@@ -36,6 +37,9 @@ pub struct Span {
 
 impl Spans {
     /// Reserves address space for `bytes` of spans of each size. A size is some pages.
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn new(bytes: usize, sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
         let area = |&span: &usize| {
             let count = bytes / span;
@@ -50,7 +54,7 @@ impl Spans {
     /// Takes a span of `bytes`, which is one of the sizes. Its contents are zeroes or those of an earlier one.
     pub fn take(&self, bytes: usize) -> Option<Span> {
         let area = self.0.0.iter().position(|area| area.span == bytes)?;
-        let mut free = self.0.0[area].free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.0.0[area].free);
         let id = match free.ids.pop() {
             Some(id) => id,
             None if free.used < free.count => {
@@ -69,7 +73,7 @@ impl Span {
         &self.areas.0[self.area as usize]
     }
 
-    /// Where it begins in the reservation.
+    /// Returns the offset in the reservation at which it begins.
     fn offset(&self) -> usize {
         self.id as usize * self.area().span
     }
@@ -108,6 +112,6 @@ impl DerefMut for Span {
 impl Drop for Span {
     fn drop(&mut self) {
         self.trim(0);
-        self.area().free.lock().unwrap_or_else(PoisonError::into_inner).ids.push(self.id);
+        lock(&self.area().free).ids.push(self.id);
     }
 }

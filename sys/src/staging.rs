@@ -32,7 +32,7 @@ pub struct Slot {
     lost: PageSet,
 }
 
-/// How pages leave the program.
+/// A way by which pages leave the program.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TakeOutWay {
     /// `mremap(DONTUNMAP)`: the page table moves as one, whatever it holds, pinned pages too.
@@ -40,24 +40,27 @@ pub enum TakeOutWay {
     /// `UFFDIO_MOVE`, run by run: refuses pages that are pinned or shared by fork, and all of a mapping that may not be
     /// written.
     Move,
-    /// By `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may
+    /// `mremap` into the [sieve](crate::sieve), and on by `UFFDIO_MOVE`: refuses pages that are pinned, whatever may
     /// be done with them.
     Sift,
 }
 
-/// What taking pages out asks the kernel by.
+/// The descriptors by which a take-out asks the kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct Views<'a> {
     /// The descriptor that serves the program's memory.
     pub uffd: &'a Uffd,
-    /// Which pages are there.
+    /// Tells which pages are there.
     pub pagemap: &'a Pagemap,
-    /// What may be done with them.
+    /// Tells which access the program has to them.
     pub maps: &'a Maps,
 }
 
 impl Staging {
     /// Reserves address space for `count` slots.
+    ///
+    /// # Errors
+    /// NOMEM: there is no address space.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         // A cluster at either end stays empty. A mapping that is moved next to one that the same userfaultfd
         // serves becomes one with it, and takes its registration away: evicted pages of a mapping of the
@@ -106,7 +109,7 @@ impl Slot {
         };
     }
 
-    /// Where the slot lies in the reservation.
+    /// Returns the offset of the slot in the reservation.
     fn offset(&self) -> usize {
         (usize::from(self.index) + 1) * CLUSTER_SIZE
     }
@@ -125,7 +128,7 @@ impl Slot {
         self.populated.len() - self.zero.len()
     }
 
-    /// Whether the page is the kernel's zero page.
+    /// Returns whether the page is the kernel's zero page.
     pub fn is_zero(&self, page: usize) -> bool {
         self.zero.contains(page)
     }
@@ -138,6 +141,18 @@ impl Slot {
         self.populated.contains(page).then(|| unsafe {
             std::slice::from_raw_parts((self.base() + page * PAGE_SIZE) as *const u8, PAGE_SIZE)
         })
+    }
+
+    /// The bytes of a run of frames.
+    ///
+    /// # Panics
+    /// If one of them is not there.
+    pub fn frames(&self, first: usize, count: usize) -> &[u8] {
+        assert!((first..first + count).all(|page| self.populated.contains(page)));
+        // SAFETY: as for `frame`: all pages are populated and ours.
+        unsafe {
+            std::slice::from_raw_parts((self.base() + first * PAGE_SIZE) as *const u8, count * PAGE_SIZE)
+        }
     }
 
     /// The bytes of a run of frames, to be overwritten. `None` unless all are memory of their own.
@@ -156,6 +171,11 @@ impl Slot {
     /// Takes the program's pages in `[start, start + length)`, which lies in one cluster, into the slot.
     ///
     /// Returns the error that stopped it, if any; pages before it are taken all the same.
+    ///
+    /// # Errors
+    /// - NOMEM: a part of the slot is lost, or there are as many mappings as there may be.
+    /// - BUSY: pages are pinned.
+    /// - What the kernel says of a range that is not as it should be.
     ///
     /// # Safety
     /// The range must be registered program memory whose faults this engine answers.
@@ -352,31 +372,11 @@ impl Slot {
         refused
     }
 
-    /// Copies a frame to the missing page at `dst`.
-    ///
-    /// # Safety
-    /// As for [`Uffd::copy`].
-    pub unsafe fn copy_in(
-        &self,
-        page: usize,
-        count: usize,
-        dst: usize,
-        uffd: &Uffd,
-    ) -> (usize, Option<Errno>) {
-        assert!((page..page + count).all(|page| self.populated.contains(page)));
-        // SAFETY: as for `frame`: all pages are populated and ours.
-        let bytes = unsafe {
-            std::slice::from_raw_parts((self.base() + page * PAGE_SIZE) as *const u8, count * PAGE_SIZE)
-        };
-        // SAFETY: the caller's contract.
-        unsafe { uffd.copy(dst, bytes) }
-    }
-
     /// Moves a run of frames to missing pages at `dst`; what is moved is no frame any more.
     ///
     /// # Safety
     /// As for [`Uffd::move_pages`].
-    pub unsafe fn move_in(
+    pub unsafe fn move_from(
         &mut self,
         page: usize,
         count: usize,
@@ -467,8 +467,8 @@ mod tests {
         unsafe { uffd.register(program.base(), CLUSTER_SIZE).unwrap() };
         for (pages, way) in pieces {
             let start = program.base() + pages.start * PAGE_SIZE;
-            // SAFETY: as above.
             let views = Views { uffd, pagemap: &pagemap, maps: &maps };
+            // SAFETY: as above.
             let taken = unsafe { slot.take_out(start, pages.len() * PAGE_SIZE, true, *way, views) };
             taken.unwrap();
         }

@@ -1,4 +1,4 @@
-//! The calling thread: signals, processors, descriptors.
+//! The calling thread and its process: processors, descriptors, messages, ends.
 
 use crate::mapping::last_errno;
 use rustix::io::Errno;
@@ -8,37 +8,6 @@ use std::os::fd::OwnedFd;
 /// The kernel's number of the calling thread.
 pub fn tid() -> u32 {
     rustix::thread::gettid().as_raw_nonzero().get() as u32
-}
-
-/// Signals that were blocked; restored when dropped.
-#[derive(Debug)]
-pub struct SignalsBlocked(libc::sigset_t);
-
-impl SignalsBlocked {
-    /// Blocks every signal in this thread, but for those that the C library keeps for itself.
-    pub fn new() -> Self {
-        // SAFETY: both sets are initialised by the calls before they are read.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            let mut old: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut old);
-            Self(old)
-        }
-    }
-}
-
-impl Default for SignalsBlocked {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: the set was filled by `pthread_sigmask`.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
-    }
 }
 
 /// Gives the calling thread, and the threads that it starts, a descriptor table of their own, empty.
@@ -55,7 +24,7 @@ pub unsafe fn leave_descriptor_table() -> Result<(), Errno> {
     if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
-/// Whether two processes share their memory, as a child of `vfork` does with its parent.
+/// Returns whether two processes share their memory, as a child of `vfork` does with its parent.
 ///
 /// # Errors
 /// Nobody tells: they are gone, not to be looked at, or the kernel does not compare.
@@ -77,7 +46,7 @@ pub fn run_on(processors: &[usize]) {
     let _ = rustix::thread::sched_setaffinity(None, &set);
 }
 
-/// Whether the calling thread, when it wakes, leaves the thread that runs on its processor alone
+/// Returns whether the calling thread, when it wakes, leaves the thread that runs on its processor alone
 /// (`SCHED_BATCH`, which needs no privilege), or competes with it as usual. Best effort.
 pub fn wake_gently(gently: bool) {
     let policy = if gently { libc::SCHED_BATCH } else { libc::SCHED_OTHER };
@@ -119,7 +88,7 @@ pub fn processors() -> Vec<usize> {
 /// Writes a line to the program's standard error, in one call.
 pub fn say(line: &str) {
     let text = format!("pagetide: {line}\n");
-    if crate::engine_thread::is_engine_thread()
+    if crate::places::is_engine_thread()
         && let Some(fd) = program_stderr()
     {
         let _ = rustix::io::write(&fd, text.as_bytes());

@@ -97,7 +97,7 @@ pub struct Uffd {
     features: u64,
 }
 
-/// How an operation on a range of pages ended: bytes done, and the error that stopped it.
+/// The end of an operation on a range of pages: bytes done, and the error that stopped it.
 pub type Partial = (usize, Option<Errno>);
 
 impl Uffd {
@@ -165,7 +165,7 @@ impl Uffd {
         })
     }
 
-    /// Which of the features that we use the kernel has.
+    /// Returns the features that we use and the kernel has.
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -180,6 +180,9 @@ impl Uffd {
     }
 
     /// Waits for a fault. `None` for a message that is not one.
+    ///
+    /// # Errors
+    /// INTR: a signal came.
     pub fn read(&self) -> Result<Option<Fault>, Errno> {
         let mut message = Message::default();
         // SAFETY: the buffer is one message, and any bytes are a valid one.
@@ -198,6 +201,9 @@ impl Uffd {
 
     /// Registers a range for missing faults.
     ///
+    /// # Errors
+    /// INVAL if something else than private anonymous memory is mapped there; BUSY if another userfaultfd has it.
+    ///
     /// # Safety
     /// Whoever faults there waits until this descriptor's owner answers: the range must be memory whose
     /// users may wait, none of it the engine's own.
@@ -211,6 +217,9 @@ impl Uffd {
     }
 
     /// Takes a range out of our care.
+    ///
+    /// # Errors
+    /// INVAL if something is mapped there that could not be registered.
     ///
     /// # Safety
     /// A page of the range that is out of the program reads as zeroes until the range is registered again: none

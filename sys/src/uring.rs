@@ -2,17 +2,18 @@
 //! safe caller can touch memory that the kernel is still writing.
 
 use crate::buffer::Buffer;
+use crate::lock::lock;
 use io_uring::{IoUring, opcode, types};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-/// Which way the bytes go.
+/// The direction in which the bytes go.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// From the file into the buffer.
+    /// A read: from the file into the buffer.
     Read,
-    /// From the buffer to the file.
+    /// A write: from the buffer to the file.
     Write,
 }
 
@@ -21,7 +22,7 @@ pub enum Direction {
 pub struct Done {
     /// The caller's token.
     pub token: u64,
-    /// Which way it went.
+    /// The direction in which it went.
     pub direction: Direction,
     /// Its buffer.
     pub buffer: Buffer,
@@ -29,7 +30,10 @@ pub struct Done {
     pub result: io::Result<usize>,
 }
 
-/// Whether io_uring can be had, or why not.
+/// Returns whether io_uring can be had, or why not.
+///
+/// # Errors
+/// ENOSYS or EPERM where io_uring is switched off or filtered.
 pub fn probe() -> io::Result<()> {
     IoUring::new(2).map(drop)
 }
@@ -68,6 +72,9 @@ impl Ring {
     }
 
     /// Starts a request. Gives the buffer back if the ring is full.
+    ///
+    /// # Errors
+    /// The buffer itself: the ring is full.
     pub fn submit(
         &self,
         direction: Direction,
@@ -75,7 +82,7 @@ impl Ring {
         mut buffer: Buffer,
         token: u64,
     ) -> Result<(), Buffer> {
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(&self.pending);
         let Some(at) = pending.iter().position(Option::is_none) else { return Err(buffer) };
         let fd = types::Fd(self.file.as_raw_fd());
         let length = buffer.len() as u32;
@@ -102,7 +109,7 @@ impl Ring {
 
     /// Starts a request that moves no bytes: whoever waits in [`Ring::wait`] returns.
     pub fn nudge(&self) {
-        let _pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let _pending = lock(&self.pending);
         let entry = opcode::Nop::new().build().user_data(u64::MAX);
         // SAFETY: as in `submit`; a Nop refers to no memory.
         let _ = unsafe { self.ring.submission_shared().push(&entry) };
@@ -112,7 +119,7 @@ impl Ring {
     /// Waits for requests to be done and reaps them. One thread at a time may wait.
     pub fn wait(&self, into: &mut Vec<Done>) {
         let _ = self.ring.submit_and_wait(1);
-        let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pending = lock(&self.pending);
         // SAFETY: the completion queue is touched only here, with `pending` locked.
         let completions = unsafe { self.ring.completion_shared() };
         for completion in completions {
@@ -134,7 +141,7 @@ impl Drop for Ring {
     fn drop(&mut self) {
         // Buffers may not be freed while the kernel writes to them.
         let mut done = Vec::new();
-        while self.pending.lock().unwrap_or_else(PoisonError::into_inner).iter().any(Option::is_some) {
+        while lock(&self.pending).iter().any(Option::is_some) {
             self.wait(&mut done);
         }
     }

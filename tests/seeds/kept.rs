@@ -1,7 +1,7 @@
 //! Seeds that failed once: `tests/seeds/NAME.txt`, of which a line is a seed, two spaces, and what it showed.
 
 /// A random test's seeds, in the order of its file.
-pub fn kept_seeds(name: &str) -> Vec<u64> {
+pub(crate) fn kept_seeds(name: &str) -> Vec<u64> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/seeds").join(name);
     let text = std::fs::read_to_string(path.with_extension("txt"))
         .unwrap_or_else(|error| panic!("{}: {error}", path.display()));

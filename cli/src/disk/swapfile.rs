@@ -4,11 +4,11 @@ use crate::disk::growth::{Growth, News, Seen, Use};
 use crate::machine::container;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide::group;
+use pagetide::group::{self, DeviceSpec};
 use pagetide_device::file;
 use pagetide_swap::frontier::Frontier;
 use rustix::process::{Resource, getrlimit};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const BLOCK: u64 = pagetide_device::BLOCK as u64;
@@ -81,10 +81,11 @@ impl SwapFile {
         self.bytes / BLOCK
     }
 
-    /// Returns its identity, by which processes of the run check what they opened: a path may come to name another
-    /// file.
-    pub(crate) fn identity(&self) -> Result<file::Identity, String> {
-        file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))
+    /// Returns what processes of the run are told of it: they open it by paths that may come to name another file.
+    pub(crate) fn spec(&self) -> Result<DeviceSpec, String> {
+        let identity =
+            file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))?;
+        Ok(DeviceSpec { fd: self.fd.as_raw_fd() as u64, identity })
     }
 
     /// Creates a swap file. Returns `None` if no default directory will do.

@@ -155,8 +155,7 @@ pub(crate) fn storage(directory: Option<&Path>, told: &Told) -> Vec<Finding> {
         Finding::new("io_uring", State::good_if(ring.is_ok()), found)
             .or("the swap file is read and written by four threads", remedy),
     );
-    let aes = std::arch::is_x86_feature_detected!("aes");
-    let wide = std::arch::is_x86_feature_detected!("vaes");
+    let (aes, wide) = pagetide_sys::arch::aes_instructions();
     let found = match (aes, wide) {
         (false, _) => "no",
         (true, false) => "AES-NI",

@@ -1,6 +1,6 @@
 //! Test switches from the environment, and errors of the kernel, explained.
 
-use pagetide::injection::{self, Injection};
+use pagetide::injection::{self, Plan};
 use pagetide::mask::Mask;
 use rustix::io::Errno;
 
@@ -15,9 +15,9 @@ pub(crate) fn mask_from_environment() -> Result<Mask, String> {
 }
 
 /// Reads `PAGETIDE_FAIL`.
-pub(crate) fn injection() -> Result<Injection, String> {
+pub(crate) fn injection() -> Result<Plan, String> {
     let text = std::env::var_os("PAGETIDE_FAIL").unwrap_or_default();
-    Injection::parse(&text.to_string_lossy()).ok_or_else(|| {
+    Plan::parse(&text.to_string_lossy()).ok_or_else(|| {
         let known: Vec<_> = injection::NAMES.iter().map(|(name, _)| *name).collect();
         format!("PAGETIDE_FAIL: {text:?} is not NAME:N, with a NAME of {}", known.join(", "))
     })

@@ -7,12 +7,12 @@ use crate::run::descriptor_server::Descriptors;
 use crate::units::{PAGE, show_bytes};
 use crate::verbosity::Verbosity;
 use pagetide::group::{Group, Knobs, Setup};
-use pagetide::injection::Injection;
+use pagetide::injection::Plan;
 use pagetide::mask::Mask;
 use pagetide::ticket::Ticket;
 use pagetide_cli::options::RunArgs;
 use pagetide_cli::options::size::Size;
-use pagetide_swap::{Allocator, Readahead, Reclaim, Switches, trace};
+use pagetide_swap::{Switches, trace};
 use pagetide_sys::handout::Address;
 use pagetide_sys::procfs::Identity;
 use rustix::io::Errno;
@@ -45,7 +45,7 @@ impl Resources {
     pub(crate) fn create(
         args: &RunArgs,
         mask: Mask,
-        injection: Injection,
+        injection: Plan,
         verbosity: Verbosity,
     ) -> Result<Self, String> {
         let memory = memory(args, verbosity)?;
@@ -54,18 +54,17 @@ impl Resources {
         let setup = Setup {
             cap_pages: memory / PAGE,
             knobs: knobs(args),
-            zpool: Allocator::from(args.zpool) as u64,
-            reclaim: Reclaim::from(args.rules.reclaim) as u64,
-            readahead: Readahead::from(args.rules.readahead) as u64,
-            page_cluster: args.rules.page_cluster.into(),
+            zpool: args.zpool.into(),
+            reclaim: args.rules.reclaim.into(),
+            readahead: args.rules.readahead.into(),
+            page_cluster: args.rules.page_cluster,
             blocks: swap.as_ref().map_or(0, SwapFile::blocks),
             launcher: Identity::own(),
-            swap_fd: swap.as_ref().map_or(0, |swap| swap.fd.as_raw_fd() as u64),
-            swap_identity: swap.as_ref().map_or(Ok((0, 0)), SwapFile::identity)?,
+            device: swap.as_ref().map(SwapFile::spec).transpose()?.unwrap_or_default(),
             trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
-            mask: mask.bits(),
-            encrypt: (!args.no_encrypt).into(),
-            injection: injection.bits(),
+            mask,
+            encrypt: !args.no_encrypt,
+            injection,
         };
         let (group_fd, group) = Group::create(setup)
             .map_err(|error| format!("cannot create the run's group page: {}", hinted(&error)))?;

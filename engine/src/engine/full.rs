@@ -26,12 +26,12 @@ pub(super) struct Full {
 
 impl Full {
     /// There was no block.
-    pub fn note(&self, now: u64) {
+    pub(super) fn note(&self, now: u64) {
         self.seen.store(now + 1, Relaxed);
     }
 
     /// There was a block, and no room for it.
-    pub fn refuse(&self, now: u64) {
+    pub(super) fn refuse(&self, now: u64) {
         self.note(now);
         let wait = (self.wait.load(Relaxed) * 2).clamp(WAIT_FIRST, WAIT_MOST);
         // The first refusal after a try counts.
@@ -41,20 +41,20 @@ impl Full {
     }
 
     /// A write has found room.
-    pub fn end(&self) {
+    pub(super) fn end(&self) {
         if self.wait.load(Relaxed) != 0 {
             self.wait.store(0, Relaxed);
         }
     }
 
     /// Whether what was refused may be tried again: true once.
-    pub fn is_due(&self, now: u64) -> bool {
+    pub(super) fn is_due(&self, now: u64) -> bool {
         let due = self.due.load(Relaxed);
         due != 0 && due <= now && self.due.compare_exchange(due, 0, Relaxed, Relaxed).is_ok()
     }
 
     /// Whether there was no room of late.
-    pub fn is_recent(&self, now: u64) -> bool {
+    pub(super) fn is_recent(&self, now: u64) -> bool {
         let seen = self.seen.load(Relaxed);
         seen != 0 && now.saturating_sub(seen) < RECENT
     }

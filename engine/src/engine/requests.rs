@@ -69,7 +69,7 @@ pub(super) struct Ended<'a> {
 
 impl Requests {
     /// Notes a request. Returns its token.
-    pub fn begin(&self, pending: Pending) -> u64 {
+    pub(super) fn begin(&self, pending: Pending) -> u64 {
         let mut places = lock(&self.0);
         places.count += 1;
         places.writes += usize::from(pending.is_write());
@@ -88,19 +88,19 @@ impl Requests {
     ///
     /// # Panics
     /// If the token is of no request.
-    pub fn end(&self, token: u64) -> (Pending, Ended<'_>) {
+    pub(super) fn end(&self, token: u64) -> (Pending, Ended<'_>) {
         let pending = lock(&self.0).pending[token as usize].take().expect("a request ends once");
         let is_write = pending.is_write();
         (pending, Ended { requests: self, token, is_write })
     }
 
     /// Returns the number of requests under way.
-    pub fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         lock(&self.0).count
     }
 
     /// Returns how many of them are writes.
-    pub fn writes(&self) -> usize {
+    pub(super) fn writes(&self) -> usize {
         lock(&self.0).writes
     }
 }

@@ -95,8 +95,7 @@ impl<M: Memory> Engine<M> {
             self.protection.end_taking();
             if let Some(stays) = stays {
                 stays.leave_out(0..CLUSTER_PAGES, if protected { Reason::Used } else { Reason::Pinned });
-                let first = number.page(0);
-                stays.are_there(self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).present);
+                stays.are_there(self.memory.presence(pages_of(number)).present);
             }
             self.swap.put_back(cluster);
             self.count(Counter::pgsteal_fail, 1);
@@ -104,8 +103,66 @@ impl<M: Memory> Engine<M> {
         }
         let mut slot = lock(&self.staging[slot_id]);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
-        let whole = 0..CLUSTER_PAGES;
         let checks = pins || self.mask.masks(Mask::NO_REMAP);
+        let moving = self.take_out_pieces(&cluster, regions, checks, &mut slot, stays.as_deref_mut());
+        let populated = slot.populated();
+        // What is neither here nor there was dropped by a call that nobody told us of.
+        let expected = !checks && populated.len() == cluster.present() && stays.is_none();
+        let still = match expected {
+            true => PageSet::default(),
+            false => {
+                let found = self.memory.presence(pages_of(number));
+                let stuck = found.present.minus(found.zero).and(moving);
+                shared.extend(
+                    stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)),
+                );
+                if let Some(stays) = stays {
+                    stays.are_there(found.present.minus(found.zero));
+                }
+                found.present
+            }
+        };
+        let out = self.swap.taken_out(
+            &mut cluster,
+            slot_id,
+            0..CLUSTER_PAGES,
+            |offset| populated.contains(offset),
+            |offset| !still.contains(offset),
+        );
+        self.protection.end_taking();
+        self.note(|| Event::TakenOut { page: number.page(0), pages: out.taken as u64 });
+        if out.taken == 0 && cluster.present() > 0 {
+            self.count(Counter::pgsteal_fail, 1);
+        }
+        let memory = slot.memory_pages() as i64;
+        self.staging.add_frames(memory);
+        self.budget.take(out.adopted as i64);
+        self.budget.give(out.taken as i64 - memory + out.dropped as i64);
+        if out.taken == 0 {
+            self.drop_bytes(&mut slot, PageSet::default());
+            return 0;
+        }
+        // Before the cluster is unlocked: a fault may bring the first page back at once.
+        self.probation().begin(slot_id, number, out.taken, out.shadow);
+        drop(cluster);
+        drop(slot);
+        self.probation().push(slot_id);
+        for (slot, count) in out.left {
+            self.unref(slot, count);
+        }
+        out.taken
+    }
+
+    /// Takes the pages of a cluster out, region by region. Returns those that were (also) tried by MOVE.
+    fn take_out_pieces(
+        &self,
+        cluster: &ClusterGuard<'_>,
+        regions: &Regions,
+        checks: bool,
+        slot: &mut M::Slot,
+        mut stays: Option<&mut Stays>,
+    ) -> PageSet {
+        let number = cluster.number();
         let mut moving = PageSet::default();
         let poisoned = match cluster.poisoned() {
             0 => PageSet::default(),
@@ -130,58 +187,13 @@ impl<M: Memory> Engine<M> {
             let part = PageSet::range(pages);
             // Poison would travel with the others, and be read.
             for run in part.minus(poisoned).runs() {
-                let moved = self.take_out_run(number, run.clone(), access == Access::Write, way, &mut slot);
+                let moved = self.take_out_run(number, run.clone(), access == Access::Write, way, slot);
                 if moved && access == Access::Write {
                     moving = moving.or(PageSet::range(run));
                 }
             }
         }
-        let populated = slot.populated();
-        // What is neither here nor there was dropped by a call that nobody told us of.
-        let first = number.page(0);
-        let expected = !checks && populated.len() == cluster.present() && stays.is_none();
-        let still = match expected {
-            true => PageSet::default(),
-            false => {
-                let found = self.memory.presence(first..first.plus(CLUSTER_PAGES as u64));
-                let page = |offset: usize| first.plus(offset as u64);
-                let stuck = found.present.minus(found.zero).and(moving);
-                shared.extend(stuck.runs().map(|run| page(run.start)..page(run.end)));
-                if let Some(stays) = stays {
-                    stays.are_there(found.present.minus(found.zero));
-                }
-                found.present
-            }
-        };
-        let out = self.swap.taken_out(
-            &mut cluster,
-            slot_id,
-            whole,
-            |offset| populated.contains(offset),
-            |offset| !still.contains(offset),
-        );
-        self.protection.end_taking();
-        self.note(|| Event::TakenOut { page: first, pages: out.taken as u64 });
-        if out.taken == 0 && cluster.present() > 0 {
-            self.count(Counter::pgsteal_fail, 1);
-        }
-        let memory = slot.memory_pages() as i64;
-        self.staging.add_frames(memory);
-        self.budget.take(out.adopted as i64);
-        self.budget.give(out.taken as i64 - memory + out.dropped as i64);
-        if out.taken == 0 {
-            self.drop_bytes(&mut slot, PageSet::default());
-            return 0;
-        }
-        // Before the cluster is unlocked: a fault may bring the first page back at once.
-        self.probation().begin(slot_id, number, out.taken, out.shadow);
-        drop(cluster);
-        drop(slot);
-        self.probation().push(slot_id);
-        for (slot, count) in out.left {
-            self.unref(slot, count);
-        }
-        out.taken
+        moving
     }
 
     /// Takes a run of a cluster out. Whether that was (also) tried by MOVE, which some pages may have refused.
@@ -271,6 +283,10 @@ impl<M: Memory> Engine<M> {
         self.probation().requeue(slot_id);
         self.unref(slot_id, 1);
     }
+}
+
+fn pages_of(number: ClusterNumber) -> Range<PageIndex> {
+    number.page(0)..number.page(0).plus(CLUSTER_PAGES as u64)
 }
 
 /// Why those pages of a range that do not leave stay, if more than their state tells.

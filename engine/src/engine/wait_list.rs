@@ -10,13 +10,13 @@ use std::sync::atomic::AtomicBool;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Parked {
     /// The page.
-    pub page: PageIndex,
+    pub(super) page: PageIndex,
     /// Whether the fault was a write.
-    pub write: bool,
+    pub(super) write: bool,
     /// When the fault came, in nanoseconds of the engine's clock.
-    pub since: u64,
+    pub(super) since: u64,
     /// When it was parked last.
-    pub parked: u64,
+    pub(super) parked: u64,
 }
 
 /// The parked faults of an engine, in the order in which they were parked: those that wait for room, and those of a
@@ -26,42 +26,42 @@ pub(super) struct WaitList {
     waiting: Mutex<VecDeque<Parked>>,
     resting: Mutex<VecDeque<Parked>>,
     /// Whether waiting faults are held back.
-    pub held: AtomicBool,
+    pub(super) held: AtomicBool,
     /// Whether faults are served although the budget is spent.
-    pub overdrawing: AtomicBool,
+    pub(super) overdrawing: AtomicBool,
 }
 
 impl WaitList {
     /// Returns an empty list, with room for 64 faults of each kind.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         let list = || Mutex::new(VecDeque::with_capacity(64));
         let off = || AtomicBool::new(false);
         Self { waiting: list(), resting: list(), held: off(), overdrawing: off() }
     }
 
     /// Adds a fault that waits for room.
-    pub fn push(&self, fault: Parked) {
+    pub(super) fn push(&self, fault: Parked) {
         lock(&self.waiting).push_back(fault);
     }
 
     /// Adds a fault that waits for the end of a rest, however much room there is.
-    pub fn rest(&self, fault: Parked) {
+    pub(super) fn rest(&self, fault: Parked) {
         lock(&self.resting).push_back(fault);
     }
 
     /// Takes the fault that has waited for room the longest.
-    pub fn pop(&self) -> Option<Parked> {
+    pub(super) fn pop(&self) -> Option<Parked> {
         lock(&self.waiting).pop_front()
     }
 
     /// Returns the number of faults that wait for room.
-    pub fn waiting(&self) -> usize {
+    pub(super) fn waiting(&self) -> usize {
         lock(&self.waiting).len()
     }
 
     /// Has the faults that rest wait for room, as if they came at `now`. Calls `each` with the time that each has
     /// rested. Returns their number.
-    pub fn end_rest(&self, now: u64, mut each: impl FnMut(u64)) -> usize {
+    pub(super) fn end_rest(&self, now: u64, mut each: impl FnMut(u64)) -> usize {
         let mut resting = std::mem::take(&mut *lock(&self.resting));
         for fault in &mut resting {
             each(now.saturating_sub(fault.parked));

@@ -2,11 +2,14 @@
 //! for ever.
 
 use super::inquiry::{Ended, Responsiveness};
-use super::layout::{Field, HEADER_WORDS, PAGES_MAX, SLOT_WORDS};
+use super::layout::{Field, HEADER_WORDS, Header, PAGES_MAX, SLOT_WORDS};
 use super::tests::{process, setup};
 use super::{Group, ProcessSlot, SLOTS};
 use crate::census::Tally;
+use crate::injection::Plan;
+use crate::ticket::Ticket;
 use pagetide_swap::Counter;
+use pagetide_swap::config::PAGE_CLUSTER_MAX;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Numbers at which sums, differences and shifts go wrong, and any others.
@@ -78,5 +81,27 @@ fn no_number_in_the_group_page_ends_who_reads_it() {
             assert_eq!(group.live().filter(|slot| slot.index() >= SLOTS).count(), 0);
         });
         assert!(caught.is_ok(), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_setup_of_any_numbers_is_one_that_may_be_and_names_the_files_of_the_ticket() {
+    let told = setup(1000);
+    let (fd, group) = Group::create(told).unwrap();
+    let words = group.shared.words(0, HEADER_WORDS);
+    // With others there it is no group page of this version.
+    let kept = [Header::Magic, Header::Version, Header::Blocks].map(|word| word as usize);
+    let ticket = Ticket::new(&told, 3, None);
+    for seed in 0..200 {
+        let mut random = seed;
+        for (_, word) in words.iter().enumerate().filter(|(at, _)| !kept.contains(at)) {
+            word.store(harm(&mut random), Relaxed);
+        }
+        let opened = Group::adopt(&fd).unwrap().corrected(|setup| ticket.correct(setup)).setup();
+        assert!((1..=PAGES_MAX as u64).contains(&opened.cap_pages), "seed {seed}: {opened:?}");
+        assert!(opened.knobs.max_pool_percent <= 100 && opened.page_cluster <= PAGE_CLUSTER_MAX);
+        assert_eq!(Plan::from_bits(opened.injection.bits()), opened.injection);
+        assert_eq!((opened.device, opened.launcher), (told.device, told.launcher));
+        assert_eq!((opened.trace_fd, opened.encrypt), (told.trace_fd, told.encrypt));
     }
 }

@@ -15,16 +15,16 @@ use std::sync::atomic::{
 const _: () = assert!(Header::EndedStuck as usize + Reason::ALL.len() <= HEADER_WORDS);
 const _: () = assert!(Field::Stuck as usize + Reason::ALL.len() <= SLOT_HEADER_WORDS);
 
-/// Whether a process can answer, and if not, why.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
-pub enum Responsiveness {
-    /// It does, or may.
-    Answers = 0,
-    /// It is stopped.
-    Stopped = 1,
-    /// It has no engine any more: an exec made another program of it.
-    Gone = 2,
+pagetide_page::numbered_enum! {
+    /// Whether a process can answer, and if not, why.
+    pub enum Responsiveness: u64 {
+        /// It does, or may.
+        Answers = 0,
+        /// It is stopped.
+        Stopped = 1,
+        /// It has no engine any more: an exec made another program of it.
+        Gone = 2,
+    }
 }
 
 /// The processes that ended for want of memory, and what could not leave when the last one did.
@@ -58,7 +58,7 @@ impl Group {
     /// Whether all others have answered an inquiry of `by`, or cannot. What is left of the launcher is for the caller.
     pub fn is_answered(&self, by: ProcessSlot, inquiry: u64) -> bool {
         self.live().filter(|slot| slot.index != by.index).all(|slot| {
-            let cannot = slot.get(Field::Responsiveness) != Responsiveness::Answers as u64;
+            let cannot = slot.get(Field::Responsiveness) != Responsiveness::Answers.to_bits();
             // Without an engine, and nobody there to start one, nothing of it can leave.
             let may_answer = slot.get(Field::Armed) != 0 || slot.get(Field::Listens) != 0;
             cannot || !may_answer || slot.get(Field::Answered) >= inquiry
@@ -146,6 +146,6 @@ impl ProcessSlot {
 
     /// Whether, and why, the process does not answer: the launcher's to say.
     pub fn set_responsiveness(&self, responsiveness: Responsiveness) {
-        self.set(Field::Responsiveness, responsiveness as u64);
+        self.set(Field::Responsiveness, responsiveness.to_bits());
     }
 }

@@ -5,7 +5,6 @@ use super::{Group, ProcessSlot};
 use crate::latency;
 use crate::recorder;
 use pagetide_swap::Counter;
-use pagetide_sys::handout::{self, Thing};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::task;
 use std::path::{Path, PathBuf};
@@ -96,7 +95,7 @@ impl Group {
         }
         if !self.held(slot).is_empty() {
             // As for the dead.
-            let _ = pagetide_device::file::await_writes(&self.swap_path(), self.setup.swap_identity);
+            self.setup.device.await_writes(&self.swap_path());
         }
         self.give_back(slot);
     }
@@ -104,15 +103,8 @@ impl Group {
     fn release_when_written(&self, swap: &Path, slots: impl IntoIterator<Item = ProcessSlot>) {
         let slots: Vec<_> = slots.into_iter().collect();
         if slots.iter().any(|&slot| !self.held(slot).is_empty()) {
-            // A write that is still under way must not come after one of whoever has the block next. What cannot be
-            // waited for has ended by now, as a rule; and whoever reads a wrong block knows by its hash.
-            use pagetide_device::file::{await_writes, await_writes_by};
-            let identity = self.setup.swap_identity;
-            if await_writes(swap, identity).is_err()
-                && let Ok(file) = handout::ask(Thing::SwapFile)
-            {
-                let _ = await_writes_by(&file, identity);
-            }
+            // A write that is still under way must not come after one of whoever has the block next.
+            self.setup.device.await_writes(swap);
         }
         slots.into_iter().for_each(|slot| self.release_written(slot));
     }

@@ -1,8 +1,11 @@
 //! What a run is told at its start, and how its group page is made and opened.
 
 use super::layout::{HEADER_WORDS, Header, PAGES_MAX, bytes_needed};
-use super::{Group, SLOTS};
-use pagetide_swap::Switches;
+use super::{DeviceSpec, Group, SLOTS};
+use crate::injection::Plan;
+use crate::mask::Mask;
+use pagetide_swap::config::PAGE_CLUSTER_MAX;
+use pagetide_swap::{Allocator, Readahead, Reclaim, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::Shared;
 use std::os::fd::OwnedFd;
@@ -14,40 +17,59 @@ const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 /// The form of the group page.
 pub const VERSION: u64 = 15;
 
-/// What a run is told at its start.
+/// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setup {
     /// The cap, in pages.
     pub cap_pages: u64,
-    /// What may change while the run goes on, at its start.
+    /// The settings that may change while the run goes on, as they are at its start.
     pub knobs: Knobs,
-    /// The pool's allocator, as in [`pagetide_swap::Allocator`].
-    pub zpool: u64,
-    /// What decides which clusters leave, as in [`pagetide_swap::Reclaim`].
-    pub reclaim: u64,
-    /// Which neighbours of a page come in with it, as in [`pagetide_swap::Readahead`].
-    pub readahead: u64,
+    /// The pool's allocator.
+    pub zpool: Allocator,
+    /// The rule by which clusters leave.
+    pub reclaim: Reclaim,
+    /// The rule by which neighbours of a page come in with it.
+    pub readahead: Readahead,
     /// log2 of the pages that are read from the swap file at once at most.
-    pub page_cluster: u64,
+    pub page_cluster: u32,
     /// Blocks of the swap file; 0 for none.
     pub blocks: u64,
     /// The launcher.
     pub launcher: Identity,
-    /// The swap file's descriptor in the launcher.
-    pub swap_fd: u64,
-    /// The device and the number of the swap file there.
-    pub swap_identity: (u64, u64),
+    /// The swap file, if there is one.
+    pub device: DeviceSpec,
     /// The trace's descriptor in the launcher, if what happens is to be written down.
     pub trace_fd: Option<u64>,
-    /// Ways that are masked, for tests: see [`crate::mask::Mask`].
-    pub mask: u64,
-    /// Whether the swap file is encrypted: 1 if so.
-    pub encrypt: u64,
-    /// What is to go wrong, for tests: see [`crate::injection::Injection`].
-    pub injection: u64,
+    /// Ways that are masked, for tests.
+    pub mask: Mask,
+    /// Whether the swap file is encrypted.
+    pub encrypt: bool,
+    /// The fault that is injected, for tests.
+    pub injection: Plan,
 }
 
-/// What may change while a run goes on.
+impl Setup {
+    /// A run of this cap without a swap file, with the defaults of everything else.
+    pub fn new(cap_pages: u64, launcher: Identity) -> Self {
+        Self {
+            cap_pages,
+            knobs: Knobs { switches: Switches::default(), max_pool_percent: 50 },
+            zpool: Allocator::default(),
+            reclaim: Reclaim::default(),
+            readahead: Readahead::default(),
+            page_cluster: PAGE_CLUSTER_MAX,
+            blocks: 0,
+            launcher,
+            device: DeviceSpec::default(),
+            trace_fd: None,
+            mask: Mask::default(),
+            encrypt: true,
+            injection: Plan::default(),
+        }
+    }
+}
+
+/// The settings that may change while a run goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Knobs {
     /// Switches of the pool.
@@ -78,6 +100,9 @@ impl std::error::Error for OpenError {}
 
 impl Group {
     /// Creates the group page.
+    ///
+    /// # Errors
+    /// There is no memory for it, or no descriptor.
     pub fn create(setup: Setup) -> Result<(OwnedFd, Self), std::io::Error> {
         let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks))?;
         let header = shared.words(0, HEADER_WORDS);
@@ -86,21 +111,21 @@ impl Group {
         set(Header::CapPages, setup.cap_pages);
         set(Header::PoolPercent, setup.knobs.max_pool_percent);
         set(Header::Switches, setup.knobs.switches.to_bits());
-        set(Header::Zpool, setup.zpool);
-        set(Header::Reclaim, setup.reclaim);
-        set(Header::Readahead, setup.readahead);
-        set(Header::PageCluster, setup.page_cluster);
+        set(Header::Zpool, setup.zpool as u64);
+        set(Header::Reclaim, setup.reclaim as u64);
+        set(Header::Readahead, setup.readahead as u64);
+        set(Header::PageCluster, setup.page_cluster.into());
         set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher.pid.into());
         set(Header::LauncherStart, setup.launcher.start_time);
         set(Header::LauncherNamespace, setup.launcher.namespace);
-        set(Header::SwapFd, setup.swap_fd);
-        set(Header::SwapDevice, setup.swap_identity.0);
-        set(Header::SwapInode, setup.swap_identity.1);
+        set(Header::SwapFd, setup.device.fd);
+        set(Header::SwapDevice, setup.device.identity.0);
+        set(Header::SwapInode, setup.device.identity.1);
         set(Header::TraceFd, setup.trace_fd.map_or(0, |fd| fd + 1));
-        set(Header::Mask, setup.mask);
-        set(Header::Encrypt, setup.encrypt);
-        set(Header::Injection, setup.injection);
+        set(Header::Mask, setup.mask.bits());
+        set(Header::Encrypt, setup.encrypt.into());
+        set(Header::Injection, setup.injection.bits());
         set(Header::Free, setup.cap_pages);
         let this = Self { shared, header, slots: SLOTS, setup };
         this.frontier().allow(setup.blocks);
@@ -109,6 +134,10 @@ impl Group {
     }
 
     /// Opens a run's group page.
+    ///
+    /// # Errors
+    /// - [`OpenError::System`]: the path cannot be opened or mapped.
+    /// - [`OpenError::Foreign`]: it is no group page of this version.
     pub fn open(path: &Path) -> Result<Self, OpenError> {
         Self::of(Shared::open(path).map_err(|error| OpenError::System(error.into()))?)
     }
@@ -118,7 +147,7 @@ impl Group {
         Self::of(Shared::adopt(page).map_err(|error| OpenError::System(error.into()))?)
     }
 
-    /// With another setup than the page has: with what is known for sure.
+    /// Replaces the setup of the page by what is known for sure.
     pub(crate) fn corrected(self, correct: impl FnOnce(Setup) -> Setup) -> Self {
         Self { setup: correct(self.setup), ..self }
     }
@@ -138,22 +167,24 @@ impl Group {
                 switches: Switches::from_bits(get(Header::Switches)),
                 max_pool_percent: get(Header::PoolPercent).min(100),
             },
-            zpool: get(Header::Zpool),
-            reclaim: get(Header::Reclaim),
-            readahead: get(Header::Readahead),
-            page_cluster: get(Header::PageCluster).min(pagetide_swap::config::PAGE_CLUSTER_MAX.into()),
+            zpool: Allocator::from_bits(get(Header::Zpool)),
+            reclaim: Reclaim::from_bits(get(Header::Reclaim)),
+            readahead: Readahead::from_bits(get(Header::Readahead)),
+            page_cluster: get(Header::PageCluster).min(PAGE_CLUSTER_MAX.into()) as u32,
             blocks: get(Header::Blocks),
             launcher: Identity {
                 pid: get(Header::LauncherPid) as u32,
                 start_time: get(Header::LauncherStart),
                 namespace: get(Header::LauncherNamespace),
             },
-            swap_fd: get(Header::SwapFd),
-            swap_identity: (get(Header::SwapDevice), get(Header::SwapInode)),
+            device: DeviceSpec {
+                fd: get(Header::SwapFd),
+                identity: (get(Header::SwapDevice), get(Header::SwapInode)),
+            },
             trace_fd: get(Header::TraceFd).checked_sub(1),
-            mask: get(Header::Mask),
-            encrypt: get(Header::Encrypt),
-            injection: get(Header::Injection),
+            mask: Mask::from_bits(get(Header::Mask)),
+            encrypt: get(Header::Encrypt) != 0,
+            injection: Plan::from_bits(get(Header::Injection)),
         };
         if setup.blocks > PAGES_MAX as u64 || shared.len() != bytes_needed(setup.blocks) {
             return Err(OpenError::Foreign);
@@ -161,12 +192,12 @@ impl Group {
         Ok(Self { shared, header, slots: SLOTS, setup })
     }
 
-    /// What the run was told at its start.
+    /// Returns what the run was told at its start.
     pub fn setup(&self) -> Setup {
         self.setup
     }
 
-    /// What may change while the run goes on, as it is now.
+    /// Returns the settings that may change while the run goes on, as they are now.
     pub fn knobs(&self) -> Knobs {
         let get = |word: Header| self.header[word as usize].load(Acquire);
         Knobs {

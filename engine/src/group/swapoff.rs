@@ -4,30 +4,26 @@ use super::layout::{Field, Header};
 use super::{Group, ProcessSlot};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire};
 
-/// How far a process is with giving up the swap file.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u64)]
-pub enum OffState {
-    /// It has not begun.
-    Used = 0,
-    /// It brings back what it has there.
-    Leaving = 1,
-    /// It has nothing there, and writes nothing any more.
-    Off = 2,
-    /// What is left finds no room.
-    NoRoom = 3,
+pagetide_page::numbered_enum! {
+    /// How far a process is with giving up the swap file.
+    pub enum OffState: u64 {
+        /// It has not begun.
+        Used = 0,
+        /// It brings back what it has there.
+        Leaving = 1,
+        /// It has nothing there, and writes nothing any more.
+        Off = 2,
+        /// What is left finds no room.
+        NoRoom = 3,
+    }
 }
 
 impl OffState {
     const BITS: u32 = 2;
 
-    const fn from_bits(bits: u64) -> Self {
-        match bits & ((1 << Self::BITS) - 1) {
-            1 => Self::Leaving,
-            2 => Self::Off,
-            3 => Self::NoRoom,
-            _ => Self::Used,
-        }
+    /// The state in a process's word, below the number of what it follows.
+    fn of_word(word: u64) -> Self {
+        Self::from_bits(word & ((1 << Self::BITS) - 1)).unwrap_or(Self::Used)
     }
 }
 
@@ -51,7 +47,7 @@ impl Group {
     /// How far a process is with what the run was told last.
     pub fn off_state(&self, slot: ProcessSlot) -> OffState {
         let word = slot.get(Field::Swapoff);
-        if word >> OffState::BITS == self.swapoffs() { OffState::from_bits(word) } else { OffState::Used }
+        if word >> OffState::BITS == self.swapoffs() { OffState::of_word(word) } else { OffState::Used }
     }
 
     /// Has `step` take a process on, if there is more to do, by what it was told last: from a state to the next.
@@ -59,9 +55,9 @@ impl Group {
         let swapoffs = self.swapoffs();
         let word = slot.get(Field::Swapoff);
         let known = word >> OffState::BITS == swapoffs;
-        let state = if known { OffState::from_bits(word) } else { OffState::Used };
+        let state = if known { OffState::of_word(word) } else { OffState::Used };
         if !known || state == OffState::Leaving || (state == OffState::Used && swapoffs % 2 == 1) {
-            slot.set(Field::Swapoff, swapoffs << OffState::BITS | step(swapoffs % 2 == 1, state) as u64);
+            slot.set(Field::Swapoff, swapoffs << OffState::BITS | step(swapoffs % 2 == 1, state).to_bits());
         }
     }
 }

@@ -14,20 +14,10 @@ pub(super) fn process(pid: u32) -> Identity {
 
 pub(super) fn setup(blocks: u64) -> Setup {
     Setup {
-        cap_pages: 1000,
-        knobs: Knobs { switches: Switches::default(), max_pool_percent: 50 },
-        zpool: 0,
-        reclaim: 0,
-        readahead: 0,
-        page_cluster: 9,
         blocks,
-        launcher: Identity::own(),
-        swap_fd: 2,
-        swap_identity: (3, 4),
+        device: DeviceSpec { fd: 2, identity: (3, 4) },
         trace_fd: Some(0),
-        mask: 0,
-        encrypt: 1,
-        injection: 0,
+        ..Setup::new(1000, Identity::own())
     }
 }
 

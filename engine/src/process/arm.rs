@@ -2,8 +2,8 @@
 
 use super::{Generation, Process, lock};
 use crate::runtime::{Runtime, StartArgs, StartMode};
+use pagetide_sys::signals::SignalsBlocked;
 use pagetide_sys::task;
-use pagetide_sys::task::SignalsBlocked;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 

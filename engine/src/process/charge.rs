@@ -6,7 +6,7 @@ use crate::group::Field;
 use crate::regions::{Access, Attributes, Charging, Region};
 use pagetide_swap::PageIndex;
 use pagetide_sys::engine_thread;
-use pagetide_sys::task::SignalsBlocked;
+use pagetide_sys::signals::SignalsBlocked;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;

@@ -6,7 +6,7 @@ use crate::group::{Field, ProcessSlot};
 use crate::runtime::{Runtime, StartMode};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs::Identity;
-use pagetide_sys::task::SignalsBlocked;
+use pagetide_sys::signals::SignalsBlocked;
 use pagetide_sys::{engine_thread, task};
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::Relaxed;

@@ -101,7 +101,7 @@ impl Runtime {
         let setup = self.group.setup();
         let Knobs { switches, max_pool_percent } = self.group.knobs();
         self.engine.swap().zswap().switch(switches);
-        if Mask::from_bits(setup.mask).masks(Mask::NO_POOL) {
+        if setup.mask.masks(Mask::NO_POOL) {
             self.engine.swap().zswap().set_pages_max(0);
             return;
         }

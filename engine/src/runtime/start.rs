@@ -13,19 +13,19 @@ use crate::program_memory::{PoolMemory, ProgramMemory};
 use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
-use pagetide_device::{Device, File, FileKind};
+use pagetide_device::{File, FileKind};
+use pagetide_swap::balance::Balance;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::zswap::pool::{FOLIO_SPAN_BYTES, SPAN_BYTES};
-use pagetide_swap::{Allocator, CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Readahead, Reclaim, Swap};
-use pagetide_sys::handout::Thing;
+use pagetide_swap::{CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
-use pagetide_sys::{engine_thread, handout, procfs, task};
+use pagetide_sys::{engine_thread, procfs, task};
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::SeqCst, fence};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Instant;
@@ -68,13 +68,13 @@ pub type Started = Result<&'static Runtime, StartError>;
 /// program's memory. Whoever preloads us vouches for what that takes.
 pub type OpenKernel = fn() -> std::io::Result<Kernel>;
 
-/// What an engine starts with.
+/// The arguments with which an engine starts.
 pub struct StartArgs {
     /// The group.
     pub group: Group,
     /// The process's slot.
     pub slot: ProcessSlot,
-    /// What it takes over.
+    /// The state that it takes over.
     pub mode: StartMode,
     /// Opens the kernel's side of the program's memory.
     pub open: OpenKernel,
@@ -95,7 +95,7 @@ impl std::fmt::Debug for StartArgs {
     }
 }
 
-/// Where threads of an engine wait until there is one, or will be none.
+/// The gate at which threads of an engine wait until there is one, or will be none.
 #[derive(Debug, Default)]
 struct Gate {
     pub(super) engine: Mutex<Option<Option<&'static Runtime>>>,
@@ -113,17 +113,17 @@ impl Gate {
         loop {
             match *engine {
                 Some(engine) => return engine,
-                None => engine = self.opened.wait(engine).unwrap_or_else(PoisonError::into_inner),
+                None => engine = pagetide_sys::wait(&self.opened, engine),
             }
         }
     }
 }
 
-/// What a new engine takes over.
+/// The state that a new engine takes over.
 pub enum StartMode {
     /// Nothing: the first engine of a process.
     None,
-    /// What a forked child found: the parent's subsystem, and the pages that are in the program.
+    /// A forked child's: the parent's subsystem, and the pages that are in the program.
     Forked(&'static Runtime),
 }
 
@@ -178,40 +178,15 @@ impl Runtime {
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
-        let mask = Mask::from_bits(setup.mask);
-        let injection = Injection::from_bits(setup.injection);
-        let memory = memory(kernel, mask);
-        let blocks = match setup.blocks {
-            0 => Blocks::none(),
-            _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
-        };
-        let mut swap_paths = Vec::new();
-        let device: Option<Box<dyn Device>> = match setup.blocks {
-            0 => None,
-            count => {
-                let kind = if mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-                let open = |path: &Path| File::open(path, setup.swap_identity, count, kind);
-                let mut file = open(&group.swap_path());
-                if let StartMode::Forked(parent) = &mode {
-                    // The launcher is gone, or `/proc` is another one.
-                    for path in &parent.swap_paths {
-                        file = file.or_else(|_| open(path));
-                    }
-                }
-                // Who has given up its privileges is handed it out.
-                let handed = |error| match handout::ask(Thing::SwapFile) {
-                    Ok(file) => File::adopt(file, setup.swap_identity, count, kind),
-                    Err(_) => Err(error),
-                };
-                let file = file.or_else(handed).map_err(StartError::SwapFile)?;
-                let task = format!("{}/task/{}", std::process::id(), task::tid());
-                let seen = procfs::own_task().unwrap_or_else(|| task.clone());
-                swap_paths =
-                    [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into()).into();
-                Some(injection.device(Box::new(file)))
+        let injection = Injection::new(setup.injection);
+        let memory = memory(kernel, setup.mask);
+        let (device, swap_paths) = match setup.blocks {
+            0 => (None, Vec::new()),
+            _ => {
+                let (file, paths) = open_device(&group, &mode)?;
+                (Some(injection.device(Box::new(file))), paths)
             }
         };
-        let limits = Limits::for_cap(setup.cap_pages);
         let (swap, inherited) = match &mode {
             StartMode::Forked(parent) => {
                 parent.engine.abandon_staging();
@@ -219,31 +194,11 @@ impl Runtime {
                 let pages = swap.zswap().frozen_pages() as i64;
                 (swap, Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages)))
             }
-            StartMode::None => {
-                let config = Config {
-                    zpool: Allocator::from_bits(setup.zpool),
-                    switches: group.knobs().switches,
-                    reclaim: Reclaim::from_bits(setup.reclaim),
-                    readahead: Readahead::from_bits(setup.readahead),
-                    page_cluster: setup.page_cluster as u32,
-                    cap_pages: setup.cap_pages,
-                };
-                // Where address space is limited the pool has to do with a part of it.
-                let most = pagetide_sys::mapping::room() / 4;
-                let spans = Spans::new(
-                    (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
-                    &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
-                )
-                .map_err(|error| StartError::Resources(error.into()))?;
-                let [a, b, ..] = pagetide_sys::random::words();
-                let keys = Keys {
-                    hash: HashKey::new(pagetide_sys::random::words()),
-                    cipher: (setup.encrypt != 0).then(|| Cipher::new([a, b])),
-                };
-                let memory = PoolMemory { spans, injection: Arc::new(Injection::from_bits(setup.injection)) };
-                (Swap::new(memory, blocks, keys, config, slot.counters()), None)
-            }
+            StartMode::None => (new_swap(&group, slot)?, None),
         };
+        let limits = Limits::for_cap(setup.cap_pages);
+        let cost = device.as_ref().map(|device| device.cost(0).read_ns as f64);
+        let balance = cost.map_or_else(Balance::default, Balance::new);
         let trace = open_trace(&group, slot);
         let slots = Kernel::slots((limits.probation + 24) as u16)
             .map_err(|error| StartError::Resources(error.into()))?;
@@ -256,7 +211,7 @@ impl Runtime {
             limits,
             latency: slot.latency(),
             clock,
-            mask,
+            mask: setup.mask,
             recorder: trace.is_some().then(Recorder::default),
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
@@ -272,7 +227,7 @@ impl Runtime {
             watched: Mutex::default(),
             metadata: AtomicI64::new(0),
             sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
-            balance: Mutex::default(),
+            balance: Mutex::new(balance),
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
             reclaimer: AtomicU32::new(0),
@@ -370,6 +325,53 @@ impl Runtime {
         spawn("pagetide-reclaim", Box::new(|runtime| runtime.reclaim()))?;
         Ok(())
     }
+}
+
+/// Opens the swap file. Returns it with the paths by which a forked child finds it.
+fn open_device(group: &Group, mode: &StartMode) -> Result<(File, Vec<PathBuf>), StartError> {
+    let setup = group.setup();
+    let kind = if setup.mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
+    let mut paths = vec![group.swap_path()];
+    if let StartMode::Forked(parent) = mode {
+        // The launcher is gone, or `/proc` is another one.
+        paths.extend_from_slice(&parent.swap_paths);
+    }
+    let file = setup.device.open(&paths, setup.blocks, kind).map_err(StartError::SwapFile)?;
+    let task = format!("{}/task/{}", std::process::id(), task::tid());
+    let seen = procfs::own_task().unwrap_or_else(|| task.clone());
+    let paths = [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into());
+    Ok((file, paths.into()))
+}
+
+/// Makes the swap subsystem of the first engine of a process.
+fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartError> {
+    let setup = group.setup();
+    let blocks = match setup.blocks {
+        0 => Blocks::none(),
+        _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
+    };
+    let config = Config {
+        zpool: setup.zpool,
+        switches: group.knobs().switches,
+        reclaim: setup.reclaim,
+        readahead: setup.readahead,
+        page_cluster: setup.page_cluster,
+        cap_pages: setup.cap_pages,
+    };
+    // Where address space is limited the pool has to do with a part of it.
+    let most = pagetide_sys::mapping::room() / 4;
+    let spans = Spans::new(
+        (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
+        &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
+    )
+    .map_err(|error| StartError::Resources(error.into()))?;
+    let [a, b, ..] = pagetide_sys::random::words();
+    let keys = Keys {
+        hash: HashKey::new(pagetide_sys::random::words()),
+        cipher: setup.encrypt.then(|| Cipher::new([a, b])),
+    };
+    let memory = PoolMemory { spans, injection: Arc::new(Injection::new(setup.injection)) };
+    Ok(Swap::new(memory, blocks, keys, config, slot.counters()))
 }
 
 /// Opens the run's trace, if what happens is to be written down.

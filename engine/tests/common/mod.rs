@@ -4,37 +4,37 @@
 use pagetide::engine::Engine;
 use pagetide::fake::{Bytes, FakeMemory};
 use pagetide::regions::{Access, Attributes, Charging};
-use pagetide_device::{Completion, Device, Request};
+use pagetide_device::{Completion, Cost, Device, Request};
 use pagetide_swap::PageIndex;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-pub struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         // Seeds that follow each other start far apart.
         let mut this = Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         (0..4).for_each(|_| _ = this.next());
         this
     }
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
         self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
-    pub fn below(&mut self, limit: u64) -> u64 {
+    pub(crate) fn below(&mut self, limit: u64) -> u64 {
         (self.next() >> 11) % limit
     }
-    pub fn one_in(&mut self, count: u64) -> bool {
+    pub(crate) fn one_in(&mut self, count: u64) -> bool {
         self.below(count) == 0
     }
 }
 
 /// A page whose contents follow from `stamp`: zero, one word repeated, text, or incompressible.
-pub fn compose(stamp: u64) -> Box<Bytes> {
+pub(crate) fn compose(stamp: u64) -> Box<Bytes> {
     let mut page = Box::new([0; 4096]);
     let mut random = Random::new(stamp);
     match stamp % 8 {
@@ -51,30 +51,30 @@ pub fn compose(stamp: u64) -> Box<Bytes> {
 }
 
 /// A page that no codec makes smaller.
-pub fn noise(stamp: u64) -> Box<Bytes> {
+pub(crate) fn noise(stamp: u64) -> Box<Bytes> {
     compose(stamp * 8 + 7)
 }
 
 /// A page that compresses to a part of itself.
-pub fn prose(stamp: u64) -> Box<Bytes> {
+pub(crate) fn prose(stamp: u64) -> Box<Bytes> {
     compose(stamp * 8 + 2)
 }
 
-pub fn page(number: u64) -> PageIndex {
+pub(crate) fn page(number: u64) -> PageIndex {
     PageIndex(number)
 }
 
-pub fn pages(range: Range<u64>) -> Range<PageIndex> {
+pub(crate) fn pages(range: Range<u64>) -> Range<PageIndex> {
     PageIndex(range.start)..PageIndex(range.end)
 }
 
-pub fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
+pub(crate) fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
     let attributes = Attributes::new(access, Charging::ByMapping);
     engine.regions.write().unwrap().insert(pages(range), attributes);
 }
 
 /// All that was granted is in use or free.
-pub fn balances(engine: &Engine<FakeMemory>, granted: i64) {
+pub(crate) fn balances(engine: &Engine<FakeMemory>, granted: i64) {
     engine.charge_pool();
     let usage = engine.usage();
     assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
@@ -82,17 +82,17 @@ pub fn balances(engine: &Engine<FakeMemory>, granted: i64) {
 
 /// A device that the test and the engine both hold. It refuses every so many requests, as a full queue does.
 #[derive(Debug)]
-pub struct Shared<D> {
+pub(crate) struct Shared<D> {
     pub device: Arc<D>,
     pub refuse_every: u64,
     count: AtomicU64,
 }
 
 impl<D: Device> Shared<D> {
-    pub fn new(device: &Arc<D>) -> Box<Self> {
+    pub(crate) fn new(device: &Arc<D>) -> Box<Self> {
         Self::refusing(device, 0)
     }
-    pub fn refusing(device: &Arc<D>, refuse_every: u64) -> Box<Self> {
+    pub(crate) fn refusing(device: &Arc<D>, refuse_every: u64) -> Box<Self> {
         Box::new(Self { device: Arc::clone(device), refuse_every, count: AtomicU64::new(0) })
     }
 }
@@ -101,8 +101,8 @@ impl<D: Device> Device for Shared<D> {
     fn blocks(&self) -> u64 {
         self.device.blocks()
     }
-    fn is_synchronous(&self) -> bool {
-        self.device.is_synchronous()
+    fn cost(&self, block: u64) -> Cost {
+        self.device.cost(block)
     }
     fn submit(&self, request: Request) -> Result<(), Request> {
         let refuses = self.refuse_every != 0

@@ -7,7 +7,7 @@ use pagetide_swap::State;
 use std::ops::Range;
 
 impl World {
-    pub fn discard(&mut self, range: Range<u64>) {
+    pub(crate) fn discard(&mut self, range: Range<u64>) {
         self.drain_requests();
         let memory = self.engine.memory();
         let mut at = page(range.start);
@@ -20,7 +20,7 @@ impl World {
         range.for_each(|number| _ = self.model.remove(&number));
     }
 
-    pub fn unmap(&mut self, range: Range<u64>) {
+    pub(crate) fn unmap(&mut self, range: Range<u64>) {
         self.engine.regions.write().unwrap().remove(pages(range.clone()));
         self.drain_requests();
         self.engine.discard(pages(range.clone()), |_| {});
@@ -28,13 +28,13 @@ impl World {
         range.for_each(|number| _ = self.model.remove(&number));
     }
 
-    pub fn map(&mut self, range: Range<u64>) {
+    pub(crate) fn map(&mut self, range: Range<u64>) {
         self.unmap(range.clone());
         self.memory().map(pages(range.clone()));
         manage(&self.engine, range, Access::Write);
     }
 
-    pub fn protect(&mut self, range: Range<u64>, access: Access) {
+    pub(crate) fn protect(&mut self, range: Range<u64>, access: Access) {
         let mut regions = self.engine.regions.write().unwrap();
         let pieces: Vec<_> = regions.pieces(pages(range)).collect();
         for (part, region) in pieces {
@@ -44,7 +44,7 @@ impl World {
     }
 
     /// What `Entered::remapping` does. The ranges do not overlap, and all of `from` is mapped.
-    pub fn remap(&mut self, from: u64, to: u64, length: u64, keeps_old: bool) {
+    pub(crate) fn remap(&mut self, from: u64, to: u64, length: u64, keeps_old: bool) {
         let old = pages(from..from + length);
         let new = pages(to..to + length);
         let removed = self.engine.regions.write().unwrap().remove(old.clone());

@@ -15,8 +15,8 @@ use pagetide_swap::{Allocator, Config, Readahead, Reclaim, Switches};
 use std::ops::Range;
 use std::sync::Arc;
 
-pub const EIO: i32 = 5;
-pub const ENOSPC: i32 = 28;
+pub(crate) const EIO: i32 = 5;
+pub(crate) const ENOSPC: i32 = 28;
 
 /// A device, and what a world must know of it.
 struct Drawn {
@@ -51,7 +51,7 @@ fn any_device(random: &mut Random, kind: u64, blocks: u64, refuse_every: u64) ->
 }
 
 /// A world that follows from a seed.
-pub fn world(random: &mut Random) -> (World, String) {
+pub(crate) fn world(random: &mut Random) -> (World, String) {
     let blocks = 64 + random.below(3000);
     let refuse_every = [0, 0, 5][random.below(3) as usize];
     let kind = random.below(7);
@@ -96,7 +96,7 @@ pub fn world(random: &mut Random) -> (World, String) {
 }
 
 /// Any way to work for the pool.
-pub fn any_switches(random: &mut Random) -> Switches {
+pub(crate) fn any_switches(random: &mut Random) -> Switches {
     Switches {
         enabled: !random.one_in(8),
         compression: ["lz4", "lz4", "zstd:-3", "zstd", "none"][random.below(5) as usize].parse().unwrap(),

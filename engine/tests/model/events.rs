@@ -9,13 +9,13 @@ use pagetide_swap::{CLUSTER_PAGES, Word};
 use std::ops::Range;
 
 impl World {
-    pub fn some_range(random: &mut Random, longest: u64) -> Range<u64> {
+    pub(crate) fn some_range(random: &mut Random, longest: u64) -> Range<u64> {
         let length = 1 + random.below(longest);
         let start = AREA.start + random.below(AREA.end - AREA.start - length);
         start..start + length
     }
 
-    pub fn event(&mut self, random: &mut Random) {
+    pub(crate) fn event(&mut self, random: &mut Random) {
         match random.below(1000) {
             0..600 => self.run_thread(random),
             600..758 => {
@@ -118,7 +118,7 @@ impl World {
         }
     }
 
-    pub fn run_thread(&mut self, random: &mut Random) {
+    pub(crate) fn run_thread(&mut self, random: &mut Random) {
         let nth = random.below(THREADS as u64) as usize;
         let mut access = self.threads[nth].take().unwrap_or_else(|| {
             // Each thread prefers a region of its own and scans it, with jumps.
@@ -151,7 +151,7 @@ impl World {
     }
 
     /// A page comes into the program that the table takes for a hole.
-    pub fn sneak_in(&mut self, random: &mut Random) {
+    pub(crate) fn sneak_in(&mut self, random: &mut Random) {
         let number = Self::some_range(random, 1).start;
         let region = self.engine.regions.read().unwrap().find(page(number));
         if self.word(page(number)) != Word::HOLE
@@ -171,7 +171,7 @@ impl World {
     }
 
     /// While a cluster is protected no page of it leaves.
-    pub fn protect_a_cluster(&mut self, random: &mut Random) {
+    pub(crate) fn protect_a_cluster(&mut self, random: &mut Random) {
         let cluster = page(Self::some_range(random, 1).start).cluster();
         let token = self.engine.protect(cluster).expect("there is a place");
         let range = cluster.page(0)..cluster.page(0).plus(CLUSTER_PAGES as u64);

@@ -10,26 +10,26 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-pub const THREADS: usize = 4;
+pub(crate) const THREADS: usize = 4;
 /// The object under test: six clusters, the first page of which is not aligned to anything.
-pub const AREA: Range<u64> = 1000 * 512 + 100..1006 * 512 - 37;
+pub(crate) const AREA: Range<u64> = 1000 * 512 + 100..1006 * 512 - 37;
 
 #[derive(Clone, Copy, Debug)]
-pub enum Action {
+pub(crate) enum Action {
     Read,
     Write(u64),
 }
 
 /// An access under way.
 #[derive(Clone, Copy, Debug)]
-pub struct UnderWay {
+pub(crate) struct UnderWay {
     pub page: PageIndex,
     pub action: Action,
     pub token: Option<FaultToken>,
     pub delivered: bool,
 }
 
-pub struct World {
+pub(crate) struct World {
     pub engine: Arc<Engine<FakeMemory>>,
     pub work: Workspace,
     pub deferred: Option<Arc<Deferred>>,
@@ -47,7 +47,7 @@ pub struct World {
 }
 
 impl World {
-    pub fn new(setup: Setup, granted: i64) -> Self {
+    pub(crate) fn new(setup: Setup, granted: i64) -> Self {
         let engine = Arc::new(fake::engine(setup));
         engine.budget().give(granted);
         Self {
@@ -65,19 +65,19 @@ impl World {
         }
     }
 
-    pub fn memory(&self) -> &FakeMemory {
+    pub(crate) fn memory(&self) -> &FakeMemory {
         self.engine.memory()
     }
 
-    pub fn word(&self, page: PageIndex) -> Word {
+    pub(crate) fn word(&self, page: PageIndex) -> Word {
         self.engine.swap().table().peek(page)
     }
 
-    pub fn counter(&self, counter: Counter) -> u64 {
+    pub(crate) fn counter(&self, counter: Counter) -> u64 {
         self.engine.swap().counters().get(counter)
     }
 
-    pub fn expected(&self, page: PageIndex) -> Box<Bytes> {
+    pub(crate) fn expected(&self, page: PageIndex) -> Box<Bytes> {
         self.model.get(&page.0).cloned().unwrap_or_else(|| Box::new([0; 4096]))
     }
 }
@@ -85,7 +85,7 @@ impl World {
 /// The device.
 impl World {
     /// Ends what has ended.
-    pub fn complete(&mut self) {
+    pub(crate) fn complete(&mut self) {
         let Some(device) = self.engine.device() else { return };
         let mut done = Vec::new();
         device.nudge();
@@ -94,7 +94,7 @@ impl World {
     }
 
     /// Ends everything.
-    pub fn drain_requests(&mut self) {
+    pub(crate) fn drain_requests(&mut self) {
         for _ in 0..1000 {
             if let Some(deferred) = &self.deferred {
                 while deferred.release(0) {}
@@ -111,7 +111,7 @@ impl World {
 /// Threads.
 impl World {
     /// One step of an access. True if it is over.
-    pub fn step(&mut self, access: &mut UnderWay) -> bool {
+    pub(crate) fn step(&mut self, access: &mut UnderWay) -> bool {
         if let Some(token) = access.token {
             if !access.delivered {
                 access.delivered = true;
@@ -170,12 +170,12 @@ impl World {
         }
     }
 
-    pub fn access(&self, page: PageIndex, action: Action) -> UnderWay {
+    pub(crate) fn access(&self, page: PageIndex, action: Action) -> UnderWay {
         UnderWay { page, action, token: None, delivered: false }
     }
 
     /// Does an access from start to end. False if it cannot be done with the room there is.
-    pub fn try_now(&mut self, page: PageIndex, action: Action) -> bool {
+    pub(crate) fn try_now(&mut self, page: PageIndex, action: Action) -> bool {
         let mut access = self.access(page, action);
         for _ in 0..200 {
             if self.step(&mut access) {
@@ -190,7 +190,7 @@ impl World {
         false
     }
 
-    pub fn now(&mut self, page: PageIndex, action: Action) {
+    pub(crate) fn now(&mut self, page: PageIndex, action: Action) {
         assert!(
             self.try_now(page, action),
             "{action:?} of {page:?} is never answered: {:?}",
@@ -198,12 +198,12 @@ impl World {
         );
     }
 
-    pub fn read(&mut self, number: u64) {
+    pub(crate) fn read(&mut self, number: u64) {
         self.now(page(number), Action::Read);
     }
 
     /// Writes bytes of the test's own.
-    pub fn put(&mut self, number: u64, bytes: Box<Bytes>) {
+    pub(crate) fn put(&mut self, number: u64, bytes: Box<Bytes>) {
         self.now(page(number), Action::Read);
         self.memory().write(page(number), &bytes).expect("it was read just now");
         self.model.insert(number, bytes);
@@ -213,7 +213,7 @@ impl World {
 /// Reclaim.
 impl World {
     /// Reclaims until nothing moves any more, and ends what that led to.
-    pub fn push_out(&mut self) {
+    pub(crate) fn push_out(&mut self) {
         for _ in 0..100 {
             let progress = self.engine.reclaim(&mut self.work);
             self.drain_requests();
@@ -225,7 +225,7 @@ impl World {
     }
 
     /// Reclaims until nothing moves any more; requests stay under way.
-    pub fn push_out_undrained(&mut self) {
+    pub(crate) fn push_out_undrained(&mut self) {
         for _ in 0..100 {
             if self.engine.reclaim(&mut self.work) == Progress::Nothing {
                 return;
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         for _ in 0..1000 {
             if self.engine.drain(&mut self.work) {
                 assert_eq!((self.engine.swap().cached(), self.engine.usage().frames), (0, 0));
@@ -248,7 +248,7 @@ impl World {
 
 /// What must hold after every event, and at the end.
 impl World {
-    pub fn check_books(&self) {
+    pub(crate) fn check_books(&self) {
         self.engine.charge_pool();
         let (mut reading, mut locked, mut present) = (0, 0, 0);
         for number in AREA {
@@ -272,7 +272,7 @@ impl World {
     }
 
     /// Pages that are in the program can be compared without moving any.
-    pub fn check_present(&self) {
+    pub(crate) fn check_present(&self) {
         for page in self.memory().present() {
             let found = self.memory().peek(page).expect("listed");
             assert!(found == self.expected(page), "{page:?} is wrong in the program: {:?}", self.word(page));
@@ -280,13 +280,13 @@ impl World {
     }
 
     /// What waited meanwhile waits for no more than room.
-    pub fn end_rest(&mut self) {
+    pub(crate) fn end_rest(&mut self) {
         self.rests = false;
         self.engine.end_rest();
     }
 
     /// With enough room given, every access ends, every page is right, and nothing is left locked.
-    pub fn check_end(&mut self) {
+    pub(crate) fn check_end(&mut self) {
         self.memory().set_no_memory_every(0);
         self.memory().set_may_pin(false);
         self.memory().set_can_move(true);

@@ -12,50 +12,13 @@
 //! | `keepcost` | committed bytes that no page of the allocator takes: the most that `malloc_trim` may give back |
 //! | `hblks`, `hblkhd`, mmap | objects that are mappings of their own |
 
-use crate::allocator::{self, FIRST};
+use super::figures::{COMMITTED, MAPPED, MAPPED_BYTES};
+use super::state::{FIRST, is_ready};
 use libmimalloc_sys as mi;
 use pagetide_swap::PAGE_SIZE;
 use std::ffi::{c_int, c_void};
 use std::fmt::{self, Write};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-
-/// A figure, and the most that it has been.
-pub(crate) struct Gauge {
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
-
-impl Gauge {
-    const fn new() -> Self {
-        Self { now: AtomicUsize::new(0), most: AtomicUsize::new(0) }
-    }
-
-    pub(crate) fn rise(&self, by: usize) {
-        let now = self.now.fetch_add(by, Relaxed) + by;
-        if now > self.most.load(Relaxed) {
-            self.most.fetch_max(now, Relaxed);
-        }
-    }
-
-    pub(crate) fn fall(&self, by: usize) {
-        self.now.fetch_sub(by, Relaxed);
-    }
-
-    fn now(&self) -> usize {
-        self.now.load(Relaxed)
-    }
-
-    fn most(&self) -> usize {
-        self.most.load(Relaxed)
-    }
-}
-
-/// Bytes of the arenas that are committed.
-pub(crate) static COMMITTED: Gauge = Gauge::new();
-/// Objects that are mappings of their own, and their bytes.
-pub(crate) static MAPPED: Gauge = Gauge::new();
-pub(crate) static MAPPED_BYTES: Gauge = Gauge::new();
 
 /// The places for objects of one size.
 #[derive(Clone, Copy)]
@@ -67,7 +30,7 @@ struct Size {
 /// More than mimalloc has sizes below that of objects which have a page for themselves.
 const SIZES_MAX: usize = 80;
 
-/// What the arenas hold.
+/// The contents of the arenas.
 struct Heap {
     committed: usize,
     /// Bytes of objects.
@@ -83,7 +46,7 @@ impl Heap {
     fn count() -> Self {
         let empty = Size { bytes: 0, free: 0 };
         let mut heap = Self { committed: 0, used: 0, reached: 0, sizes: [empty; SIZES_MAX], count: 0 };
-        if allocator::is_ready() {
+        if is_ready() {
             // SAFETY: null is the heap of all threads. Its pages' descriptions lie in what arenas commit for good, so
             // that a page which goes meanwhile has one; single objects are not looked at.
             unsafe { mi::mi_heap_visit_blocks(null_mut(), false, Some(add_page), (&raw mut heap).cast()) };
@@ -149,7 +112,7 @@ unsafe extern "C" fn add_page(
 
 /// `mallinfo2(3)`.
 #[unsafe(no_mangle)]
-pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
+pub(crate) extern "C" fn mallinfo2() -> libc::mallinfo2 {
     let heap = Heap::count();
     libc::mallinfo2 {
         arena: heap.committed,
@@ -167,7 +130,7 @@ pub extern "C" fn mallinfo2() -> libc::mallinfo2 {
 
 /// `mallinfo(3)`: figures above 2 GiB wrap around, as glibc's do.
 #[unsafe(no_mangle)]
-pub extern "C" fn mallinfo() -> libc::mallinfo {
+pub(crate) extern "C" fn mallinfo() -> libc::mallinfo {
     let info = mallinfo2();
     libc::mallinfo {
         arena: info.arena as c_int,
@@ -223,7 +186,7 @@ impl Drop for Stream {
     }
 }
 
-/// What stands in the element of the heap, and in that of the whole.
+/// Writes what stands in the element of the heap, and in that of the whole.
 fn write_totals(out: &mut Stream, heap: &Heap, mapped: Option<(usize, usize)>) -> fmt::Result {
     let (committed, most) = (heap.committed, COMMITTED.most().max(heap.committed));
     writeln!(out, "<total type=\"fast\" count=\"0\" size=\"0\"/>")?;
@@ -256,7 +219,7 @@ fn write_info(out: &mut Stream, heap: &Heap) -> fmt::Result {
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn malloc_info(options: c_int, file: *mut libc::FILE) -> c_int {
+pub(crate) unsafe extern "C" fn malloc_info(options: c_int, file: *mut libc::FILE) -> c_int {
     if options != 0 {
         return libc::EINVAL;
     }
@@ -283,7 +246,7 @@ unsafe extern "C" {
 
 /// `malloc_stats(3)`.
 #[unsafe(no_mangle)]
-pub extern "C" fn malloc_stats() {
+pub(crate) extern "C" fn malloc_stats() {
     let heap = Heap::count();
     // SAFETY: the C library's standard stream.
     let mut out = unsafe { Stream::new(stderr) };

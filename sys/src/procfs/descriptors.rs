@@ -1,0 +1,154 @@
+//! Descriptors that are open in processes, and whether the kernel may pin memory through them.
+
+use super::file::{field, open_directory, read, read_at};
+use super::identity::own_pid;
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+
+/// Returns whether a pidfd is that of this process; a negative number stands for the caller (`PIDFD_SELF`, Linux 6.14).
+/// Allocates nothing.
+pub fn is_own_pidfd(pidfd: i32) -> bool {
+    use std::io::Write;
+    let (mut path, mut text) = ([0; 64], [0; 512]);
+    let _ = write!(&mut path[..], "/proc/self/fdinfo/{pidfd}\0");
+    let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
+    pidfd < 0 || field(read(path, &mut text), "Pid:") == Some(own_pid().into())
+}
+
+/// Descriptors of anonymous files through which memory is pinned.
+const PINNING: [&str; 3] = ["anon_inode:[io_uring]", "anon_inode:kvm", "anon_inode:[vfio-"];
+/// Files below `/dev` that copy what they are given, or lie there only: all others are devices that may pin it (RDMA,
+/// VFIO, GPUs, cameras, disks that take commands, and drivers that nobody here knows).
+const COPYING: [&str; 27] = [
+    "null",
+    "zero",
+    "full",
+    "random",
+    "urandom",
+    "kmsg",
+    "console",
+    "tty",
+    "pts/",
+    "ptmx",
+    "pty",
+    "vcs",
+    "shm/",
+    "mqueue/",
+    "hugepages",
+    "fuse",
+    "net/tun",
+    "userfaultfd",
+    "kvm",
+    "rtc",
+    "hpet",
+    "input/",
+    "uinput",
+    "snd/",
+    "bus/usb/",
+    "loop-control",
+    "mapper/control",
+];
+
+/// Returns whether a descriptor with this target is that of a device that may pin memory.
+fn is_pinning(target: &[u8]) -> bool {
+    // Of another root the path is shown so.
+    let path = target.strip_prefix(b"(unreachable)").unwrap_or(target);
+    let begins = |text: &[u8], with: &[&str]| with.iter().any(|with| text.starts_with(with.as_bytes()));
+    begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
+}
+
+/// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
+/// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all: the
+/// descriptors of a process whose first thread has ended are not shown.
+pub fn may_pin(pid: u32) -> bool {
+    // What is opened by a name within a directory costs half as much as by a path, and this is done often.
+    let open = |name| open_directory(&format!("/proc/{pid}/{name}"));
+    let (Ok(links), Ok(infos)) = (open("fd"), open("fdinfo")) else { return true };
+    let Ok(entries) = rustix::fs::Dir::read_from(&links) else { return true };
+    let (mut target, mut text) = ([MaybeUninit::uninit(); 64], [0; 512]);
+    let mut any = false;
+    for entry in entries {
+        let Ok(entry) = entry else { return true };
+        let name = entry.file_name();
+        if name.to_bytes().starts_with(b".") {
+            continue;
+        }
+        any = true;
+        // The beginning says enough.
+        let Ok((target, _)) = rustix::fs::readlinkat_raw(&links, name, &mut target[..]) else { continue };
+        let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| target.starts_with(prefix.as_bytes()));
+        if is_pinning(target) {
+            return true;
+        }
+        if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
+            continue;
+        }
+        if let Ok(length) = read_at(&infos, name, &mut text)
+            && let Some(flags) =
+                text[..length].split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"flags:"))
+            && let Ok(flags) = u32::from_str_radix(String::from_utf8_lossy(flags).trim(), 8)
+            && flags & libc::O_DIRECT as u32 != 0
+        {
+            return true;
+        }
+    }
+    !any
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn a_process_knows_its_own_pidfd() {
+        use rustix::process::{Pid, PidfdFlags, pidfd_open};
+        use std::os::fd::AsRawFd;
+        let of = |pid: u32| pidfd_open(Pid::from_raw(pid as i32).unwrap(), PidfdFlags::empty()).unwrap();
+        assert!(is_own_pidfd(of(std::process::id()).as_raw_fd()));
+        assert!(!is_own_pidfd(of(1).as_raw_fd()));
+        assert!(!is_own_pidfd(0));
+        assert!(!is_own_pidfd(9999));
+    }
+
+    #[test]
+    fn devices_that_are_not_known_to_copy_may_pin() {
+        let pins = |target: &str| is_pinning(target.as_bytes());
+        for target in
+            ["/dev/infiniband/uverbs0", "/dev/vfio/vfio", "/dev/iommu", "/dev/dri/card0", "/dev/nvidiactl"]
+        {
+            assert!(pins(target), "{target}");
+        }
+        for target in
+            ["/dev/video0", "/dev/sg0", "/dev/vhost-vdpa-0", "(unreachable)/dev/kfd", "anon_inode:[io_uring]"]
+        {
+            assert!(pins(target), "{target}");
+        }
+        for target in [
+            "/dev/null",
+            "/dev/pts/3",
+            "/dev/shm/x",
+            "/dev/net/tun",
+            "/home/dev/x",
+            "socket:[7]",
+            "anon_inode:[eventfd]",
+        ] {
+            assert!(!pins(target), "{target}");
+        }
+    }
+
+    #[test]
+    fn a_file_opened_with_o_direct_is_noticed() {
+        use std::os::unix::fs::OpenOptionsExt;
+        let pid = std::process::id();
+        assert!(!may_pin(pid));
+        let file = fs::OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_DIRECT)
+            .open(std::env::current_exe().unwrap())
+            .unwrap();
+        assert!(may_pin(pid));
+        drop(file);
+        assert!(!may_pin(pid));
+    }
+}

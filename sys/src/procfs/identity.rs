@@ -1,0 +1,98 @@
+//! Names of processes, across pid namespaces.
+
+use super::file::{directory, of_process, parsed, read};
+use super::stat::{life, stat_fields};
+use rustix::io::Errno;
+use std::fs;
+
+/// The name of a process, for others that see another `/proc`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// The pid, as its own `/proc` has it.
+    pub pid: u32,
+    /// The time at which it started, as its own `/proc` has it; 0 if that cannot be read.
+    pub start_time: u64,
+    /// Its pid namespace; 0 if that cannot be read.
+    pub namespace: u64,
+}
+
+impl Identity {
+    /// The identity of a process that is not there yet.
+    pub const UNKNOWN: Self = Self { pid: 0, start_time: 0, namespace: 0 };
+
+    /// Returns the identity of this process.
+    pub fn own() -> Self {
+        let mut text = [0; pagetide_page::PAGE_SIZE];
+        // One file says both: each takes a small process as long as five page faults.
+        let stat = read(c"/proc/self/stat", &mut text);
+        let Some(pid) = stat.split(' ').next().and_then(|pid| pid.parse().ok()).or_else(pid_of_self) else {
+            return Self { pid: std::process::id(), start_time: 0, namespace: 0 };
+        };
+        let namespace = namespace("self", "pid").unwrap_or(0);
+        Self { pid, start_time: stat_fields(stat).nth(19).and_then(parsed).unwrap_or(0), namespace }
+    }
+
+    /// The pids that it may mean here. None if the process is dead for sure; several if it is in another pid namespace
+    /// and the name fits more than one.
+    ///
+    /// # Errors
+    /// Nobody can tell: a file cannot be opened, for want of descriptors or of permission.
+    pub fn pids(self) -> Result<Vec<u32>, Errno> {
+        if self.fits(self.pid)? {
+            return Ok(vec![self.pid]);
+        }
+        if self.namespace != 0 && self.namespace == namespace("self", "pid")? {
+            return Ok(Vec::new());
+        }
+        let mut found = Vec::new();
+        for entry in directory("/proc")? {
+            let Some(pid) = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            if inner_pids(pid)?.contains(&self.pid) && self.fits(pid)? {
+                found.push(pid);
+            }
+        }
+        Ok(found)
+    }
+
+    fn fits(self, pid: u32) -> Result<bool, Errno> {
+        Ok(match life(pid)? {
+            None => false,
+            Some(started) if self.start_time == 0 || started == self.start_time => true,
+            // Clocks differ between time namespaces.
+            Some(_) => match namespace(pid, "time") {
+                Err(Errno::NOENT | Errno::SRCH) => false,
+                other => other? != namespace("self", "time")?,
+            },
+        })
+    }
+}
+
+/// The number of a process's namespace.
+fn namespace(pid: impl std::fmt::Display, kind: &str) -> Result<u64, Errno> {
+    rustix::fs::stat(format!("/proc/{pid}/ns/{kind}")).map(|stat| stat.st_ino)
+}
+
+/// Returns the pids of a process in the namespaces below that of `/proc`.
+fn inner_pids(pid: u32) -> Result<Vec<u32>, Errno> {
+    let status = of_process(pid, "status")?.unwrap_or_default();
+    let names = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or_default();
+    Ok(names.split_ascii_whitespace().skip(1).flat_map(str::parse).collect())
+}
+
+fn pid_of_self() -> Option<u32> {
+    let mut name = [0; 16];
+    let length = rustix::fs::readlinkat_raw(rustix::fs::CWD, c"/proc/self", &mut name[..]).ok()?;
+    std::str::from_utf8(&name[..length]).ok()?.parse().ok()
+}
+
+/// This thread, as `/proc` has it: `PID/task/TID`.
+pub fn own_task() -> Option<String> {
+    fs::read_link("/proc/thread-self").ok()?.into_os_string().into_string().ok()
+}
+
+/// This process's pid as `/proc` has it, which may be that of another pid namespace. Allocates nothing.
+pub fn own_pid() -> u32 {
+    pid_of_self().unwrap_or_else(std::process::id)
+}

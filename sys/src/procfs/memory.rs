@@ -1,0 +1,223 @@
+//! Memory of processes.
+
+use super::file::{directory, field, small};
+use std::fs;
+
+/// Memory of a process, in pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Memory {
+    /// Anonymous pages in memory.
+    pub anonymous: u64,
+    /// Pages of shared memory.
+    pub shared: u64,
+    /// Page tables.
+    pub tables: u64,
+}
+
+impl Memory {
+    /// Returns the pages that are charged to the process. Shared memory is charged to the run, each object once.
+    pub fn charged(&self) -> u64 {
+        self.anonymous + self.tables
+    }
+}
+
+/// Reads the memory of a process. `None` when it is gone.
+pub fn memory(pid: &str) -> Option<Memory> {
+    memory_of(&format!("/proc/{pid}")).or_else(|| {
+        // The first thread may have ended before the others: then its memory is not shown.
+        let mut tasks = directory(&format!("/proc/{pid}/task")).ok()?;
+        tasks.find_map(|task| {
+            memory_of(&format!("/proc/{pid}/task/{}", task.ok()?.file_name().to_str().ok()?))
+        })
+    })
+}
+
+/// Looks that are cheap between two whole ones, and how many pages may come and go until then.
+const CHEAP_LOOKS: u32 = 7;
+const CHEAP_PAGES: u64 = 64;
+const CHEAP_ANONYMOUS: u64 = 2048;
+
+/// The memory of one process, looked at again and again. Anonymous pages are those of now. The others, which the kernel
+/// is slower to tell and change less, are told anew at one look in eight, or when there are many more or fewer pages:
+/// of files and shared memory 64, or so many anonymous ones that their tables may take 4.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Watched {
+    last: Memory,
+    /// At the last whole look: anonymous pages, and those of files and shared memory.
+    whole: (u64, u64),
+    cheap: u32,
+}
+
+impl Watched {
+    /// Reads the memory of the process of which all looks are. `None` when it is gone.
+    pub fn look(&mut self, pid: &str) -> Option<Memory> {
+        let counts = counts(pid);
+        let near = |(anonymous, other): (u64, u64)| {
+            anonymous.abs_diff(self.whole.0) <= CHEAP_ANONYMOUS && other.abs_diff(self.whole.1) <= CHEAP_PAGES
+        };
+        match (self.cheap.checked_sub(1), counts) {
+            (Some(cheap), Some(counts)) if near(counts) => {
+                self.cheap = cheap;
+                self.last.anonymous = counts.0;
+            }
+            _ => {
+                (self.last, self.cheap) = (memory(pid)?, CHEAP_LOOKS);
+                self.whole = counts.unwrap_or_default();
+            }
+        }
+        Some(self.last)
+    }
+}
+
+/// The memory of this process when it starts, which is cheaper to learn: page tables are guessed, 64 KiB.
+pub fn young_memory() -> Option<Memory> {
+    let (anonymous, _) = counts("self")?;
+    // What it shares with others it maps by calls that are yet to come.
+    Some(Memory { anonymous, shared: 0, tables: 16 })
+}
+
+/// Anonymous pages of a process whose first thread lives, and pages of files and of shared memory.
+fn counts(pid: &str) -> Option<(u64, u64)> {
+    let statm = small(&format!("/proc/{pid}/statm"))?;
+    let mut fields = statm.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
+    let (resident, other) = (fields.next()?, fields.next()?);
+    (resident > 0).then(|| (resident.saturating_sub(other), other))
+}
+
+/// Anonymous pages of a process, counted one by one: exact where the count that the kernel keeps is not, and slower.
+/// `None` if this kernel, or this process, does not show them.
+pub fn counted_anonymous(pid: u32) -> Option<u64> {
+    let kilobytes = field(&small(&format!("/proc/{pid}/smaps_rollup"))?, "Anonymous:")?;
+    Some(kilobytes * 1024 / pagetide_page::PAGE_SIZE as u64)
+}
+
+fn memory_of(task: &str) -> Option<Memory> {
+    let status = small(&format!("{task}/status"))?;
+    let mut memory = Memory::default();
+    let mut shown = false;
+    for line in status.lines() {
+        let field = match line.split(':').next()? {
+            "RssAnon" => &mut memory.anonymous,
+            "RssShmem" => &mut memory.shared,
+            "VmPTE" => &mut memory.tables,
+            _ => continue,
+        };
+        let kilobytes: u64 = line.split_ascii_whitespace().nth(1)?.parse().ok()?;
+        *field = kilobytes / 4;
+        shown = true;
+    }
+    shown.then_some(memory)
+}
+
+/// Anonymous pages of this process outside of ranges that `skip` knows, each divided by the number of
+/// processes that share it since a fork. `None` where the kernel does not say (before Linux 6.0).
+///
+/// Walks the page tables: microseconds a mapping, and about 10 µs a 1000 pages.
+pub fn proportional(skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
+    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
+    let mut bytes = None;
+    let mut counts = false;
+    for line in smaps.lines() {
+        // Attributes begin with a capital letter, mappings with a hexadecimal address.
+        if line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            if counts && let Some(size) = line.strip_prefix("Pss_Dirty:") {
+                let kilobytes: u64 = size.split_ascii_whitespace().next()?.parse().ok()?;
+                *bytes.get_or_insert(0) += kilobytes << 10;
+            }
+            continue;
+        }
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let address = |text| usize::from_str_radix(text, 16).ok();
+        // What is dirty in a private mapping is anonymous.
+        let private = fields.next()?.ends_with('p');
+        counts = private && !skip(address(start)?, address(end)?);
+    }
+    bytes.map(|bytes| bytes.div_ceil(pagetide_page::PAGE_SIZE as u64))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::procfs::may_pin;
+    use std::sync::atomic::{AtomicU8, Ordering};
+
+    #[test]
+    fn the_memory_of_this_process_is_seen() {
+        let memory = memory("self").unwrap();
+        assert!(memory.anonymous > 0 && memory.tables > 0);
+        assert!(super::memory("0").is_none());
+        assert!(Watched::default().look("0").is_none());
+    }
+
+    /// In a process of its own: other tests take memory and give it back.
+    #[test]
+    fn between_whole_looks_what_changes_much_is_seen() {
+        const ALONE: &str = "PAGETIDE_TEST_ALONE";
+        if std::env::var_os(ALONE).is_none() {
+            let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
+            alone
+                .args(["--exact", "procfs::memory::tests::between_whole_looks_what_changes_much_is_seen"])
+                .env(ALONE, "");
+            let output = alone.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && said.contains("1 passed"), "{said}");
+            return;
+        }
+        let mut watched = Watched::default();
+        let mut look = || watched.look("self").unwrap();
+        let whole = look();
+        let few = std::hint::black_box(vec![1u8; 1000 * pagetide_page::PAGE_SIZE]);
+        let second = look();
+        // Some kernels count what each processor does there first.
+        assert!(second.anonymous > whole.anonymous + 500, "{whole:?}, then {second:?}");
+        let many = std::hint::black_box(vec![1u8; 8192 * pagetide_page::PAGE_SIZE]);
+        assert!(look().tables > whole.tables, "tables for 32 MiB");
+        let before = look();
+        let (_fd, shared) = crate::shared::Shared::create("test", 256 * pagetide_page::PAGE_SIZE).unwrap();
+        let touch = |byte: &AtomicU8| byte.store(1, Ordering::Relaxed);
+        shared
+            .bytes(0, 256 * pagetide_page::PAGE_SIZE)
+            .iter()
+            .step_by(pagetide_page::PAGE_SIZE)
+            .for_each(touch);
+        assert!(look().shared >= before.shared + 256 - 64, "1 MiB of shared memory");
+        drop((few, many));
+    }
+
+    #[test]
+    fn anonymous_pages_are_counted() {
+        let pages = std::hint::black_box(vec![1u8; 1000 * pagetide_page::PAGE_SIZE]);
+        let counted = counted_anonymous(std::process::id()).unwrap();
+        assert!((1000..1 << 18).contains(&counted), "{counted}");
+        drop(pages);
+        assert_eq!(counted_anonymous(0), None);
+    }
+
+    #[test]
+    fn memory_is_seen_after_the_first_thread_has_ended() {
+        const SCRIPT: &str = "import ctypes, threading, time; \
+            threading.Thread(target=time.sleep, args=(1000,)).start(); ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = std::process::Command::new("python3").args(["-c", SCRIPT]).spawn().unwrap();
+        let pid = child.id().to_string();
+        let ended = || small(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat.contains(") Z "));
+        while !ended() {
+            std::thread::yield_now();
+        }
+        let (seen, pins) = (memory(&pid), may_pin(child.id()));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(seen.unwrap().anonymous > 0);
+        assert!(memory(&pid).is_none());
+        assert!(pins, "nobody can tell");
+    }
+
+    #[test]
+    fn memory_that_nobody_shares_counts_in_full() {
+        let memory = vec![1u8; 4 << 20];
+        let at = memory.as_ptr().addr();
+        // Other tests of this process take and free memory meanwhile: only this mapping is looked at.
+        let Some(alone) = proportional(|start, end| !(start..end).contains(&at)) else { return };
+        assert!(alone >= 1024, "{alone}");
+    }
+}

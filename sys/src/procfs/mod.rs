@@ -1,0 +1,13 @@
+//! What `/proc` says of memory and of processes.
+
+mod descriptors;
+mod file;
+mod identity;
+mod memory;
+mod stat;
+
+pub use self::descriptors::{is_own_pidfd, may_pin};
+pub use self::file::{field, read, small};
+pub use self::identity::{Identity, own_pid, own_task};
+pub use self::memory::{Memory, Watched, counted_anonymous, memory, proportional, young_memory};
+pub use self::stat::{Stat, age, last_pid, processor_of, run_times, start_time};
