@@ -170,6 +170,7 @@ pub fn forget_all() {
     USED.store(0, Relaxed);
     NUMBERS.iter().for_each(|number| number.store(0, Relaxed));
     crate::credentials::forget_all();
+    crate::log::end();
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod first_heap;
 pub mod handout;
 pub mod heap;
 pub mod kernel;
+pub mod log;
 pub mod mapped_files;
 pub mod mapping;
 pub mod maps;
