@@ -213,6 +213,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let library = library::find()?;
     let mask = mask_from_environment()?;
     let injection = injection()?;
+    let log = crate::dump::Log::from_environment()?;
     Uffd::open().map_err(explain_userfaultfd)?;
 
     let verbosity = args.verbosity();
@@ -241,6 +242,7 @@ pub fn run(args: &RunArgs) -> Result<u8, Failure> {
     let (group_fd, group) = Group::create(setup)
         .map_err(|error| format!("cannot create the run's group page: {}", hinted(&error)))?;
 
+    log.begin(&group);
     if let Some(swap) = &mut swap {
         swap.look_now(group.frontier(), Use { held: 0, refused: 0 });
         if group.frontier().allowed() == 0 {

@@ -7,6 +7,7 @@ mod container;
 mod cpu_budget;
 mod descriptor_server;
 mod doctor;
+mod dump;
 mod exact;
 mod failure;
 mod growth;
@@ -54,6 +55,7 @@ struct Cli {
 enum Verb {
     Run(launch::RunArgs),
     Stat(stat::StatArgs),
+    Dump(dump::DumpArgs),
     Set(set::SetArgs),
     Swapoff(swapoff::SwapoffArgs),
     Swapon(swapoff::SwaponArgs),
@@ -77,6 +79,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Verb::Run(args) => launch::run(args),
         Verb::Stat(args) => stat::stat(args),
+        Verb::Dump(args) => dump::dump(args),
         Verb::Set(args) => set::set(args),
         Verb::Swapoff(args) => swapoff::swapoff(args),
         Verb::Swapon(args) => swapoff::swapon(args),

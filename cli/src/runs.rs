@@ -57,6 +57,18 @@ impl Run {
         }
     }
 
+    /// The run of the process `pid`, and the number of its slot.
+    pub fn with_process(pid: u32) -> Option<(Self, usize)> {
+        let runs = Launcher::all()
+            .into_iter()
+            .filter_map(|launcher| Self::open(Some(launcher.pid), Purpose::Look).ok());
+        let mut found = runs.filter_map(|run| {
+            let slot = run.group.live().find(|slot| slot.known_as() == u64::from(pid))?.index();
+            Some((run, slot))
+        });
+        found.next()
+    }
+
     /// What it is called in messages.
     pub fn name(&self) -> String {
         format!("run {} ({})", self.pid, program(self.pid))
