@@ -69,8 +69,9 @@ pub fn dump(args: &DumpArgs) -> Result<u8, Failure> {
     let mut processes: Vec<_> =
         group.live().filter(chosen).map(|slot| Process::look(group, slot, args.page)).collect();
     // What waits longest comes first.
-    processes
-        .sort_by_key(|process| (verdict::oldest(process).map_or(u64::MAX, |wait| wait.since), process.pid));
+    processes.sort_by_key(|process| {
+        (verdict::oldest(process, now).map_or(u64::MAX, |wait| wait.since), process.pid)
+    });
     let line = command(run.pid).join(" ");
     let dump = Dump {
         pid: run.pid,

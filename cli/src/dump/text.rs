@@ -20,11 +20,7 @@ pub fn text(dump: &Dump) -> String {
     let mut out = String::new();
     let name: String = dump.command.chars().take(WIDTH - 16).collect();
     let _ = writeln!(out, "run {}: {name}", dump.pid);
-    let free = if dump.free_pages < 0 {
-        format!("overdrawn by {}", pages(dump.free_pages.unsigned_abs()))
-    } else {
-        format!("free {}", pages(dump.free_pages as u64))
-    };
+    let free = free(dump.free_pages);
     let _ = writeln!(
         out,
         "cap {}, {free}, {}",
@@ -119,17 +115,14 @@ fn threads(out: &mut String, threads: &[EngineThread], now: u64) {
         let does = shown.map_or_else(|| "shows nothing".to_owned(), |shown| activity(&shown));
         let kernel = match task {
             None => "gone".to_owned(),
-            Some(task) if task.wchan.is_empty() => task.state.to_string(),
+            Some(task) if task.state == 'S' => task.wchan.clone(),
             Some(task) => format!("{} {}", task.state, task.wchan),
         };
-        let line = format!("  {since:>9}  {name:<8}  {does}");
-        // Where the kernel has it stands at the right margin, if there is room.
-        let used = line.chars().count();
-        if used + 2 + kernel.len() <= WIDTH {
-            let _ = writeln!(out, "{line}{kernel:>width$}", width = WIDTH - used);
-        } else {
-            let _ = writeln!(out, "{line}");
-        }
+        let line = format!("  {since:>9}  {name:<7}  {does:<35}");
+        // Where it is in the kernel comes last, if there is room.
+        let room = WIDTH.saturating_sub(line.chars().count() + 1);
+        let line = if kernel.len() <= room { format!("{line} {kernel}") } else { line };
+        let _ = writeln!(out, "{}", line.trim_end());
     }
 }
 
@@ -195,29 +188,24 @@ fn locked_pages(out: &mut String, locked: &Locked) {
 }
 
 fn memory(out: &mut String, process: &Process, dump: &Dump) {
+    const INDENT: &str = "            ";
     let slot = process.slot;
     let get = |field| pages(slot.get(field));
-    let _ = write!(out, "  memory    granted {}", pages(slot.granted().max(0) as u64));
+    let mut line = format!("  memory    granted {}", pages(slot.granted().max(0) as u64));
     if let Some(counts) = &process.counts {
-        let free = if counts.free < 0 {
-            format!("overdrawn by {}", pages(counts.free.unsigned_abs()))
-        } else {
-            format!("free {}", pages(counts.free as u64))
-        };
         let (low, high) = (pages(counts.low.max(0) as u64), pages(counts.high.max(0) as u64));
-        let _ = write!(out, ", {free} (reclaim keeps {low} to {high})");
+        let _ = write!(line, ", {} (reclaim keeps {low} to {high})", free(counts.free));
     }
-    out.push('\n');
-    let _ = writeln!(
-        out,
+    out.push_str(&wrapped(&line, INDENT));
+    let held = format!(
         "            resident {}, frames {}, pool {}, unmanaged {}",
         get(Field::Resident),
         get(Field::Frames),
         get(Field::Pool),
         get(Field::Unmanaged)
     );
-    let _ =
-        writeln!(out, "            out {}, of which {} on the device", get(Field::Swapped), get(Field::Disk));
+    out.push_str(&wrapped(&held, INDENT));
+    let _ = writeln!(out, "{INDENT}out {}, and {} of the device", get(Field::Swapped), get(Field::Disk));
     if slot.get(Field::Asked) > 0 {
         let _ = writeln!(out, "  asked     others want {}", get(Field::Asked));
     }
@@ -299,6 +287,12 @@ fn page(out: &mut String, seen: &PageSeen, now: u64) {
     }
 }
 
+/// What is free of a budget, or by how much that is overdrawn.
+fn free(count: i64) -> String {
+    let size = pages(count.unsigned_abs());
+    if count < 0 { format!("overdrawn by {size}") } else { format!("free {size}") }
+}
+
 fn pages(pages: u64) -> String {
     show_bytes(pages.saturating_mul(4096))
 }
@@ -314,6 +308,8 @@ fn wrapped(text: &str, indent: &str) -> String {
     out.push_str(label);
     column += lead + label.len();
     let mut first = true;
+    // A number stays with its unit.
+    let words = words.replace(" s;", "\u{a0}s;").replace(" s:", "\u{a0}s:").replace(" ms", "\u{a0}ms");
     for word in words.split_ascii_whitespace() {
         let length = word.chars().count();
         if !first && column + 1 + length > WIDTH {
@@ -324,7 +320,7 @@ fn wrapped(text: &str, indent: &str) -> String {
             out.push(' ');
             column += 1;
         }
-        out.push_str(word);
+        out.push_str(&word.replace('\u{a0}', " "));
         column += length;
         first = false;
     }

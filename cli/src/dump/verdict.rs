@@ -3,6 +3,7 @@
 use super::Dump;
 use super::look::{EngineThread, Process};
 use pagetide::dump::board::{Activity, Kind, Purpose, ThreadShown};
+use pagetide_swap::PageIndex;
 use std::fmt::Write as _;
 
 /// What is younger is on its way, as a rule.
@@ -12,8 +13,16 @@ const YOUNG: u64 = 100_000_000;
 pub struct Wait {
     /// Since when.
     pub since: u64,
-    /// What it is, with where and for what.
+    /// Who waits, and where.
+    pub who: String,
+    /// What for.
     pub what: String,
+}
+
+impl Wait {
+    fn text(&self, now: u64) -> String {
+        format!("{} for {}: {}", self.who, age(now, self.since), self.what)
+    }
 }
 
 /// An age for people: milliseconds below a second, then seconds with one digit.
@@ -38,10 +47,7 @@ pub fn activity(shown: &ThreadShown) -> String {
         Activity::Answers => format!("{text} {:#x}", shown.what.wrapping_mul(4096)),
         Activity::AwaitsDevice => format!("{text} ({} under way)", counted(shown.what, "request")),
         Activity::EndsRequests => format!("ends {}", counted(shown.what, "request")),
-        Activity::Starves => format!(
-            "{text} ({} for it)",
-            if shown.what == 1 { "1 fault waits".to_owned() } else { format!("{} faults wait", shown.what) }
-        ),
+        Activity::Starves => format!("{text} ({} parked)", counted(shown.what, "fault")),
         _ => text.to_owned(),
     }
 }
@@ -51,27 +57,34 @@ pub fn counted(count: u64, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// The oldest wait of a process: of a fault before that of a thread or a request, where they are as old.
-pub fn oldest(process: &Process) -> Option<Wait> {
+/// The oldest wait of a process: of a fault if any waits for long, for that is what the program feels; else of a thread
+/// or a request.
+pub fn oldest(process: &Process, now: u64) -> Option<Wait> {
+    let fault_on = |page: PageIndex| format!("fault on {:#x}", page.0.wrapping_mul(4096));
     let faults = process.parked.iter().map(|fault| Wait {
         since: fault.since,
-        what: format!("fault on {:#x}, waits for {}", fault.page.0.wrapping_mul(4096), fault.why.text()),
+        who: fault_on(fault.page),
+        what: format!("waits for {}", fault.why.text()),
     });
     let reads = process.requests.iter().filter_map(|request| {
         let (page, since) = request.demand?;
-        let what = format!("fault on {:#x}, waits for the device to read it", page.0.wrapping_mul(4096));
-        Some(Wait { since, what })
+        Some(Wait { since, who: fault_on(page), what: "waits for the device to read it".to_owned() })
     });
     let threads = process.threads.iter().filter_map(|thread| {
         let shown = thread.shown.filter(|shown| !shown.activity.is_idle())?;
-        Some(Wait { since: shown.since, what: format!("{}: {}", thread.name, activity(&shown)) })
+        Some(Wait { since: shown.since, who: thread.name.clone(), what: activity(&shown) })
     });
     let requests = process.requests.iter().filter(|request| request.demand.is_none()).map(|request| Wait {
         since: request.since,
-        what: format!("{} to the device", if request.purpose == Purpose::Move { "read" } else { "write" }),
+        who: format!("{} of {:#x}", request.purpose.text(), request.first.0.wrapping_mul(4096)),
+        what: "is under way to the device".to_owned(),
     });
-    // `min_by_key` takes the first of several.
-    faults.chain(reads).chain(threads).chain(requests).min_by_key(|wait| wait.since)
+    let fault = faults.chain(reads).min_by_key(|wait| wait.since);
+    let other = threads.chain(requests).min_by_key(|wait| wait.since);
+    match fault {
+        Some(fault) if now.saturating_sub(fault.since) >= YOUNG => Some(fault),
+        fault => fault.into_iter().chain(other).min_by_key(|wait| wait.since),
+    }
 }
 
 /// What most likely keeps a process, in the order of causes: whoever is behind others comes first.
@@ -95,7 +108,7 @@ fn causes(process: &Process, now: u64) -> Vec<String> {
             process.threads.iter().find(|thread| thread.shown.is_some_and(|shown| shown.kind == kind))?;
         let shown = thread.shown.filter(|shown| !shown.activity.is_idle())?;
         (now.saturating_sub(shown.since) >= YOUNG)
-            .then(|| format!("{}: {} for {}", thread.name, activity(&shown), age(now, shown.since)))
+            .then(|| format!("{} for {}: {}", thread.name, age(now, shown.since), activity(&shown)))
     };
     causes.extend([Kind::Control, Kind::Io, Kind::Reclaim].into_iter().filter_map(stuck));
     let oldest = |writes: bool| {
@@ -112,7 +125,7 @@ fn causes(process: &Process, now: u64) -> Vec<String> {
 
 /// The last line.
 pub fn verdict(dump: &Dump) -> String {
-    let waits = dump.processes.iter().filter_map(|process| Some((process, oldest(process)?)));
+    let waits = dump.processes.iter().filter_map(|process| Some((process, oldest(process, dump.now)?)));
     let Some((process, wait)) = waits.min_by_key(|(_, wait)| wait.since) else {
         let stopped = dump.processes.iter().find(|process| matches!(process.state, Some('T' | 't')));
         return match stopped {
@@ -120,22 +133,14 @@ pub fn verdict(dump: &Dump) -> String {
             None => "nothing waits: no fault is parked, no request is under way".to_owned(),
         };
     };
-    let mut text = String::new();
-    let waited = dump.now.saturating_sub(wait.since);
     let of = if dump.processes.len() > 1 { format!(" (process {})", process.pid) } else { String::new() };
-    if waited < YOUNG {
-        return format!(
-            "nothing looks stuck: the oldest wait is {} old ({})",
-            age(dump.now, wait.since),
-            wait.what
-        );
+    let oldest = wait.text(dump.now);
+    if dump.now.saturating_sub(wait.since) < YOUNG {
+        return format!("nothing looks stuck: the oldest wait is {oldest}{of}");
     }
-    let _ = write!(text, "oldest wait: {} for {}{of}", wait.what, age(dump.now, wait.since));
-    for cause in causes(process, dump.now) {
-        // That of a thread which is the oldest wait itself says nothing new.
-        if !cause.starts_with(&wait.what) {
-            let _ = write!(text, "; {cause}");
-        }
+    let mut text = format!("oldest wait{of}: {oldest}");
+    for cause in causes(process, dump.now).iter().filter(|&cause| *cause != oldest) {
+        let _ = write!(text, "; {cause}");
     }
     text
 }
