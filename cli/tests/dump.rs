@@ -236,6 +236,50 @@ fn pages_are_told_as_the_program_left_them() {
 }
 
 #[test]
+fn without_permission_the_group_page_is_shown_and_what_is_missing_is_said() {
+    let _turn = turn();
+    if !std::path::Path::new("/dev/userfaultfd").exists() {
+        println!("not tested: without CAP_SYS_PTRACE it takes /dev/userfaultfd");
+        return;
+    }
+    // The program is not to be dumped, and who looks lacks the capability that overrides that.
+    let without = |command: &[&str]| {
+        let mut setpriv = Command::new("setpriv");
+        setpriv.args(["--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace"]).args(command);
+        setpriv
+    };
+    let job = "import ctypes, os, time\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nkept = [os.urandom(1 << 20) for _ in range(60)]\ntime.sleep(300)\n";
+    let run = start(without(&[
+        PAGETIDE,
+        "run",
+        "-q",
+        "-m",
+        "40M",
+        "--swap-size",
+        "256M",
+        "--",
+        "python3",
+        "-c",
+        job,
+    ]));
+    let launcher = run.child.id().to_string();
+    let look = || {
+        let output =
+            without(&[PAGETIDE, "dump", &launcher, "--json", "--page", "0x7f0000000000"]).output().unwrap();
+        serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()["processes"][0].clone()
+    };
+    run.until("pages that are out", || {
+        look()["swapped_bytes"].as_u64() > Some(8 << 20) && look()["missing"][0].is_string()
+    });
+    let process = look();
+    let missing = process["missing"][0].as_str().unwrap();
+    assert!(missing.contains("Permission denied") && missing.contains("root"), "{process:#}");
+    assert!(process["threads"].as_array().unwrap().iter().any(|thread| thread["activity"].is_string()));
+    assert!(process["counts"].is_null() && process["page"]["error"].is_string(), "{process:#}");
+    end(run);
+}
+
+#[test]
 fn who_is_no_run_is_told_apart_from_who_is_nobody() {
     let nobody = dump(&["4194303"]);
     assert_eq!(nobody.status.code(), Some(1));

@@ -111,7 +111,7 @@ fn thread_kind(name: &str) -> &str {
     }
 }
 
-/// Writes a line, if lines of its level are written. Callers ask [`is_on`] first: the macro [`crate::log`] does.
+/// Writes a line, if lines of its level are written. Callers ask [`is_on`] first: the macro `log!` does.
 #[cold]
 pub fn write(level: Level, text: fmt::Arguments<'_>) {
     let name = rustix::thread::name().unwrap_or_default();

@@ -168,7 +168,7 @@ fn hint(error: &std::io::Error) -> String {
     }
     let scope = procfs::small("/proc/sys/kernel/yama/ptrace_scope");
     match scope.as_deref().map(str::trim) {
-        None | Some("0") => "; be the same user, or root".to_owned(),
+        None | Some("0") => "; that takes its user, or root where it is not to be dumped".to_owned(),
         Some(scope) => format!("; kernel.yama.ptrace_scope is {scope}: set it to 0, or be root"),
     }
 }
@@ -236,7 +236,7 @@ fn engine_threads(shown: &[ThreadShown], tasks: &[Task]) -> Vec<EngineThread> {
 fn locked(table: &Outside<'_, Heap<ProcessMemory>>) -> Result<Locked, String> {
     let started = Instant::now();
     let mut locked = Locked { complete: true, ..Locked::default() };
-    for number in table.touched()? {
+    for number in table.busy()? {
         if started.elapsed() > WALK_MAX {
             locked.complete = false;
             break;

@@ -365,14 +365,14 @@ impl Board {
         let at = THREADS_AT + (kind as usize + nth).min(THREADS - 1) * THREAD_WORDS;
         let seat = Seat { board: *self, at };
         seat.now(Activity::Starts, 0, crate::runtime::clock());
-        self.set(at, u64::from(pagetide_sys::task::tid()) << 8 | kind as u64 + 1);
+        self.set(at, u64::from(pagetide_sys::task::tid()) << 8 | (kind as u64 + 1));
         seat
     }
 
     /// Shows a fault that is parked, in time of the engine's clock. Returns its place, if there is one.
     pub fn park(&self, page: PageIndex, write: bool, why: Why, [since, parked]: [u64; 2]) -> Option<u8> {
         let mask = self.words.get(Header::ParkedMask as usize)?;
-        let taken = mask.fetch_update(AcqRel, Relaxed, |mask| (mask != u64::MAX).then(|| mask | mask + 1));
+        let taken = mask.fetch_update(AcqRel, Relaxed, |mask| (mask != u64::MAX).then(|| mask | (mask + 1)));
         let Ok(mask) = taken else {
             self.words[Header::ParkedMore as usize].fetch_add(1, Relaxed);
             return None;
@@ -381,7 +381,7 @@ impl Board {
         let at = PARKED_AT + usize::from(place) * PARKED_WORDS;
         self.set(at + 1, self.epoch.wrapping_add(since));
         self.set(at + 2, self.epoch.wrapping_add(parked));
-        self.set(at, page.0 << 8 | u64::from(write) << 7 | why as u64 + 1);
+        self.set(at, page.0 << 8 | u64::from(write) << 7 | (why as u64 + 1));
         Some(place)
     }
 
@@ -409,7 +409,7 @@ impl Board {
         self.set(at + 3, pagetide_sys::log::now());
         self.set(at + 4, demand.map_or(0, |(page, _)| page.0 + 1));
         self.set(at + 5, demand.map_or(0, |(_, since)| self.epoch.wrapping_add(since)));
-        self.set(at, pages << 8 | purpose as u64 + 1);
+        self.set(at, pages << 8 | (purpose as u64 + 1));
     }
 
     /// A request has ended.

@@ -233,7 +233,7 @@ mod tests {
                 Err(_) => refused += 1,
             }
             if let Ok(table) = table(board, &heap) {
-                let _ = (table.cluster(ClusterNumber(seed)), table.touched());
+                let _ = (table.cluster(ClusterNumber(seed)), table.busy());
             }
         }
         assert!(read > 300 && refused > 300, "{read} {refused}");

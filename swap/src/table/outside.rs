@@ -211,22 +211,12 @@ impl<'a, M: Memory> Outside<'a, M> {
         self.memory.words(address(base, at * size_of::<T>())?)
     }
 
-    /// The numbers of all clusters of which something was ever touched nearby, ascending.
-    pub fn numbers(&self) -> impl Iterator<Item = ClusterNumber> {
-        let mut leaves: Vec<u64> = self.leaves.keys().copied().collect();
-        leaves.sort_unstable();
-        leaves.into_iter().flat_map(|leaf| {
-            let first = leaf * LEAF_CLUSTERS as u64;
-            (first..first + LEAF_CLUSTERS as u64).map(ClusterNumber)
-        })
-    }
-
-    /// Calls `each` with the first words of every cluster of the table whose pages are not all holes: its number, and
-    /// whether some of its pages may be locked or on their way to the device. Reads one leaf at a time.
+    /// Returns the clusters, ascending, in which somebody may move pages or hold the latch: all but those that one word
+    /// stands for which says otherwise. Reads one leaf at a time.
     ///
     /// # Errors
     /// Memory cannot be read.
-    pub fn touched(&self) -> Result<Vec<ClusterNumber>, String> {
+    pub fn busy(&self) -> Result<Vec<ClusterNumber>, String> {
         let mut found = Vec::new();
         let mut leaves: Vec<_> = self.leaves.iter().collect();
         leaves.sort_unstable();
@@ -235,9 +225,9 @@ impl<'a, M: Memory> Outside<'a, M> {
             for nth in 0..LEAF_CLUSTERS {
                 let root = heads[place_in_leaf(nth) * 3 + 1];
                 let whole = finer(root).is_none();
-                let busy = Word(root).is_locked() || Word(root).is_writeback();
+                let moves = Word(root).is_locked() || Word(root).is_writeback();
                 let held = latch::is_held(heads[place_in_leaf(nth) * 3] as u32);
-                if !whole || busy || held {
+                if !whole || moves || held {
                     found.push(ClusterNumber(number * LEAF_CLUSTERS as u64 + nth as u64));
                 }
             }
@@ -347,12 +337,12 @@ mod tests {
         assert_eq!((seen.history.heat, seen.history.queued), (3, true));
         assert!(outside.cluster(PageIndex(1 << 33).cluster()).unwrap().is_none());
         assert!(outside.cluster(ClusterNumber(u64::MAX)).is_err());
-        let touched = outside.touched().unwrap();
-        assert!([3, 4, 5, 900, 70_000].iter().all(|&number| touched.contains(&ClusterNumber(number))));
+        let busy = outside.busy().unwrap();
+        assert!([3, 4, 5, 900, 70_000].iter().all(|&number| busy.contains(&ClusterNumber(number))));
         // Who holds a cluster is no obstacle.
         let held = table.lock(ClusterNumber(3)).unwrap();
         assert!(outside.cluster(ClusterNumber(3)).unwrap().unwrap().held);
-        assert!(outside.touched().unwrap().contains(&ClusterNumber(3)));
+        assert!(outside.busy().unwrap().contains(&ClusterNumber(3)));
         drop(held);
     }
 
@@ -371,12 +361,12 @@ mod tests {
                 for number in 0..32 {
                     errors += usize::from(outside.cluster(ClusterNumber(number)).is_err());
                 }
-                let _ = outside.touched();
+                let _ = outside.busy();
                 continue;
             };
             opened += 1;
             outside.leaves.insert(0, memory.draw());
-            let _ = (outside.cluster(ClusterNumber(5)), outside.touched());
+            let _ = (outside.cluster(ClusterNumber(5)), outside.busy());
         }
         assert!(opened > 0 && errors > 1000, "{opened} {errors}");
     }
