@@ -43,12 +43,12 @@ fn thread<'a>(process: &'a Value, name: &str) -> &'a Value {
 }
 
 /// Starts a program of which a part stops, and waits until `so` is so of its first process.
-fn hanging(fault: &str, options: &[&str], command: &[&str], so: impl Fn(&Value) -> bool) -> Run {
+fn hanging(fault: &str, options: &[&str], command: &[&str], so: impl Fn(&Value) -> bool) -> Endless {
     let mut run = pagetide("48M", "", options, command);
     run.env("PAGETIDE_FAIL", fault);
-    let run = start(run);
-    let pid = run.child.id();
-    run.until("what is to hang", || {
+    let run = Endless(start(run));
+    let pid = run.0.child.id();
+    run.0.until("what is to hang", || {
         let output = dump(&[&pid.to_string(), "--json"]);
         let dump: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
         so(&dump["processes"][0])
@@ -56,9 +56,14 @@ fn hanging(fault: &str, options: &[&str], command: &[&str], so: impl Fn(&Value) 
     run
 }
 
-fn end(mut run: Run) {
-    kill_group(run.child.id());
-    run.child.wait().unwrap();
+/// A run that does not end by itself: it is killed when this is dropped, also where a test fails.
+struct Endless(Run);
+
+impl Drop for Endless {
+    fn drop(&mut self) {
+        kill_group(self.0.child.id());
+        let _ = self.0.child.wait();
+    }
 }
 
 fn signal(pid: &Value, name: &str) {
@@ -85,7 +90,7 @@ fn a_fault_that_waits_for_a_thread_that_hangs_is_shown_with_that_thread() {
     let is_parked = |process: &Value| process["faults"].as_array().is_some_and(|faults| !faults.is_empty());
     let aged = |process: &Value| is_parked(process) && process["faults"][0]["age_ms"].as_u64() > Some(500);
     let run = hanging("hang-reclaim:20", &["--swap-size", "256M"], &as_str(&command), aged);
-    let launcher = run.child.id();
+    let launcher = run.0.child.id();
     let before = first(launcher);
     std::thread::sleep(Duration::from_millis(300));
     let after = first(launcher);
@@ -115,7 +120,7 @@ fn a_fault_that_waits_for_a_thread_that_hangs_is_shown_with_that_thread() {
 
     // Nobody of it runs any more.
     signal(&after["pid"], "STOP");
-    run.until("the stop", || first(launcher)["state"] == "T");
+    run.0.until("the stop", || first(launcher)["state"] == "T");
     let stopped = json(launcher, &["--page", &page]);
     assert!(stopped["verdict"].as_str().unwrap().contains("is stopped"), "{stopped:#}");
     assert_eq!(stopped["processes"][0]["page"]["faults"][0]["page"], page.as_str());
@@ -127,7 +132,6 @@ fn a_fault_that_waits_for_a_thread_that_hangs_is_shown_with_that_thread() {
     assert!(missing.contains("form 9") && missing.contains("form 1"), "{refused:#}");
     assert!(refused["faults"].as_array().unwrap().is_empty() && refused["granted_bytes"].as_u64() > Some(0));
     assert_eq!(board, 1);
-    end(run);
 }
 
 /// Makes the boards of a run those of another version. Returns how many there are.
@@ -155,7 +159,7 @@ fn requests_of_a_device_that_does_not_answer_are_shown_with_their_pages() {
             && process["requests"][0]["age_ms"].as_u64() > Some(400)
     };
     let run = hanging("hang-io:4", &["--swap-size", "256M"], &as_str(&command), aged);
-    let process = first(run.child.id());
+    let process = first(run.0.child.id());
     let request = &process["requests"][0];
     assert!(["store", "writeback"].contains(&request["kind"].as_str().unwrap()), "{process:#}");
     let locked = &process["locked"];
@@ -165,12 +169,11 @@ fn requests_of_a_device_that_does_not_answer_are_shown_with_their_pages() {
     );
     assert!(locked["runs"][0]["flags"].as_array().unwrap().contains(&"locked".into()), "{locked:#}");
     let asked = request["page"].as_str().unwrap();
-    let page = json(run.child.id(), &["--page", asked])["processes"][0]["page"].clone();
+    let page = json(run.0.child.id(), &["--page", asked])["processes"][0]["page"].clone();
     assert!(page["requests"][0]["page"] == asked && page["slot"]["number"].is_u64(), "{page:#}");
     assert!(page["state"].as_str().unwrap().starts_with("on probation in slot "), "{page:#}");
-    let shown = text(run.child.id(), &[]).replace('\n', " ");
+    let shown = text(run.0.child.id(), &[]).replace('\n', " ");
     assert!(shown.contains("the oldest write is ") && shown.contains("io for "), "{shown}");
-    end(run);
 }
 
 #[test]
@@ -180,13 +183,12 @@ fn a_fork_that_has_stopped_all_work_is_shown() {
     // A fork that does not hang may take a while on a busy machine, but not that long.
     let frozen = |process: &Value| process["counts"]["fork"]["age_ms"].as_u64() > Some(5000);
     let run = hanging("hang-control:200", &["--swap-size", "256M"], &["python3", "-c", job], frozen);
-    let process = first(run.child.id());
+    let process = first(run.0.child.id());
     let fork = &process["counts"]["fork"];
     assert!(fork["frozen"] == true && fork["tid"] == process["pid"], "{process:#}");
     assert!(thread(&process, "control")["age_ms"].as_u64() > Some(400), "{process:#}");
-    let shown = text(run.child.id(), &[]).replace('\n', " ");
+    let shown = text(run.0.child.id(), &[]).replace('\n', " ");
     assert!(shown.contains("a fork by thread ") && shown.contains("has stopped all work"), "{shown}");
-    end(run);
 }
 
 #[test]
@@ -250,7 +252,7 @@ fn without_permission_the_group_page_is_shown_and_what_is_missing_is_said() {
         setpriv
     };
     let job = "import ctypes, os, time\nctypes.CDLL(None).prctl(4, 0, 0, 0, 0)\nkept = [os.urandom(1 << 20) for _ in range(60)]\ntime.sleep(300)\n";
-    let run = start(without(&[
+    let run = Endless(start(without(&[
         PAGETIDE,
         "run",
         "-q",
@@ -262,14 +264,14 @@ fn without_permission_the_group_page_is_shown_and_what_is_missing_is_said() {
         "python3",
         "-c",
         job,
-    ]));
-    let launcher = run.child.id().to_string();
+    ])));
+    let launcher = run.0.child.id().to_string();
     let look = || {
         let output =
             without(&[PAGETIDE, "dump", &launcher, "--json", "--page", "0x7f0000000000"]).output().unwrap();
         serde_json::from_slice::<Value>(&output.stdout).unwrap_or_default()["processes"][0].clone()
     };
-    run.until("pages that are out", || {
+    run.0.until("pages that are out", || {
         look()["swapped_bytes"].as_u64() > Some(8 << 20) && look()["missing"][0].is_string()
     });
     let process = look();
@@ -277,7 +279,6 @@ fn without_permission_the_group_page_is_shown_and_what_is_missing_is_said() {
     assert!(missing.contains("Permission denied") && missing.contains("root"), "{process:#}");
     assert!(process["threads"].as_array().unwrap().iter().any(|thread| thread["activity"].is_string()));
     assert!(process["counts"].is_null() && process["page"]["error"].is_string(), "{process:#}");
-    end(run);
 }
 
 #[test]
