@@ -19,6 +19,9 @@ _pagetide() {
             pagetide,doctor)
                 cmd="pagetide__subcmd__doctor"
                 ;;
+            pagetide,dump)
+                cmd="pagetide__subcmd__dump"
+                ;;
             pagetide,replay)
                 cmd="pagetide__subcmd__replay"
                 ;;
@@ -44,7 +47,7 @@ _pagetide() {
 
     case "${cmd}" in
         pagetide)
-            opts="-h -V --help --version run stat set swapoff swapon replay doctor"
+            opts="-h -V --help --version run stat dump set swapoff swapon replay doctor"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -69,6 +72,24 @@ _pagetide() {
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o plusdirs
                     fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        pagetide__subcmd__dump)
+            opts="-h --page --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --page)
+                    COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
                 *)

@@ -28,6 +28,7 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -s h -l help -d 'Print h
 complete -c pagetide -n "__fish_pagetide_needs_command" -s V -l version -d 'Print version'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "run" -d 'Run a program in less memory than it needs'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "stat" -d 'Show how a run fares'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "dump" -d 'Show what a run does and waits for, also one that hangs'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "set" -d 'Show or change how the pool of a run works, while it goes on'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapoff" -d 'Take the swap file of a run out of use'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapon" -d 'Use the swap file of a run again'
@@ -68,6 +69,9 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -s h -l help -d '
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l watch -d 'Repeat every TIME until the run ends' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l json -d 'Print JSON: the object of `run --stats`, with free_bytes and process_list'
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c pagetide -n "__fish_pagetide_using_subcommand dump" -l page -d 'Tell all that is known of the page at ADDR (hexadecimal)' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand dump" -l json -d 'Print JSON'
+complete -c pagetide -n "__fish_pagetide_using_subcommand dump" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand set" -l pid -d 'Launcher of the run, if there are several' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand set" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand swapoff" -s h -l help -d 'Print help (see more with \'--help\')'

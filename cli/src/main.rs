@@ -8,6 +8,7 @@ mod control;
 mod cpu_budget;
 mod disk;
 mod doctor;
+mod dump;
 mod failure;
 mod machine;
 mod out;
@@ -42,6 +43,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Stat(args) => show::stat::stat(args),
+        Command::Dump(args) => dump::dump(args),
         Command::Set(args) => control::set::set(args),
         Command::Swapoff(args) => control::swapoff::swapoff(args),
         Command::Swapon(args) => control::swapoff::swapon(args),

@@ -9,6 +9,7 @@
 
 mod bring_in;
 mod census;
+mod dump;
 mod fault;
 mod full;
 mod limits;

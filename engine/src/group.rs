@@ -7,7 +7,7 @@
 //! ```text
 //! ┌────────┬────────────────┬──────────────────────────┬─────────────────┬──────────────────────────┐
 //! │ header │ totals of dead │ slots, one a process     │ block counts    │ held blocks, a bitmap a  │
-//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot, with a summary     │
+//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot; then boards        │
 //! └────────┴────────────────┴──────────────────────────┴─────────────────┴──────────────────────────┘
 //! ```
 //!
@@ -17,6 +17,7 @@
 //! may then be negative until somebody gives back.
 
 mod asking;
+mod board;
 mod device_spec;
 #[cfg(test)]
 mod hostile;

@@ -45,11 +45,19 @@ pagetide_page::numbered_enum! {
         PanicIo = 16,
         /// The control thread does.
         PanicControl = 17,
+        /// A thread that answers faults stops for good.
+        HangFault = 18,
+        /// The thread that reclaims does.
+        HangReclaim = 19,
+        /// The thread that ends requests does.
+        HangIo = 20,
+        /// The control thread does.
+        HangControl = 21,
     }
 }
 
 /// The names, as in the environment variable `PAGETIDE_FAIL`.
-pub const NAMES: [(&str, Fault); 17] = [
+pub const NAMES: [(&str, Fault); 21] = [
     ("read-error", Fault::ReadError),
     ("read-short", Fault::ReadShort),
     ("read-corrupt", Fault::ReadCorrupt),
@@ -67,6 +75,10 @@ pub const NAMES: [(&str, Fault); 17] = [
     ("panic-reclaim", Fault::PanicReclaim),
     ("panic-io", Fault::PanicIo),
     ("panic-control", Fault::PanicControl),
+    ("hang-fault", Fault::HangFault),
+    ("hang-reclaim", Fault::HangReclaim),
+    ("hang-io", Fault::HangIo),
+    ("hang-control", Fault::HangControl),
 ];
 
 /// One kind of fault, and of how many occasions it happens at one; or none.
@@ -116,12 +128,26 @@ impl Injection {
         (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(nth.into())
     }
 
+    /// Whether a thread of that kind has stopped for good.
+    fn hangs(&self, fault: Fault) -> bool {
+        self.plan.0.is_some_and(|(known, nth)| known == fault && self.count.load(Relaxed) >= nth.into())
+    }
+
     /// Stops the calling thread, or has it panic, if that is what happens now.
     ///
     /// # Panics
     /// If that is what happens.
     pub fn strike(&self, stall: Fault, panic: Fault) {
         if self.happens(stall) {
+            std::thread::sleep(STALL);
+        }
+        let hang = match stall {
+            Fault::StallFault => Fault::HangFault,
+            Fault::StallReclaim => Fault::HangReclaim,
+            Fault::StallIo => Fault::HangIo,
+            _ => Fault::HangControl,
+        };
+        while self.happens(hang) || self.hangs(hang) {
             std::thread::sleep(STALL);
         }
         assert!(!self.happens(panic), "injected");

@@ -5,6 +5,7 @@
 //! A call may wait for a fault to be served, and both for a completion; so freezing stops calls first,
 //! then work, and completions run until no request is under way.
 
+use crate::dump::board::{Board, Root};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// Who works, and who has stopped everybody.
@@ -25,11 +26,26 @@ struct State {
     calls: usize,
     working: usize,
     completing: usize,
+    /// `closed_by` for who looks from outside (0 for nobody), and since when by the kernel's clock.
+    closer: u32,
+    closed_at: u64,
 }
 
 impl Pause {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells on `board` where its state lies. It must stay there.
+    pub fn show_on(&self, board: Board) {
+        let state = self.lock();
+        board.show(Root::Calls, &state.calls);
+        board.show(Root::Working, &state.working);
+        board.show(Root::Completing, &state.completing);
+        board.show(Root::Frozen, &state.frozen);
+        board.show(Root::Serving, &state.serving);
+        board.show(Root::Closer, &state.closer);
+        board.show(Root::ClosedAt, &state.closed_at);
     }
 
     fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
@@ -101,6 +117,7 @@ impl Pause {
             state = self.wait(state);
         }
         state.closed_by = Some(tid);
+        (state.closer, state.closed_at) = (tid, pagetide_sys::log::now());
         while state.calls > 0 {
             state = self.wait(state);
         }
@@ -131,6 +148,7 @@ impl Pause {
     pub fn thaw(&self) {
         let mut state = self.lock();
         state.closed_by = None;
+        state.closer = 0;
         state.frozen = false;
         drop(state);
         self.changed.notify_all();

@@ -22,6 +22,7 @@ mod wakeup;
 
 pub use start::{OpenKernel, StartArgs, StartError, StartMode, Started};
 
+use crate::dump::board::Board;
 use crate::engine::Engine;
 use crate::group::{Group, ProcessSlot};
 use crate::injection::Injection;
@@ -50,6 +51,8 @@ pub struct Runtime {
     pub pause: Pause,
     group: Group,
     slot: ProcessSlot,
+    /// Where it shows what it does.
+    board: Board,
     wakeup: Wakeup,
     readers: Readers,
     /// Faults read so far.

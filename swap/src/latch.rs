@@ -37,8 +37,19 @@ const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
 /// Places to park: latches share them.
 const LOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
+/// Whether the word of a latch that was read from outside says that somebody holds it.
+pub(crate) const fn is_held(word: u32) -> bool {
+    word & HELD != 0
+}
+
+/// Whether it says that somebody is parked.
+pub(crate) const fn is_parked(word: u32) -> bool {
+    word & PARKED != 0
+}
+
 /// See the module.
 #[derive(Debug, Default)]
+#[repr(transparent)]
 pub(crate) struct Latch(AtomicU32);
 
 /// Where those wait who find a latch held. Serves any number of latches.

@@ -37,6 +37,25 @@ struct Lists {
     queue: VecDeque<u16>,
 }
 
+/// Where slots lie, and their parts in them: for a reader outside of the process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Anatomy {
+    /// The address of the first slot.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+    /// Bytes from one to the next.
+    pub stride: usize,
+    /// References, a word,
+    pub refs: usize,
+    /// the cluster, a word,
+    pub cluster: usize,
+    /// whether the slot is queued, a byte,
+    pub queued: usize,
+    /// and whether it is late, a byte.
+    pub late: usize,
+}
+
 /// What is known of the pages on probation.
 #[derive(Debug)]
 pub struct Probation {
@@ -58,6 +77,20 @@ impl Probation {
         Self {
             slots: (0..slots).map(slot).collect(),
             lists: Mutex::new(Lists { empty: (0..slots).rev().collect(), queue: VecDeque::new() }),
+        }
+    }
+
+    /// Returns where the slots lie. They stay there.
+    pub fn anatomy(&self) -> Anatomy {
+        use std::mem::offset_of;
+        Anatomy {
+            first: self.slots.as_ptr().addr(),
+            count: self.slots.len(),
+            stride: size_of::<Slot>(),
+            refs: offset_of!(Slot, refs),
+            cluster: offset_of!(Slot, cluster),
+            queued: offset_of!(Slot, queued),
+            late: offset_of!(Slot, late),
         }
     }
 

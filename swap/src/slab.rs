@@ -6,10 +6,15 @@ use std::sync::OnceLock;
 /// log2 of the segments of each size.
 const STEP_BITS: u32 = 4;
 const STEPS: usize = 1 << STEP_BITS;
-const SEGMENTS: usize = 20 * STEPS;
+pub(crate) const SEGMENTS: usize = 20 * STEPS;
 /// Bits of a spot that tell the place in a segment.
-const SPOT_BITS: u32 = 23;
+pub(crate) const SPOT_BITS: u32 = 23;
 const _: () = assert!(SEGMENTS < 1 << (u32::BITS - SPOT_BITS));
+
+/// Values of a segment of a slab whose first segments hold `first` each.
+pub(crate) const fn segment_len(first: usize, segment: usize) -> usize {
+    first << (segment >> STEP_BITS)
+}
 
 /// Room for `FIRST` × 2²⁴ values and more; each of the first sixteen segments holds `FIRST`.
 #[derive(Debug)]
@@ -51,11 +56,17 @@ impl<T, const FIRST: usize> Slab<T, FIRST> {
         let segment = Self::segment_of(id).0;
         let mut bytes = 0;
         self.segments[segment].get_or_init(|| {
-            let values = FIRST << (segment >> STEP_BITS);
+            let values = segment_len(FIRST, segment);
             bytes = values * size_of::<T>();
             (0..values).map(|_| value()).collect()
         });
         bytes
+    }
+
+    /// The segment of a number and where its values begin, if it was made.
+    pub(crate) fn segment(&self, id: u32) -> Option<(usize, usize)> {
+        let (segment, _) = Self::segment_of(id);
+        Some((segment, self.segments.get(segment)?.get()?.as_ptr().addr()))
     }
 
     /// The segment of a number, and its place there.

@@ -29,6 +29,7 @@ mod guard;
 mod history;
 mod levels;
 mod lookup;
+pub mod outside;
 mod store;
 
 pub use guard::ClusterGuard;
@@ -70,6 +71,7 @@ const fn place_in_leaf(number: usize) -> usize {
 }
 
 #[derive(Debug, Default)]
+#[repr(C)]
 struct Cluster {
     latch: Latch,
     history: AtomicU32,
@@ -78,10 +80,25 @@ struct Cluster {
     counts: AtomicU64,
 }
 #[cfg(not(any(loom, feature = "shuttle")))]
-const _: () = assert!(size_of::<Cluster>() == 24);
+const _: () = {
+    use std::mem::offset_of;
+    assert!(
+        size_of::<Cluster>() == 24 && offset_of!(Cluster, latch) == 0 && offset_of!(Cluster, history) == 4
+    );
+    assert!(offset_of!(Cluster, root) == 8 && offset_of!(Leaf, clusters) == 0);
+    assert!(offset_of!(Leaf, next) == offset_of!(Leaf, number) + 8);
+};
 
-type Leaf = Box<[Cluster; LEAF_CLUSTERS]>;
-type Branch = Box<[OnceLock<Leaf>; BRANCH_LEAVES]>;
+/// Clusters, and what [`outside`] finds them by: the leaf's number, and the address of the leaf that was made before.
+#[derive(Debug)]
+#[repr(C)]
+struct Leaf {
+    clusters: [Cluster; LEAF_CLUSTERS],
+    number: u64,
+    next: std::sync::atomic::AtomicU64,
+}
+
+type Branch = Box<[OnceLock<Box<Leaf>>; BRANCH_LEAVES]>;
 
 /// The table of one object.
 #[derive(Debug)]
@@ -91,6 +108,8 @@ pub struct Table {
     pages: Store<Pages, 32>,
     flats: Store<Flat, 1>,
     parking: Parking,
+    /// The address of the leaf that was made last.
+    leaves: std::sync::atomic::AtomicU64,
     bytes: AtomicUsize,
 }
 
@@ -102,6 +121,7 @@ impl Default for Table {
             pages: Store::default(),
             flats: Store::default(),
             parking: Parking::default(),
+            leaves: std::sync::atomic::AtomicU64::new(0),
             bytes: AtomicUsize::new(0),
         }
     }
@@ -128,7 +148,7 @@ impl Table {
         let number = number.0 as usize;
         let branch = self.branches.get(number / BRANCH_CLUSTERS)?.get()?;
         let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get()?;
-        Some(&leaf[place_in_leaf(number)])
+        Some(&leaf.clusters[place_in_leaf(number)])
     }
 
     /// The same, making the way there.
@@ -136,14 +156,25 @@ impl Table {
     fn make_cluster(&self, number: ClusterNumber) -> &Cluster {
         let number = number.0 as usize;
         let branch = self.branches[number / BRANCH_CLUSTERS].get_or_init(|| {
-            self.bytes.fetch_add(size_of::<[OnceLock<Leaf>; BRANCH_LEAVES]>(), Relaxed);
+            self.bytes.fetch_add(size_of::<[OnceLock<Box<Leaf>>; BRANCH_LEAVES]>(), Relaxed);
             Box::new([const { OnceLock::new() }; BRANCH_LEAVES])
         });
         let leaf = branch[number / LEAF_CLUSTERS % BRANCH_LEAVES].get_or_init(|| {
-            self.bytes.fetch_add(LEAF_CLUSTERS * size_of::<Cluster>(), Relaxed);
-            Box::new(std::array::from_fn(|_| Cluster::default()))
+            self.bytes.fetch_add(size_of::<Leaf>(), Relaxed);
+            let leaf = Box::new(Leaf {
+                clusters: std::array::from_fn(|_| Cluster::default()),
+                number: (number / LEAF_CLUSTERS) as u64,
+                next: std::sync::atomic::AtomicU64::new(0),
+            });
+            let address = std::ptr::from_ref(&*leaf).addr() as u64;
+            let link = |before| {
+                leaf.next.store(before, Relaxed);
+                Some(address)
+            };
+            let _ = self.leaves.fetch_update(std::sync::atomic::Ordering::Release, Relaxed, link);
+            leaf
         });
-        &leaf[place_in_leaf(number)]
+        &leaf.clusters[place_in_leaf(number)]
     }
 
     #[inline]
@@ -200,7 +231,7 @@ impl Table {
                     number = (number / LEAF_CLUSTERS as u64 + 1) * LEAF_CLUSTERS as u64;
                     continue;
                 };
-                let root = leaf[place_in_leaf(number as usize)].root.load(Relaxed);
+                let root = leaf.clusters[place_in_leaf(number as usize)].root.load(Relaxed);
                 number += 1;
                 if root != Word::HOLE.0 {
                     return Some(ClusterNumber(number - 1));

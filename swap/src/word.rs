@@ -94,6 +94,11 @@ impl Word {
         self.0 & PLACE_MASK == (Place::KIND_DEVICE | block << Place::KIND_BITS) << PLACE_SHIFT
     }
 
+    /// Whether a word that was read from outside can be one: its state is known, and no word of its run overflows.
+    pub(crate) const fn is_possible(self) -> bool {
+        self.0 & 7 <= State::Poisoned as u64 && self.0 & PLACE_MASK <= PLACE_MASK - ((512 << BLOCK_SHIFT) - 1)
+    }
+
     /// Which state the page is in.
     pub const fn state(self) -> State {
         match self.0 & 7 {

@@ -89,6 +89,7 @@ extern "C" fn enter(start: *mut c_void) -> ! {
 pub fn forget_all() {
     places::forget_all();
     crate::credentials::forget_all();
+    crate::log::end();
 }
 
 #[cfg(test)]

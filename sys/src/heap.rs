@@ -96,6 +96,14 @@ fn reserve() -> bool {
     false
 }
 
+/// Returns where the heap begins and ends; both 0 if there is none yet.
+pub fn range() -> (usize, usize) {
+    match BASE.load(Acquire) {
+        0 => (0, 0),
+        base => (base, END.load(Relaxed)),
+    }
+}
+
 /// Returns whether `address` lies in the heap.
 pub fn contains(address: usize) -> bool {
     let base = BASE.load(Acquire);

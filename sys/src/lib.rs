@@ -14,6 +14,7 @@ pub mod handout;
 pub mod heap;
 pub mod kernel;
 mod lock;
+pub mod log;
 pub mod mapped_files;
 pub mod mapping;
 pub mod maps;

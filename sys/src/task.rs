@@ -87,11 +87,15 @@ pub fn processors() -> Vec<usize> {
 
 /// Writes a line to the program's standard error, in one call.
 pub fn say(line: &str) {
-    let text = format!("pagetide: {line}\n");
+    write_error(format!("pagetide: {line}\n").as_bytes());
+}
+
+/// Writes to the program's standard error, in one call.
+pub(crate) fn write_error(text: &[u8]) {
     if crate::places::is_engine_thread()
         && let Some(fd) = program_stderr()
     {
-        let _ = rustix::io::write(&fd, text.as_bytes());
+        let _ = rustix::io::write(&fd, text);
         return;
     }
     // SAFETY: the bytes live for the call. Descriptor 2 may be closed: then nobody reads it.

@@ -153,6 +153,20 @@ pub(super) const STAT: &[Section] = &[
     see_also(&["`pagetide(1)`, `pagetide-run(1)`"]),
 ];
 
+/// The sections of `pagetide-dump(1)`.
+pub(super) const DUMP: &[Section] = &[
+    exit_status(&[
+        ("0", "A run was shown."),
+        ("1", "There is no such run, process or page, or there are several runs and none was named."),
+        ("125", "Wrong usage."),
+    ]),
+    examples(&[
+        ("pagetide dump", "The run of this session:"),
+        ("pagetide dump 1234 --page 7f0012345000", "A page of the run or process 1234:"),
+    ]),
+    see_also(&["`pagetide(1)`, `pagetide-stat(1)`"]),
+];
+
 /// What may be changed of a run, with the values that each may have.
 const SETTINGS: Section = Section {
     title: "Settings",
@@ -239,6 +253,7 @@ pub fn sections(command: &str) -> Vec<Section> {
     match command {
         "run" => RUN,
         "stat" => STAT,
+        "dump" => DUMP,
         "set" => SET,
         "swapoff" => SWAPOFF,
         "swapon" => SWAPON,

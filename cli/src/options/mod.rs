@@ -2,6 +2,7 @@
 
 pub mod choices;
 mod doctor;
+mod dump;
 mod headings;
 pub mod manual;
 mod replay;
@@ -14,6 +15,7 @@ mod stat;
 mod swap_file;
 
 pub use doctor::DoctorArgs;
+pub use dump::DumpArgs;
 pub use replay::ReplayArgs;
 pub use rules::RuleArgs;
 pub use run::RunArgs;
@@ -60,6 +62,12 @@ pub enum Command {
     /// Shows what the run holds, what went out and came in, how long its threads waited, and its processes. Without
     /// PID it is the run that was started in this session, or the only one of the machine.
     Stat(StatArgs),
+    /// Show what a run does and waits for, also one that hangs
+    ///
+    /// Shows the engine's threads, parked faults, requests, locked pages and budgets of each process, the longest wait
+    /// first; the last line says what is most likely stuck. No process of the run is asked for anything, so it works on
+    /// one that is stopped or hangs.
+    Dump(DumpArgs),
     /// Show or change how the pool of a run works, while it goes on
     ///
     /// Takes effect in all processes of the run within some hundredths of a second. All changes of a call are made,

@@ -59,6 +59,18 @@ impl Run {
         }
     }
 
+    /// Returns the run of the process `pid`, and the number of its slot.
+    pub(crate) fn with_process(pid: u32) -> Option<(Self, usize)> {
+        let runs = Launcher::all()
+            .into_iter()
+            .filter_map(|launcher| Self::open(Some(launcher.pid), Purpose::Look, "pagetide dump").ok());
+        let mut found = runs.filter_map(|run| {
+            let slot = run.group.live().find(|slot| slot.known_as() == u64::from(pid))?.index();
+            Some((run, slot))
+        });
+        found.next()
+    }
+
     /// Returns its name for messages.
     pub(crate) fn name(&self) -> String {
         format!("run {} ({})", self.pid, program(self.pid))

@@ -8,6 +8,7 @@ pub(crate) mod library;
 mod setup;
 pub(crate) mod statfile;
 
+use crate::dump::Log;
 use crate::failure::Failure;
 use crate::run::descriptor_server::DescriptorServer;
 use crate::run::environment::{explain_userfaultfd, injection, mask_from_environment};
@@ -29,10 +30,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     command::check(&file, path.as_deref())?;
     let library = library::find()?;
     let (mask, injection) = (mask_from_environment()?, injection()?);
+    let log = Log::from_environment()?;
     Uffd::open().map_err(explain_userfaultfd)?;
 
     let verbosity = Verbosity::of(args);
     let resources = Resources::create(args, mask, injection, verbosity)?;
+    log.begin(&resources.group);
     resources.tell(args, verbosity);
     verbosity.detail(&format!("preloading {}", library.display()));
     let server = DescriptorServer::new();

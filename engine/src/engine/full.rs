@@ -44,6 +44,7 @@ impl Full {
     pub(super) fn end(&self) {
         if self.wait.load(Relaxed) != 0 {
             self.wait.store(0, Relaxed);
+            pagetide_sys::log!(Info, "the disk of the swap file has room again");
         }
     }
 

@@ -37,8 +37,8 @@ impl Limits {
 pub(super) struct Watermarks {
     limits: Limits,
     /// What of the limits this process keeps free, with others that share the cap.
-    low: AtomicI64,
-    high: AtomicI64,
+    pub(super) low: AtomicI64,
+    pub(super) high: AtomicI64,
 }
 
 impl Watermarks {

@@ -10,7 +10,7 @@ const PROTECTED_MAX: usize = 64;
 #[derive(Debug)]
 pub(super) struct Protection {
     protected: [AtomicU64; PROTECTED_MAX],
-    taking: AtomicU64,
+    pub(super) taking: AtomicU64,
 }
 
 impl Default for Protection {

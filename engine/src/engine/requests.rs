@@ -1,9 +1,10 @@
 //! Requests to the device that are under way.
 
 use super::lock;
+use crate::dump::board::{Board, Purpose, RequestShown, Root};
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::{Handle, PageIndex, Transfer};
-use std::sync::Mutex;
+use pagetide_swap::{Handle, PageIndex, Source, Transfer};
+use std::sync::{Mutex, OnceLock};
 
 /// What a request is for.
 #[derive(Debug)]
@@ -44,6 +45,30 @@ impl Pending {
     fn is_write(&self) -> bool {
         matches!(self, Self::Store { .. } | Self::Writeback { .. })
     }
+
+    fn shown(&self) -> RequestShown {
+        let (purpose, first, pages, block, demand) = match self {
+            Self::Read { transfer, since, .. } => {
+                let demand = (!transfer.ahead).then(|| (transfer.demanded(), *since));
+                (Purpose::Read, transfer.first, transfer.length, block_of(transfer), demand)
+            }
+            Self::Move { transfer } => {
+                (Purpose::Move, transfer.first, transfer.length, block_of(transfer), None)
+            }
+            Self::Store { pages, block, .. } => {
+                (Purpose::Store, pages.first().copied().unwrap_or(PageIndex(0)), pages.len(), *block, None)
+            }
+            Self::Writeback { entries, block } => {
+                let first = entries.first().map_or(PageIndex(0), |&(page, ..)| page);
+                (Purpose::Writeback, first, entries.len(), *block, None)
+            }
+        };
+        RequestShown { purpose, first, pages: pages as u64, block, since: 0, demand }
+    }
+}
+
+fn block_of(transfer: &Transfer) -> u64 {
+    if let Source::Device { block } = transfer.source { block } else { 0 }
 }
 
 /// A place for a request; the tokens of requests are numbers of places.
@@ -58,7 +83,7 @@ struct Places {
 
 /// The requests of an engine that are under way. A request is until all that it led to is done: a fork waits for that.
 #[derive(Debug, Default)]
-pub(super) struct Requests(Mutex<Places>);
+pub(super) struct Requests(Mutex<Places>, OnceLock<Board>);
 
 /// A request that has come back from the device. It is under way until this is dropped.
 pub(super) struct Ended<'a> {
@@ -68,8 +93,17 @@ pub(super) struct Ended<'a> {
 }
 
 impl Requests {
+    /// Shows requests on `board` from now on.
+    pub(super) fn show_on(&self, board: Board) {
+        let places = lock(&self.0);
+        board.show(Root::Requests, &places.count);
+        board.show(Root::Writes, &places.writes);
+        let _ = self.1.set(board);
+    }
+
     /// Notes a request. Returns its token.
     pub(super) fn begin(&self, pending: Pending) -> u64 {
+        let shown = self.1.get().map(|board| (board, pending.shown()));
         let mut places = lock(&self.0);
         places.count += 1;
         places.writes += usize::from(pending.is_write());
@@ -81,6 +115,9 @@ impl Requests {
             }
         };
         places.pending[at] = Some(pending);
+        if let Some((board, shown)) = shown {
+            board.begin_request(at as u64, shown);
+        }
         at as u64
     }
 
@@ -108,6 +145,9 @@ impl Requests {
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
         let mut places = lock(&self.requests.0);
+        if let Some(board) = self.requests.1.get() {
+            board.end_request(self.token);
+        }
         places.free.push(self.token as usize);
         places.count -= 1;
         places.writes -= usize::from(self.is_write);

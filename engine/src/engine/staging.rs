@@ -16,7 +16,7 @@ pub(super) struct Staging<S> {
     slots: Box<[Mutex<S>]>,
     donors: Mutex<Vec<u16>>,
     /// Pages of memory that the slots have.
-    frames: AtomicI64,
+    pub(super) frames: AtomicI64,
     /// Runs that came in since the last donor was made.
     runs_wanted: AtomicUsize,
     /// Whether a donor was asked for since the last look.

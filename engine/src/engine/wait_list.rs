@@ -1,10 +1,11 @@
 //! Faults that are parked: their threads sleep in the kernel until somebody answers.
 
 use super::lock;
+use crate::dump::board::{Board, Why};
 use pagetide_swap::PageIndex;
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, OnceLock};
 
 /// A fault that is parked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,35 +24,56 @@ pub(super) struct Parked {
 /// process that rests.
 #[derive(Debug)]
 pub(super) struct WaitList {
-    waiting: Mutex<VecDeque<Parked>>,
-    resting: Mutex<VecDeque<Parked>>,
+    waiting: Mutex<VecDeque<Entry>>,
+    resting: Mutex<VecDeque<Entry>>,
+    board: OnceLock<Board>,
     /// Whether waiting faults are held back.
     pub(super) held: AtomicBool,
     /// Whether faults are served although the budget is spent.
     pub(super) overdrawing: AtomicBool,
 }
 
+/// A fault, and its place on the board.
+type Entry = (Parked, Option<u8>);
+
 impl WaitList {
     /// Returns an empty list, with room for 64 faults of each kind.
     pub(super) fn new() -> Self {
         let list = || Mutex::new(VecDeque::with_capacity(64));
         let off = || AtomicBool::new(false);
-        Self { waiting: list(), resting: list(), held: off(), overdrawing: off() }
+        Self { waiting: list(), resting: list(), board: OnceLock::new(), held: off(), overdrawing: off() }
+    }
+
+    /// Shows parked faults on `board` from now on.
+    pub(super) fn show_on(&self, board: Board) {
+        let _ = self.board.set(board);
+    }
+
+    fn shown(&self, fault: Parked, why: Why) -> Entry {
+        let Parked { page, write, since, parked } = fault;
+        (fault, self.board.get().and_then(|board| board.park(page, write, why, [since, parked])))
+    }
+
+    fn hidden(&self, (fault, place): Entry) -> Parked {
+        if let Some(board) = self.board.get() {
+            board.unpark(place);
+        }
+        fault
     }
 
     /// Adds a fault that waits for room.
     pub(super) fn push(&self, fault: Parked) {
-        lock(&self.waiting).push_back(fault);
+        lock(&self.waiting).push_back(self.shown(fault, Why::Room));
     }
 
     /// Adds a fault that waits for the end of a rest, however much room there is.
     pub(super) fn rest(&self, fault: Parked) {
-        lock(&self.resting).push_back(fault);
+        lock(&self.resting).push_back(self.shown(fault, Why::Rest));
     }
 
     /// Takes the fault that has waited for room the longest.
     pub(super) fn pop(&self) -> Option<Parked> {
-        lock(&self.waiting).pop_front()
+        lock(&self.waiting).pop_front().map(|entry| self.hidden(entry))
     }
 
     /// Returns the number of faults that wait for room.
@@ -63,9 +85,10 @@ impl WaitList {
     /// rested. Returns their number.
     pub(super) fn end_rest(&self, now: u64, mut each: impl FnMut(u64)) -> usize {
         let mut resting = std::mem::take(&mut *lock(&self.resting));
-        for fault in &mut resting {
+        for entry in &mut resting {
+            let fault = self.hidden(*entry);
             each(now.saturating_sub(fault.parked));
-            (fault.since, fault.parked) = (now, now);
+            *entry = self.shown(Parked { since: now, parked: now, ..fault }, Why::Room);
         }
         let count = resting.len();
         lock(&self.waiting).append(&mut resting);

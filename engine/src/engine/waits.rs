@@ -4,11 +4,12 @@
 //! after that is not seen here: its message has no time.
 
 use super::{Engine, lock};
+use crate::dump::board::{Board, Why};
 use crate::memory::Memory;
 use pagetide_swap::{Counter, PageIndex};
 use std::ops::Range;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 /// Nanoseconds of a tick, in which a thread that waits is counted once.
@@ -26,9 +27,13 @@ pub(super) struct Waits {
     /// Threads, and the tick in which each waited last.
     threads: Box<[AtomicU64]>,
     /// Faults that wait for a page which another brings in.
-    joined: Mutex<Vec<(PageIndex, u64)>>,
+    joined: Mutex<Vec<Joined>>,
     joined_count: AtomicUsize,
+    board: OnceLock<Board>,
 }
+
+/// The page of a fault that waits for another, since when, and its place on the board.
+type Joined = (PageIndex, u64, Option<u8>);
 
 /// What a fault tells of its thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,7 +50,13 @@ impl Waits {
             threads: (0..THREADS).map(|_| AtomicU64::new(0)).collect(),
             joined: Mutex::new(Vec::with_capacity(JOINED_MAX)),
             joined_count: AtomicUsize::new(0),
+            board: OnceLock::new(),
         }
+    }
+
+    /// Shows faults that have joined on `board` from now on.
+    pub(super) fn show_on(&self, board: Board) {
+        let _ = self.board.set(board);
     }
 
     fn saw(&self, tid: u32, now: u64) -> Seen {
@@ -70,7 +81,9 @@ impl Waits {
     fn join(&self, page: PageIndex, since: u64) {
         let mut joined = lock(&self.joined);
         if joined.len() < JOINED_MAX {
-            joined.push((page, since));
+            let board = self.board.get();
+            let place = board.and_then(|board| board.park(page, false, Why::Page, [since, since]));
+            joined.push((page, since, place));
             self.joined_count.store(joined.len(), SeqCst);
         }
     }
@@ -81,9 +94,12 @@ impl Waits {
             return;
         }
         let mut joined = lock(&self.joined);
-        joined.retain(|(page, since)| {
+        joined.retain(|(page, since, place)| {
             let stays = !pages.contains(page);
             if !stays {
+                if let Some(board) = self.board.get() {
+                    board.unpark(*place);
+                }
                 waited(now.saturating_sub(*since));
             }
             stays

@@ -177,12 +177,16 @@ impl<M: Memory> Engine<M> {
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
             self.count(Counter::write_full, 1);
             self.swap.blocks().park(run);
+            if !self.is_full() {
+                pagetide_sys::log!(Info, "the disk of the swap file is full: {error}");
+            }
             self.outage.full.refuse(self.now());
             return;
         }
         self.free_blocks(run.start, run.length);
         self.count(Counter::write_error, 1);
         if !self.outage.failed.swap(true, Relaxed) {
+            pagetide_sys::log!(Error, "a write to the swap file failed: {error}");
             pagetide_sys::task::say(&format!(
                 "cannot write to the swap file: {error}; pages stay in memory from now on (--swap-dir, --swap-size)"
             ));

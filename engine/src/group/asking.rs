@@ -42,6 +42,7 @@ impl Group {
         let asked = richest.get(Field::Asked) as i64;
         if asked < spare {
             richest.word(Field::Asked).fetch_add(pages.min(spare - asked) as u64, AcqRel);
+            pagetide_sys::log!(Debug, "asks process {} for {pages} pages", richest.known_as());
             richest.ring();
         }
         true
@@ -53,6 +54,7 @@ impl Group {
         let resting = self.others(for_whom).filter(|slot| slot.is_resting() && slot.get(Field::Armed) != 0);
         let Some(slot) = resting.max_by_key(unasked).filter(|slot| unasked(slot) > 0) else { return false };
         slot.word(Field::Asked).fetch_add(pages.min(unasked(&slot)), AcqRel);
+        pagetide_sys::log!(Debug, "asks process {}, which rests, for {pages} pages", slot.known_as());
         slot.ring();
         true
     }
@@ -66,6 +68,11 @@ impl Group {
             let missing = pages.min(spare).saturating_sub(slot.get(Field::Asked));
             if missing > 0 {
                 slot.word(Field::Asked).fetch_add(missing, AcqRel);
+                pagetide_sys::log!(
+                    Debug,
+                    "asks process {} for {missing} pages, as the last resort",
+                    slot.known_as()
+                );
                 slot.ring();
             }
         }
@@ -82,6 +89,11 @@ impl Group {
         let Some(calmest) = can_give.min_by_key(|slot| slot.get(Field::Pressure)) else { return };
         if pressure > PRESSURE_MIN && pressure / PRESSURE_RATIO > calmest.get(Field::Pressure) {
             calmest.word(Field::Asked).fetch_add(pages.min(spare(&calmest)), AcqRel);
+            pagetide_sys::log!(
+                Debug,
+                "asks process {}, which loses least, for {pages} pages",
+                calmest.known_as()
+            );
             calmest.ring();
         }
     }

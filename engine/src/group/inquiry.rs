@@ -129,6 +129,9 @@ impl ProcessSlot {
                 self.words[Field::Stuck as usize + nth].store(stuck.get(reason), Relaxed);
             }
         }
+        if self.get(Field::Answered) != inquiry {
+            pagetide_sys::log!(Debug, "answers inquiry {inquiry}");
+        }
         self.set(Field::Answered, inquiry);
     }
 

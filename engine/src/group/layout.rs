@@ -1,6 +1,7 @@
 //! Where each word of the group page lies, and what it may be taken for.
 
 use super::SLOTS;
+use super::board::BOARD_BYTES;
 use crate::latency;
 use pagetide_swap::Counters;
 use pagetide_swap::frontier::Frontier;
@@ -44,6 +45,8 @@ pub(super) enum Header {
     Mask,
     Encrypt,
     Injection,
+    /// What is written to the log of the run.
+    Log,
     Free,
     Demand,
     /// One more than the highest slot that was ever taken.
@@ -191,8 +194,13 @@ impl Field {
 /// Bytes of a group page for a swap file of so many blocks: a 127th of that, of which what was never used takes no
 /// memory.
 pub fn bytes_needed(blocks: u64) -> usize {
+    boards_at(blocks) + SLOTS * BOARD_BYTES
+}
+
+/// Where the boards begin: behind slots and the books of blocks.
+pub(super) fn boards_at(blocks: u64) -> usize {
     let words = HEADER_WORDS + SLOT_WORDS * (SLOTS + 1);
-    words * 8 + counts_bytes(blocks) + SLOTS * held_words(blocks) * 8
+    (words * 8 + counts_bytes(blocks) + SLOTS * held_words(blocks) * 8).next_multiple_of(4096)
 }
 
 pub(super) fn counts_bytes(blocks: u64) -> usize {

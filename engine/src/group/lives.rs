@@ -116,6 +116,7 @@ impl Group {
     }
 
     fn give_back(&self, slot: ProcessSlot) {
+        pagetide_sys::log!(Info, "process {} has ended", slot.known_as());
         let dead = self.dead();
         for &counter in Counter::ALL {
             dead.counters().add(counter, slot.counters().get(counter));

@@ -119,6 +119,14 @@ impl ProcessSlot {
 
     /// Tells the process to rest (anew, if it does already), or to go on.
     pub fn set_resting(&self, rests: bool) {
+        if rests != self.is_resting() {
+            pagetide_sys::log!(
+                Info,
+                "tells process {} to {}",
+                self.known_as(),
+                if rests { "rest" } else { "go on" }
+            );
+        }
         let next = |order: u64| match (order % 2 == 1, rests) {
             (true, true) => Some(order.wrapping_add(2)),
             (false, false) => None,

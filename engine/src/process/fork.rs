@@ -48,6 +48,7 @@ impl Process {
             let engine = runtime.engine();
             engine.hold_waiting(true);
             runtime.run_control_task(move |runtime| {
+                pagetide_sys::log!(Info, "work stops for a fork");
                 if let Some(slot) = slot {
                     make_room(runtime, slot, &mut Workspace::default());
                 }

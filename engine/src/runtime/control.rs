@@ -2,7 +2,8 @@
 
 use super::reclaim::SpinPolicy;
 use super::start::{RESERVED_CLUSTERS, RESERVED_UNITS};
-use super::{Runtime, lock};
+use super::{Runtime, clock, lock};
+use crate::dump::board::{Activity, Kind};
 use crate::engine::Swapoff;
 use crate::group::{Field, OffState};
 use crate::injection::Fault;
@@ -31,6 +32,15 @@ impl std::fmt::Debug for ControlTask {
     }
 }
 
+fn off_text(state: OffState) -> &'static str {
+    match state {
+        OffState::Used => "the swap file is used",
+        OffState::Leaving => "pages come back from the swap file",
+        OffState::Off => "nothing is in the swap file any more",
+        OffState::NoRoom => "there is no room for what is in the swap file, which stays in use",
+    }
+}
+
 impl Runtime {
     pub(super) fn control(&'static self) {
         let mut last_faults = 0;
@@ -40,13 +50,17 @@ impl Runtime {
         let mut spin_policy = SpinPolicy::default();
         let mut refaults = self.refault_ns();
         let mut rest = (0, Instant::now());
+        let seat = self.board.sit(Kind::Control, 0);
+        let mut frozen = None;
         loop {
+            seat.now(Activity::AwaitsBell, 0, clock());
             let seen = self.slot.get(Field::Bell);
             if lock(&self.control_tasks).is_empty() && self.asked() == 0 {
                 self.slot.wait_bell(seen, if quiet > 50 { 5 * TICK } else { TICK });
             } else if self.asked() > 0 {
                 self.slot.wait_bell(seen, TICK);
             }
+            seat.now(Activity::RunsTasks, 0, clock());
             self.injection.strike(Fault::StallControl, Fault::PanicControl);
             for task in std::mem::take(&mut *lock(&self.control_tasks)) {
                 if let Some(job) = lock(&task.job).take() {
@@ -64,8 +78,17 @@ impl Runtime {
             // While a fork is under way this thread is there for its errands alone: waiting here for the
             // thaw would leave them undone, and the fork waiting for them.
             if !self.pause.try_work(0) {
+                frozen.get_or_insert_with(Instant::now);
                 continue;
             }
+            if let Some(since) = frozen.take() {
+                pagetide_sys::log!(
+                    Info,
+                    "work goes on, {} ms after a fork stopped it",
+                    since.elapsed().as_millis()
+                );
+            }
+            seat.now(Activity::Looks, 0, clock());
             self.absorb();
             self.sample();
             self.set_pool_max();
@@ -122,13 +145,20 @@ impl Runtime {
         self.group.follow_swapoff(self.slot, |off, state| match (off, state) {
             (false, _) => {
                 self.engine.swapon();
+                pagetide_sys::log!(Info, "swapon: the swap file is used");
                 OffState::Used
             }
-            (true, OffState::Used | OffState::Leaving) => match self.engine.swapoff() {
-                Swapoff::Goes => OffState::Leaving,
-                Swapoff::Done => OffState::Off,
-                Swapoff::NoRoom => OffState::NoRoom,
-            },
+            (true, OffState::Used | OffState::Leaving) => {
+                let next = match self.engine.swapoff() {
+                    Swapoff::Goes => OffState::Leaving,
+                    Swapoff::Done => OffState::Off,
+                    Swapoff::NoRoom => OffState::NoRoom,
+                };
+                if next != state {
+                    pagetide_sys::log!(Info, "swapoff: {}", off_text(next));
+                }
+                next
+            }
             (true, state) => state,
         });
     }

@@ -1,6 +1,7 @@
 //! Threads that answer faults, and the one that ends requests to the device.
 
 use super::{Runtime, clock};
+use crate::dump::board::{Activity, Kind};
 use crate::engine::Workspace;
 use crate::injection::Fault;
 use crate::readers::Reader;
@@ -13,13 +14,17 @@ impl Runtime {
     pub(super) fn serve_faults(&self, number: usize) {
         let mut work = Workspace::default();
         let mut reader = Reader::new(&self.readers, number);
+        let seat = self.board.sit(Kind::Fault, number);
         loop {
+            seat.idles(Activity::StandsBy);
             reader.take_seat();
+            seat.idles(Activity::AwaitsFaults);
             match self.engine.memory().kernel().wait() {
                 Ok(Some(fault)) => {
                     let since = clock();
-                    self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let page = PageIndex::of_address(fault.address);
+                    seat.now(Activity::Answers, page.0, since);
+                    self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let kernel = self.engine.memory().kernel();
                     if let Some(processor) = reader.note(fault.tid) {
                         // Woken in vain it faults again at once, over there.
@@ -68,9 +73,12 @@ impl Runtime {
     pub(super) fn complete_io(&self) {
         let mut work = Workspace::default();
         let mut done = Vec::new();
+        let seat = self.board.sit(Kind::Io, 0);
         let device = self.engine.device().expect("the thread is started for a device");
         loop {
+            seat.now(Activity::AwaitsRequests, 0, clock());
             device.wait(&mut done);
+            seat.now(Activity::EndsRequests, done.len() as u64, clock());
             self.injection.strike(Fault::StallIo, Fault::PanicIo);
             self.pause.begin_completion();
             self.engine.complete(&mut done, &mut work);

@@ -83,6 +83,7 @@ impl Runtime {
         if asked > 0 && spare > 0 {
             self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
             self.return_grant(spare);
+            pagetide_sys::log!(Debug, "gives {spare} of {asked} pages that others asked for");
         }
     }
 

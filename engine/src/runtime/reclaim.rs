@@ -2,6 +2,7 @@
 
 use super::starving::{NoProgress, Starving};
 use super::{Runtime, clock};
+use crate::dump::board::{Activity, Kind};
 use crate::engine::{Progress, Workspace};
 use crate::group::{Field, RESIDENT_MIN};
 use crate::injection::Fault;
@@ -48,22 +49,30 @@ impl Runtime {
         let mut starving = Starving::default();
         self.reclaimer.store(task::tid(), Relaxed);
         let mut place = Place::Anywhere;
+        let seat = self.board.sit(Kind::Reclaim, 0);
+        // Since when nothing moves but by the device, or at all.
+        let (mut writes_since, mut starves_since) = (None, None);
         loop {
             self.readers.move_to(&mut place, self.readers.elsewhere());
             if !self.engine.is_short() && self.is_inquired() {
+                seat.now(Activity::AnswersInquiry, 0, clock());
                 self.answer_inquiry(&mut work);
                 continue;
             }
             if !self.engine.is_short() && self.asked() == 0 {
+                (writes_since, starves_since) = (None, None);
                 if !self.spin() {
+                    seat.now(Activity::Sleeps, 0, clock());
                     self.wakeup.wait(Duration::from_millis(100));
                 }
                 no_progress = NoProgress::default();
                 continue;
             }
-            self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
+            seat.now(Activity::AwaitsThaw, 0, clock());
             self.pause.begin_work();
             let start = clock();
+            seat.now(Activity::Reclaims, 0, start);
+            self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
             if start >= self.pins_due.load(Relaxed) {
                 // Before anything is taken out: also what was opened before there was an engine.
                 self.look_for_pins();
@@ -92,11 +101,17 @@ impl Runtime {
             self.worked.fetch_add(clock() - start, Relaxed);
             self.pause.end_work();
             if progress == Progress::Waits {
+                let since = *writes_since.get_or_insert(start);
+                seat.now(Activity::AwaitsDevice, self.engine.requests() as u64, since);
                 // Whoever hears of an end wakes it; so does who needs something else.
                 self.wakeup.wait(Duration::from_millis(5));
+            } else {
+                writes_since = None;
             }
             // Pages that will not leave come round again and again: a full round of those is no progress.
             if no_progress.note(progress == Progress::Moved, &self.engine) || progress == Progress::Nothing {
+                let since = *starves_since.get_or_insert(start);
+                seat.now(Activity::Starves, self.engine.waiting() as u64, since);
                 self.starved(&mut starving, &mut work);
             }
         }
@@ -111,9 +126,19 @@ impl Runtime {
     pub(super) fn follow_rest(&self, order: &mut (u64, Instant)) {
         let word = self.slot.get(Field::Rest);
         if word != order.0 {
+            if word % 2 != order.0 % 2 {
+                let what =
+                    if word % 2 == 1 { "the process rests" } else { "the process goes on after a rest" };
+                pagetide_sys::log!(Info, "{what}");
+            }
             *order = (word, Instant::now());
         } else if word % 2 == 1 && order.1.elapsed() > REST_MAX {
             // Whoever gave it is stopped, or dead.
+            pagetide_sys::log!(
+                Info,
+                "nobody ended the rest for {} s: the process ends it itself",
+                REST_MAX.as_secs()
+            );
             self.slot.end_rest(word);
         }
         // A fault that came just as this one ended is found the next time.

@@ -136,6 +136,7 @@ impl Runtime {
         // Engine threads have no descriptor 2: the standard hook would say nothing.
         std::panic::set_hook(Box::new(|panic| {
             task::say(&format!("a defect of Pagetide: {panic}"));
+            pagetide_sys::log!(Error, "a panic: {panic}");
             // Nobody would do what this thread has to, and a lock that it holds may be another's to wait for.
             task::kill_self();
         }));
@@ -151,12 +152,19 @@ impl Runtime {
         let StartArgs { group, slot, mode, open, pins, layout, stop, ended } = args;
         let gate = Arc::new(Gate::default());
         let started = open().map_err(StartError::Userfault).and_then(|kernel| {
+            group.join_log();
+            let forked = matches!(mode, StartMode::Forked(_));
+            pagetide_sys::log!(Info, "the engine starts{}", if forked { ", in a forked child" } else { "" });
             let readers = Readers::new(task::processors());
             // First, while the program goes on.
             Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
             let memory = |kernel, mask| ProgramMemory::new(kernel, mask, pins, layout);
             Self::assemble(group, slot, mode, kernel, memory, readers, stop)
         });
+        match &started {
+            Ok(_) => pagetide_sys::log!(Info, "the engine runs"),
+            Err(error) => pagetide_sys::log!(Error, "the engine does not start: {error}"),
+        }
         let runtime = started.as_ref().ok().copied();
         // Before anything leaves: whoever finds no engine and goes on to pin pages does so before the first look at
         // `pins`.
@@ -184,6 +192,7 @@ impl Runtime {
             0 => (None, Vec::new()),
             _ => {
                 let (file, paths) = open_device(&group, &mode)?;
+                pagetide_sys::log!(Info, "the swap file is open, {} blocks at most", setup.blocks);
                 (Some(injection.device(Box::new(file))), paths)
             }
         };
@@ -219,6 +228,7 @@ impl Runtime {
             pause: Pause::default(),
             group,
             slot,
+            board: group.begin_board(slot, clock()),
             wakeup: Wakeup::default(),
             readers,
             faults: AtomicU64::new(0),
@@ -242,6 +252,9 @@ impl Runtime {
             trace: Mutex::new(trace),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }));
+        runtime.engine.show_on(runtime.board);
+        runtime.pause.show_on(runtime.board);
+        runtime.board.open();
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
         runtime.take_over(stop(), matches!(mode, StartMode::Forked(_)));
         slot.set(Field::Armed, 1);

@@ -60,6 +60,13 @@ impl Runtime {
             self.look_again();
             self.look_round(work)
         });
+        if let Some(step) = &step {
+            pagetide_sys::log!(
+                Debug,
+                "{} faults wait and nothing leaves; a look at every page: {step:?}",
+                self.engine.waiting()
+            );
+        }
         match step {
             // A disk that was full a moment ago is no proof: what it refused is tried once more at once.
             Some(Step::Stuck(_)) if !starving.has_retried && self.engine.retry_refused_blocks() => {
@@ -144,6 +151,7 @@ impl Runtime {
     /// and the swap file may not grow beyond the blocks that were `allowed` then.
     fn inquire(&self, (seen, allowed): (u32, u64), mut tally: Tally, work: &mut Workspace) {
         let inquiry = self.group.inquire(self.slot);
+        pagetide_sys::log!(Info, "nothing of this process can leave: inquiry {inquiry} asks all others");
         let mut since = clock();
         let unchanged = || {
             self.group.demand() == seen
@@ -253,6 +261,7 @@ impl Runtime {
         self.publish();
         let (stuck, unmanaged) = self.group.stuck();
         self.group.note_ended(&Ended { processes: 0, stuck, unmanaged });
+        pagetide_sys::log!(Error, "out of memory: the process ends itself");
         let own = (*tally, self.unmanaged.load(Relaxed).max(0) as u64);
         let all = if self.group.live().nth(1).is_some() {
             format!("; all processes together: {}", reasons(&stuck, unmanaged))

@@ -1,6 +1,6 @@
 //! Memory of finer levels, used again when it was given back.
 
-use crate::slab::Slab;
+use crate::slab::{SEGMENTS, Slab};
 use crate::sync::atomic::{
     AtomicU32, AtomicU64, AtomicUsize, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed,
 };
@@ -12,6 +12,8 @@ pub(super) struct Store<T, const FIRST: usize> {
     pub(super) values: Slab<T, FIRST>,
     free: [Free; LISTS],
     pub(super) used: AtomicU32,
+    /// Where the segments of `values` begin, for [`super::outside`].
+    pub(super) segments: Box<[std::sync::atomic::AtomicU64]>,
 }
 
 /// Lists of what was given back: by cluster, so that threads which work on neighbours do not hand each other memory
@@ -29,7 +31,12 @@ pub(super) trait Block: Default {
 
 impl<T, const FIRST: usize> Default for Store<T, FIRST> {
     fn default() -> Self {
-        Self { values: Slab::default(), free: Default::default(), used: AtomicU32::new(0) }
+        Self {
+            values: Slab::default(),
+            free: Default::default(),
+            used: AtomicU32::new(0),
+            segments: (0..SEGMENTS).map(|_| std::sync::atomic::AtomicU64::new(0)).collect(),
+        }
     }
 }
 
@@ -95,6 +102,9 @@ impl<T: Block, const FIRST: usize> Store<T, FIRST> {
     pub(super) fn reserve(&self, id: u32, bytes: &AtomicUsize) {
         if self.values.get(id).is_none() {
             bytes.fetch_add(self.values.make(id, T::default), Relaxed);
+            if let Some((segment, base)) = self.values.segment(id) {
+                self.segments[segment].store(base as u64, Relaxed);
+            }
         }
     }
 }

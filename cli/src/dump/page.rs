@@ -1,0 +1,152 @@
+//! All that is known of one page.
+
+use super::look::{Process, ProcessMemory};
+use pagetide::dump::board::{ParkedFault, RequestShown};
+use pagetide::dump::reading::{Heap, Slot};
+use pagetide_swap::place::Entry;
+use pagetide_swap::table::History;
+use pagetide_swap::table::outside::Outside;
+use pagetide_swap::{PageIndex, Place, State, Word};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::FileExt;
+
+/// The mapping that a page belongs to, as the kernel has it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mapping {
+    pub range: (u64, u64),
+    /// `rwxp`, and what is mapped.
+    pub access: String,
+    pub name: String,
+    /// Whether the engine answers its faults, and other flags that matter here.
+    pub flags: Vec<&'static str>,
+}
+
+/// What is known of a page.
+#[derive(Clone, Debug)]
+pub(crate) struct PageSeen {
+    pub page: PageIndex,
+    pub word: Word,
+    pub history: History,
+    /// Whether somebody holds the latch of its cluster, and others wait for it.
+    pub held: bool,
+    pub parked: bool,
+    pub torn: bool,
+    /// Whether the page is in the page tables of the program; `None` if the kernel does not say.
+    pub mapped: Option<bool>,
+    pub mapping: Option<Mapping>,
+    pub slot: Option<Slot>,
+    pub requests: Vec<RequestShown>,
+    pub faults: Vec<ParkedFault>,
+}
+
+/// Looks a page of a process up.
+pub(crate) fn look(
+    process: &Process,
+    table: &Outside<'_, Heap<ProcessMemory>>,
+    address: u64,
+) -> Result<PageSeen, String> {
+    let page = PageIndex(address / 4096);
+    let seen = table.cluster(page.cluster())?;
+    let word = seen.as_ref().map_or(Word::HOLE, |seen| seen.words[page.offset()]);
+    let counts = process.counts.as_ref();
+    let is_its_slot = |slot: &&Slot| word.state() == State::Cached && slot.number == word.slot();
+    let covers = |request: &&RequestShown| {
+        // Entries of the pool that are written together lie anywhere: the first alone is known.
+        (request.first..request.first.plus(request.pages.min(512))).contains(&page)
+            || request.demand.is_some_and(|(demand, _)| demand == page)
+    };
+    Ok(PageSeen {
+        page,
+        word,
+        history: seen.as_ref().map(|seen| seen.history).unwrap_or_default(),
+        held: seen.as_ref().is_some_and(|seen| seen.held),
+        parked: seen.as_ref().is_some_and(|seen| seen.parked),
+        torn: seen.as_ref().is_some_and(|seen| seen.torn),
+        mapped: is_mapped(process.pid, page),
+        mapping: mapping(process.pid, address),
+        slot: counts.and_then(|counts| counts.used.iter().find(is_its_slot)).copied(),
+        requests: process.requests.iter().filter(covers).copied().collect(),
+        faults: process.parked.iter().filter(|fault| fault.page == page).copied().collect(),
+    })
+}
+
+fn is_mapped(pid: u64, page: PageIndex) -> Option<bool> {
+    const PRESENT: u64 = 1 << 63;
+    let mut entry = [0; 8];
+    let file = File::open(format!("/proc/{pid}/pagemap")).ok()?;
+    file.read_exact_at(&mut entry, page.0 * 8).ok()?;
+    Some(u64::from_ne_bytes(entry) & PRESENT != 0)
+}
+
+fn mapping(pid: u64, address: u64) -> Option<Mapping> {
+    const FLAGS: [(&str, &str); 5] = [
+        ("um", "managed"),
+        ("lo", "locked"),
+        ("dc", "not copied by a fork"),
+        ("wf", "wiped by a fork"),
+        ("io", "of a device"),
+    ];
+    let mut found: Option<Mapping> = None;
+    for line in BufReader::new(File::open(format!("/proc/{pid}/smaps")).ok()?).lines() {
+        let line = line.ok()?;
+        if let (Some(mapping), Some(flags)) = (&mut found, line.strip_prefix("VmFlags:")) {
+            let is_set =
+                |(short, _): &&(&str, &str)| flags.split_ascii_whitespace().any(|flag| flag == *short);
+            mapping.flags = FLAGS.iter().filter(is_set).map(|&(_, text)| text).collect();
+            return found;
+        }
+        // Attributes begin with a capital letter.
+        if found.is_some() || line.starts_with(|first: char| first.is_ascii_uppercase()) {
+            continue;
+        }
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let range = (u64::from_str_radix(start, 16).ok()?, u64::from_str_radix(end, 16).ok()?);
+        if (range.0..range.1).contains(&address) {
+            let access = fields.next()?.to_owned();
+            found = Some(Mapping {
+                range,
+                access,
+                name: fields.nth(3).unwrap_or("").to_owned(),
+                flags: Vec::new(),
+            });
+        }
+    }
+    found
+}
+
+/// Where a page is, in words.
+pub(crate) fn state(word: Word) -> String {
+    let place = |place: Option<Place>| match place {
+        None => "nowhere".to_owned(),
+        Some(Place::Same(0)) => "a zero page".to_owned(),
+        Some(Place::Same(pattern)) => format!("the word {pattern:#010x} repeated"),
+        Some(Place::Pool(handle)) => match handle.entry() {
+            Entry::Page(number) => format!("in the pool, entry {number}"),
+            Entry::Piece(folio, piece) => format!("in the pool, piece {piece} of folio {folio}"),
+        },
+        Some(Place::Device(block)) => format!("on the device, block {block}"),
+    };
+    let kept = |word: Word| {
+        word.place().map_or(String::new(), |kept| format!("; a copy is kept: {}", place(Some(kept))))
+    };
+    match word.state() {
+        State::Hole => "a hole: never touched, or dropped".to_owned(),
+        State::Present => format!("in the program{}", kept(word)),
+        State::Cached => format!("on probation in slot {}{}", word.slot(), kept(word)),
+        State::Swapped => format!("out: {}", place(word.place())),
+        State::Poisoned => "lost: an access gets SIGBUS".to_owned(),
+    }
+}
+
+/// What is said of a page beside where it is.
+pub(crate) fn flags(word: Word) -> Vec<&'static str> {
+    let all = [
+        (word.is_locked(), "locked"),
+        (word.is_wanted(), "wanted"),
+        (word.is_writeback(), "writeback"),
+        (word.is_referenced(), "referenced"),
+    ];
+    all.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
+}

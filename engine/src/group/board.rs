@@ -1,0 +1,61 @@
+//! The boards of the processes, and what is written to the run's log.
+
+use super::layout::{Field, Header, boards_at};
+use super::{Group, ProcessSlot, SLOTS};
+use crate::dump::board::{Board, WORDS};
+use pagetide_sys::log::{self, Level, Sharing};
+use pagetide_sys::task;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
+
+/// Bytes of a board.
+pub(super) const BOARD_BYTES: usize = WORDS * 8;
+const LEVEL_BITS: u32 = 8;
+
+impl Group {
+    fn board_words(&self, slot: ProcessSlot) -> &'static [AtomicU64] {
+        assert!(slot.index() < SLOTS);
+        self.shared.words(boards_at(self.setup().blocks) + slot.index() * BOARD_BYTES, WORDS)
+    }
+
+    /// Returns the board of a process, to be read.
+    pub fn board(&self, slot: ProcessSlot) -> Board {
+        Board::of(self.board_words(slot))
+    }
+
+    /// Clears the board of the process whose slot it is, which says what its clock shows now.
+    pub fn begin_board(&self, slot: ProcessSlot, clock: u64) -> Board {
+        Board::begin(self.board_words(slot), slot.get(Field::Tenancy), clock)
+    }
+
+    /// Says how much is written to the log of the run, and to which descriptor of the launcher: `None` for the standard
+    /// error of each process.
+    pub fn set_log(&self, level: Level, fd: Option<u64>) {
+        let word = level as u64 | fd.map_or(0, |fd| fd + 1) << LEVEL_BITS;
+        self.header[Header::Log as usize].store(word, Release);
+    }
+
+    /// Has the engine threads of this process write to the log. To be called on one of them, which share a descriptor
+    /// table.
+    pub fn join_log(&self) {
+        let (level, path) = self.log();
+        if level == Level::Off {
+            return;
+        }
+        let opened = path.map(|path| std::fs::OpenOptions::new().append(true).open(path)).transpose();
+        match opened {
+            Ok(file) => log::begin(level, file.map(Into::into), Sharing::EngineThreads),
+            Err(error) => task::say(&format!(
+                "cannot open the log: {error}; this process writes nothing there (PAGETIDE_LOG)"
+            )),
+        }
+    }
+
+    /// Returns how much is written to the log, and where the file is found.
+    pub fn log(&self) -> (Level, Option<PathBuf>) {
+        let word = self.header[Header::Log as usize].load(Acquire);
+        let fd = (word >> LEVEL_BITS).checked_sub(1);
+        let path = fd.map(|fd| format!("/proc/{}/fd/{fd}", self.setup().launcher.pid).into());
+        (Level::from_number(word as u8), path)
+    }
+}
