@@ -1,3 +1,5 @@
+//! The table against flat arrays of words, alone and beside threads that change it.
+
 use super::*;
 use crate::place::Handle;
 use crate::place::Place;
