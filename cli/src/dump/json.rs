@@ -53,6 +53,7 @@ fn request(request: &RequestShown, now: u64) -> Value {
     })
 }
 
+#[expect(clippy::too_many_lines, reason = "one literal of all that is told of a process")]
 fn process(one: &Process, now: u64) -> Value {
     let bytes = |field| one.slot.get(field).saturating_mul(4096);
     let threads = one.threads.iter().map(|thread| {

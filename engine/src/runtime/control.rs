@@ -42,6 +42,7 @@ fn off_text(state: OffState) -> &'static str {
 }
 
 impl Runtime {
+    #[expect(clippy::too_many_lines, reason = "one round of what is looked at from time to time, in order")]
     pub(super) fn control(&'static self) {
         let mut last_faults = 0;
         let mut quiet = 0;

@@ -176,6 +176,7 @@ impl Runtime {
 
     /// The engine itself, with which the threads that wait for it then work. `stop` gives the managed ranges, which
     /// nobody changes from then on.
+    #[expect(clippy::too_many_lines, reason = "one literal of all that a runtime has")]
     fn assemble(
         group: Group,
         slot: ProcessSlot,
