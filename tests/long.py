@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What takes longer than ./test: parts of at most 30 minutes, each of which can be run alone.
 
-    ./test --long --list          the parts, with the time that they take on two processors
+    ./test --long --list          the parts, with about the time that they take
     ./test --long                 all of them, one after another
     ./test --long stress model    these
 
@@ -45,7 +45,7 @@ LIBC = ctypes.CDLL(None, use_errno=True)
 @dataclass(frozen=True)
 class Part:
     name: str
-    minutes: float  # on two processors
+    minutes: float  # an estimate, for two processors
     what: str
     commands: tuple  # of words; {target} stands for the host's triple
     env: dict = field(default_factory=dict)
@@ -106,8 +106,10 @@ def ours(path):
 
 
 def is_left(path):
-    """Whether nobody has it any more: names have the pid of who made them. Other tests may run on this machine."""
-    return not any(Path(f"/proc/{pid}").exists() for pid in re.findall(r"\d+", Path(path).name))
+    """Whether nobody has it any more: the first number of its name is the pid of who made it. What has none stays, for other
+    tests may run on this machine."""
+    pid = re.search(r"\d+", Path(path).name)
+    return pid is not None and not Path(f"/proc/{pid[0]}").exists()
 
 
 def cgroups():

@@ -56,6 +56,12 @@ class Long(unittest.TestCase):
         self.assertTrue(other.exists())
         other.rmdir()
 
+    def test_the_first_number_of_a_name_is_the_pid_of_who_made_it(self):
+        self.assertFalse(long.is_left("/var/tmp/pagetide-no-number"))
+        self.assertFalse(long.is_left(f"/cgroup/pagetide-bench-{os.getpid()}-7"))
+        # One that cannot be; the number behind it is that of a process.
+        self.assertTrue(long.is_left(f"/cgroup/pagetide-bench-999999999-{os.getpid()}"))
+
     def test_every_part_has_a_name_of_its_own_and_fits_into_half_an_hour(self):
         names = [part.name for part in long.PARTS]
         self.assertEqual(len(set(names)), len(names))
