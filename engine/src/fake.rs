@@ -8,6 +8,10 @@
 //! It owns the program's pages and counts its frames. It does *not* know regions: a test keeps
 //! [`crate::regions`] and this memory in step.
 
+mod spans;
+
+pub use spans::{HeapSpan, HeapSpans};
+
 use crate::engine::{Engine, Limits, Parts};
 use crate::latency::{self, Latency};
 use crate::mask::Mask;
@@ -18,13 +22,10 @@ use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
-use pagetide_swap::zswap::pool::SPAN_PAGES;
-use pagetide_swap::{
-    CLUSTER_PAGES, Config, Counter, Counters, PAGE_SIZE, PageIndex, SpanMemory, SpanSource, Swap,
-};
+use pagetide_swap::{CLUSTER_PAGES, Config, Counter, Counters, PAGE_SIZE, PageIndex, Swap};
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, DerefMut, Range};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -524,57 +525,6 @@ impl StagingSlot for FakeSlot {
     }
     fn abandon(&mut self) {
         self.retain(PageSet::default());
-    }
-}
-
-/// Memory for the pool from the heap, so many spans at most.
-#[derive(Clone, Debug)]
-pub struct HeapSpans(Arc<AtomicUsize>);
-
-/// One span, given back when dropped.
-#[derive(Debug)]
-pub struct HeapSpan {
-    bytes: Box<[u8]>,
-    left: Arc<AtomicUsize>,
-}
-
-impl HeapSpans {
-    /// Room for so many pages.
-    pub fn new(pages: usize) -> Self {
-        Self(Arc::new(AtomicUsize::new(pages / SPAN_PAGES)))
-    }
-}
-
-impl SpanSource for HeapSpans {
-    type Span = HeapSpan;
-    fn take(&self, bytes: usize) -> Option<HeapSpan> {
-        self.0.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(1)).ok()?;
-        Some(HeapSpan { bytes: vec![0xEE; bytes].into(), left: Arc::clone(&self.0) })
-    }
-}
-
-impl SpanMemory for HeapSpan {
-    fn trim(&mut self, used: usize) {
-        self.bytes[used.next_multiple_of(PAGE_SIZE)..].fill(0xEE);
-    }
-}
-
-impl Deref for HeapSpan {
-    type Target = [u8];
-    fn deref(&self) -> &[u8] {
-        &self.bytes
-    }
-}
-
-impl DerefMut for HeapSpan {
-    fn deref_mut(&mut self) -> &mut [u8] {
-        &mut self.bytes
-    }
-}
-
-impl Drop for HeapSpan {
-    fn drop(&mut self) {
-        self.left.fetch_add(1, Relaxed);
     }
 }
 

@@ -6,6 +6,7 @@
 
 pub mod budget;
 pub mod census;
+mod clock;
 pub mod dump;
 pub mod engine;
 pub mod fake;

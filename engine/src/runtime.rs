@@ -22,6 +22,7 @@ mod wakeup;
 
 pub use start::{OpenKernel, StartArgs, StartError, StartMode, Started};
 
+use crate::clock::clock;
 use crate::dump::board::Board;
 use crate::engine::Engine;
 use crate::group::{Group, ProcessSlot};
@@ -38,7 +39,6 @@ use sharing::Sharing;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 use wakeup::Wakeup;
 
 type ProgramEngine = Engine<ProgramMemory>;
@@ -92,12 +92,6 @@ pub struct Runtime {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Nanoseconds of a clock that never goes back.
-pub fn clock() -> u64 {
-    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
-    START.get_or_init(Instant::now).elapsed().as_nanos() as u64
 }
 
 impl Runtime {

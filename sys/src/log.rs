@@ -4,7 +4,8 @@
 //! Its descriptor belongs to the descriptor table of the engine threads, so that only they write to a file; a thread of
 //! the program may write to standard error alone.
 
-use crate::{engine_thread, task};
+use crate::places::is_engine_thread;
+use crate::task;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering::Relaxed};
@@ -102,7 +103,7 @@ impl Write for Line {
 
 /// What the calling thread is called in the log.
 fn thread_kind(name: &str) -> &str {
-    if !engine_thread::is_engine_thread() {
+    if !is_engine_thread() {
         return if SHARED.load(Relaxed) { "launcher" } else { "program" };
     }
     match name.strip_prefix("pagetide-") {
@@ -129,7 +130,7 @@ pub fn write(level: Level, text: fmt::Arguments<'_>) {
     let bytes = &line.bytes[..=line.length];
     match FILE.load(Relaxed) {
         -1 => task::write_error(bytes),
-        file if SHARED.load(Relaxed) || engine_thread::is_engine_thread() => {
+        file if SHARED.load(Relaxed) || is_engine_thread() => {
             // SAFETY: `begin` keeps the descriptor open for good, in the table of whoever comes here; a forked child
             // calls `end` before any of its threads does.
             let file = unsafe { BorrowedFd::borrow_raw(file) };

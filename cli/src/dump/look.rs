@@ -1,30 +1,20 @@
 //! Gathers what is known of a process: from its slot and board in the group page, from `/proc`, and from its memory.
 
+use super::memory::ProcessMemory;
 use super::page::{self, PageSeen};
 use pagetide::dump::board::{Board, Kind, ParkedFault, RequestShown, ThreadShown};
 use pagetide::dump::reading::{self, Counts, Heap};
 use pagetide::group::{Field, Group, ProcessSlot};
-use pagetide_swap::table::outside::{Memory, Outside};
+use pagetide_swap::table::outside::Outside;
 use pagetide_swap::{PageIndex, State, Word};
 use pagetide_sys::procfs::{self, Stat};
 use std::fs::{self, File};
-use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 /// Runs of locked pages that are listed.
 const RUNS_MAX: usize = 8;
 /// The table is looked through for no longer than that.
 const WALK_MAX: Duration = Duration::from_secs(3);
-
-/// Memory of another process, through `/proc/PID/mem`: a read of a page that is out fails there and never waits.
-#[derive(Debug)]
-pub(crate) struct ProcessMemory(File);
-
-impl Memory for ProcessMemory {
-    fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String> {
-        self.0.read_exact_at(into, address).map_err(|error| format!("{address:#x} cannot be read: {error}"))
-    }
-}
 
 /// A thread of a process, as `/proc` shows it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -137,7 +127,7 @@ impl Process {
         self.requests = board.requests();
         self.requests.sort_by_key(|request| request.since);
         let memory = match File::open(format!("/proc/{}/mem", self.pid)) {
-            Ok(file) => ProcessMemory(file),
+            Ok(file) => ProcessMemory::new(file),
             Err(error) => {
                 let hint = hint(&error);
                 self.page =
@@ -157,7 +147,12 @@ impl Process {
             Ok(locked) => self.locked = Some(locked),
             Err(error) => self.missing.push(format!("locked pages ({error})")),
         }
-        self.page = address.map(|address| table.and_then(|table| page::look(self, &table, address)));
+        let Some(address) = address else { return };
+        self.page = Some(table.and_then(|table| {
+            let slots = self.counts.as_ref().map_or(&[][..], |counts| &counts.used);
+            let seen = page::look(self.pid, &table, address, slots)?;
+            Ok(seen.with(&self.requests, &self.parked))
+        }));
     }
 }
 

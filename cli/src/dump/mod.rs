@@ -7,6 +7,7 @@
 mod json;
 mod log;
 mod look;
+mod memory;
 mod page;
 mod text;
 mod verdict;

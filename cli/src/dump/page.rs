@@ -1,12 +1,12 @@
 //! All that is known of one page.
 
-use super::look::{Process, ProcessMemory};
+use super::memory::ProcessMemory;
 use pagetide::dump::board::{ParkedFault, RequestShown};
 use pagetide::dump::reading::{Heap, Slot};
 use pagetide_swap::place::Entry;
 use pagetide_swap::table::History;
 use pagetide_swap::table::outside::Outside;
-use pagetide_swap::{PageIndex, Place, State, Word};
+use pagetide_swap::{CLUSTER_PAGES, PageIndex, Place, State, Word};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -40,22 +40,35 @@ pub(crate) struct PageSeen {
     pub faults: Vec<ParkedFault>,
 }
 
-/// Looks a page of a process up.
+impl PageSeen {
+    /// Adds those of these requests and parked faults that are on the page.
+    pub(crate) fn with(self, requests: &[RequestShown], faults: &[ParkedFault]) -> Self {
+        let page = self.page;
+        let covers = |request: &&RequestShown| {
+            // Entries of the pool that are written together lie anywhere: the first alone is known.
+            let pages = request.pages.min(CLUSTER_PAGES as u64);
+            (request.first..request.first.plus(pages)).contains(&page)
+                || request.demand.is_some_and(|(demand, _)| demand == page)
+        };
+        Self {
+            requests: requests.iter().filter(covers).copied().collect(),
+            faults: faults.iter().filter(|fault| fault.page == page).copied().collect(),
+            ..self
+        }
+    }
+}
+
+/// Looks a page of a process up. `slots` are those on probation, as far as they could be read.
 pub(crate) fn look(
-    process: &Process,
+    pid: u64,
     table: &Outside<'_, Heap<ProcessMemory>>,
     address: u64,
+    slots: &[Slot],
 ) -> Result<PageSeen, String> {
-    let page = PageIndex(address / 4096);
+    let page = PageIndex::of_address(address as usize);
     let seen = table.cluster(page.cluster())?;
     let word = seen.as_ref().map_or(Word::HOLE, |seen| seen.words[page.offset()]);
-    let counts = process.counts.as_ref();
     let is_its_slot = |slot: &&Slot| word.state() == State::Cached && slot.number == word.slot();
-    let covers = |request: &&RequestShown| {
-        // Entries of the pool that are written together lie anywhere: the first alone is known.
-        (request.first..request.first.plus(request.pages.min(512))).contains(&page)
-            || request.demand.is_some_and(|(demand, _)| demand == page)
-    };
     Ok(PageSeen {
         page,
         word,
@@ -63,11 +76,11 @@ pub(crate) fn look(
         held: seen.as_ref().is_some_and(|seen| seen.held),
         parked: seen.as_ref().is_some_and(|seen| seen.parked),
         torn: seen.as_ref().is_some_and(|seen| seen.torn),
-        mapped: is_mapped(process.pid, page),
-        mapping: mapping(process.pid, address),
-        slot: counts.and_then(|counts| counts.used.iter().find(is_its_slot)).copied(),
-        requests: process.requests.iter().filter(covers).copied().collect(),
-        faults: process.parked.iter().filter(|fault| fault.page == page).copied().collect(),
+        mapped: is_mapped(pid, page),
+        mapping: mapping(pid, address),
+        slot: slots.iter().find(is_its_slot).copied(),
+        requests: Vec::new(),
+        faults: Vec::new(),
     })
 }
 

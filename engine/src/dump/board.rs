@@ -364,7 +364,7 @@ impl Board {
     pub fn sit(&self, kind: Kind, nth: usize) -> Seat {
         let at = THREADS_AT + (kind as usize + nth).min(THREADS - 1) * THREAD_WORDS;
         let seat = Seat { board: *self, at };
-        seat.now(Activity::Starts, 0, crate::runtime::clock());
+        seat.now(Activity::Starts, 0, crate::clock::clock());
         self.set(at, u64::from(pagetide_sys::task::tid()) << 8 | (kind as u64 + 1));
         seat
     }

@@ -1,6 +1,6 @@
 //! The boards of the processes, and what is written to the run's log.
 
-use super::layout::{Field, Header, boards_at};
+use super::layout::{BOARD_BYTES, Field, Header, boards_at};
 use super::{Group, ProcessSlot, SLOTS};
 use crate::dump::board::{Board, WORDS};
 use pagetide_sys::log::{self, Level, Sharing};
@@ -8,8 +8,6 @@ use pagetide_sys::task;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
-/// Bytes of a board.
-pub(super) const BOARD_BYTES: usize = WORDS * 8;
 const LEVEL_BITS: u32 = 8;
 
 impl Group {

@@ -1,7 +1,7 @@
 //! Where each word of the group page lies, and what it may be taken for.
 
 use super::SLOTS;
-use super::board::BOARD_BYTES;
+use crate::dump::board;
 use crate::latency;
 use pagetide_swap::Counters;
 use pagetide_swap::frontier::Frontier;
@@ -196,6 +196,9 @@ impl Field {
 pub fn bytes_needed(blocks: u64) -> usize {
     boards_at(blocks) + SLOTS * BOARD_BYTES
 }
+
+/// Bytes of a board.
+pub(super) const BOARD_BYTES: usize = board::WORDS * 8;
 
 /// Where the boards begin: behind slots and the books of blocks.
 pub(super) fn boards_at(blocks: u64) -> usize {

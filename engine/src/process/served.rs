@@ -5,9 +5,9 @@
 //! count as any that cannot leave.
 
 use super::{Entered, lock};
+use crate::clock::clock;
 use crate::engine::Workspace;
 use crate::regions::Access;
-use crate::runtime::clock;
 use pagetide_swap::{PageIndex, State};
 use pagetide_sys::task;
 use std::ops::Range;
