@@ -31,17 +31,13 @@ SAMPLERS = {Sampling.MEMORY: sample_memory, Sampling.SWAP_POOL: sample_swap_pool
 
 
 @contextlib.contextmanager
-def sampled(sampling, cgroup, run):
-    """Samples from a thread of this process while the block runs."""
-    if sampling is Sampling.NONE:
-        yield
-        return
+def repeatedly(seconds, work):
+    """Calls `work` every so many seconds, from a thread of this process, while the block runs."""
     done = threading.Event()
 
     def loop():
-        while not done.wait(SAMPLE_SECONDS):
-            with contextlib.suppress(OSError):  # the cgroup has gone
-                SAMPLERS[sampling](cgroup, run)
+        while not done.wait(seconds):
+            work()
 
     thread = threading.Thread(target=loop, daemon=True)
     thread.start()
@@ -53,21 +49,25 @@ def sampled(sampling, cgroup, run):
 
 
 @contextlib.contextmanager
+def sampled(sampling, cgroup, run):
+    """Samples from a thread of this process while the block runs."""
+    if sampling is Sampling.NONE:
+        yield
+        return
+
+    def sample():
+        with contextlib.suppress(OSError):  # the cgroup has gone
+            SAMPLERS[sampling](cgroup, run)
+
+    with repeatedly(SAMPLE_SECONDS, sample):
+        yield
+
+
+@contextlib.contextmanager
 def watched(watch, pid):
     """Calls `watch` with the pid, from a thread of this process, while the block runs."""
     if watch is None:
         yield
         return
-    done = threading.Event()
-
-    def loop():
-        while not done.wait(WATCH_SECONDS):
-            watch(pid)
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-    try:
+    with repeatedly(WATCH_SECONDS, lambda: watch(pid)):
         yield
-    finally:
-        done.set()
-        thread.join()

@@ -80,8 +80,17 @@ pub trait Mover {
     fn entries(&mut self) -> &mut Vec<(PageIndex, Handle)>;
 }
 
-/// The contents of pages on probation, and what becomes of them: of one slot, while it is stored.
-pub trait Contents {
+/// The pages of one slot whose stores end.
+pub trait Ending {
+    /// Is told of a page whose store has ended.
+    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome);
+
+    /// Is told of pages, one behind the other, that are at their places.
+    fn swapped(&mut self, pages: usize);
+}
+
+/// The contents of the pages of one slot, while it is stored.
+pub trait Contents: Ending {
     /// Finds places for a whole folio, by [`Swap::store_folio`] or [`Swap::store_sized`].
     fn store_folio(&mut self, first: PageIndex, kept: &[Option<Place>; FOLIO_PAGES])
     -> [Stored; FOLIO_PAGES];
@@ -91,12 +100,6 @@ pub trait Contents {
 
     /// Is told of a page that the pool will not have. It is still locked: the callee ends its store.
     fn refused(&mut self, page: PageIndex, why: StoreError, hash: PageHash);
-
-    /// Is told of a page whose store has ended.
-    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome);
-
-    /// Is told of pages, one behind the other, that are at their places.
-    fn swapped(&mut self, pages: usize);
 }
 
 /// What became of the pages of one folio.
@@ -263,11 +266,9 @@ impl Reclaimer {
             .ok()
             .filter(|folio| !folio.iter().any(|&(offset, _)| poor.contains(offset)))
             .map(|folio| contents.store_folio(first, &folio.map(|(_, kept)| kept)));
-        let shadow = self.probation.shadow(slot);
         if let Some(place) = whole.as_ref().and_then(|outcomes| Stored::run(outcomes))
-            && swap.finish_store_run(first, FOLIO_PAGES, place, shadow)
+            && self.end_folio(swap, slot, first, place, contents)
         {
-            contents.swapped(FOLIO_PAGES);
             return StoredFolio { tried, placed: tried, new: tried };
         }
         let mut folio = StoredFolio { tried, ..StoredFolio::default() };
@@ -280,7 +281,7 @@ impl Reclaimer {
                 Stored::Clean(place) | Stored::New(place) => {
                     folio.placed += 1;
                     folio.new += usize::from(matches!(stored, Stored::New(_)));
-                    contents.ended(page(nth), swap.finish_store(page(nth), place, shadow));
+                    self.end_page(swap, slot, page(nth), place, contents);
                 }
                 Stored::Refused(why, hash) => {
                     if why == StoreError::Incompressible {
@@ -291,6 +292,57 @@ impl Reclaimer {
             }
         }
         folio
+    }
+
+    /// Ends the stores of pages of a slot that were written to blocks from `block` on. They ascend.
+    pub fn end_written<S: SpanSource>(
+        &self,
+        swap: &Swap<S>,
+        slot: u16,
+        pages: &[PageIndex],
+        block: u64,
+        ending: &mut impl Ending,
+    ) {
+        let mut nth = 0;
+        while let Some(&page) = pages.get(nth) {
+            let place = Place::Device(block + nth as u64);
+            let last = page.plus(FOLIO_PAGES as u64 - 1);
+            let whole =
+                page.offset().is_multiple_of(FOLIO_PAGES) && pages.get(nth + FOLIO_PAGES - 1) == Some(&last);
+            if whole && self.end_folio(swap, slot, page, place, ending) {
+                nth += FOLIO_PAGES;
+            } else {
+                self.end_page(swap, slot, page, place, ending);
+                nth += 1;
+            }
+        }
+    }
+
+    /// Ends the stores of a folio at once. False if they must end one by one.
+    fn end_folio<S: SpanSource>(
+        &self,
+        swap: &Swap<S>,
+        slot: u16,
+        first: PageIndex,
+        place: Place,
+        ending: &mut impl Ending,
+    ) -> bool {
+        let ended = swap.finish_store_run(first, FOLIO_PAGES, place, self.probation.shadow(slot));
+        if ended {
+            ending.swapped(FOLIO_PAGES);
+        }
+        ended
+    }
+
+    fn end_page<S: SpanSource>(
+        &self,
+        swap: &Swap<S>,
+        slot: u16,
+        page: PageIndex,
+        place: Place,
+        ending: &mut impl Ending,
+    ) {
+        ending.ended(page, swap.finish_store(page, place, self.probation.shadow(slot)));
     }
 }
 

@@ -5,7 +5,7 @@
 //! while. The cap is so small that no frames are kept for runs ([`MEMORY`]).
 
 use super::events::{Said, Step, Steps};
-use super::machine::replay;
+use super::machine::{TICK_FAULTS, replay};
 use super::setting::{Outcome, Setting};
 use pagetide::engine::{Engine, Limits, Progress, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss};
@@ -21,7 +21,6 @@ use std::collections::HashMap;
 const MEMORY: u64 = 63 * 64;
 /// What the pool takes of it at most.
 const POOL_MAX: f64 = 0.5;
-const TICK_FAULTS: u64 = 1024;
 /// Counters of time and of threads, of which a replay has none.
 const NOT_REPLAYED: [Counter; 5] = [
     Counter::parked_ns,
@@ -92,7 +91,7 @@ impl Driven {
         let device = (setting.device_ns > 0.0).then(|| Ram::new(2 * pages + 4096));
         let limits = Limits::for_cap(setting.memory);
         let engine = fake::engine(fake::Setup {
-            slots: limits.probation + 24,
+            slots: limits.slots().into(),
             limits,
             pool_pages_max: 0,
             config: setting.config,

@@ -16,9 +16,7 @@ use std::ops::Range;
 /// What a fault costs that finds a zero page.
 const ZERO_NS: f64 = 6_000.0;
 /// Faults after which the pool's share is looked at.
-const TICK_FAULTS: u64 = 1024;
-/// Slots of staging beside those on probation, as a process has them.
-const SLOTS_MORE: usize = 24;
+pub(super) const TICK_FAULTS: u64 = 1024;
 
 struct Machine {
     setting: Setting,
@@ -42,12 +40,11 @@ pub(super) fn replay(steps: &Steps, setting: Setting) -> Outcome {
 
 impl Machine {
     fn new(steps: &Steps, setting: Setting) -> Self {
-        let probation = Limits::for_cap(setting.memory).probation;
-        let slots = probation + SLOTS_MORE;
+        let limits = Limits::for_cap(setting.memory);
         let mut this = Self {
             setting,
-            world: World::new(steps, &setting, slots),
-            reclaimer: Reclaimer::new(slots as u16, probation),
+            world: World::new(steps, &setting, limits),
+            reclaimer: Reclaimer::new(limits.slots(), limits.probation),
             streams: Streams::default(),
             balance: Balance::default(),
             faults: 0,

@@ -8,7 +8,7 @@ use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
-use pagetide_swap::reclaimer::{Contents, Mover, Progress, Reclaimer, frames_in_use, writes_max};
+use pagetide_swap::reclaimer::{Contents, Ending, Mover, Progress, Reclaimer, frames_in_use, writes_max};
 use pagetide_swap::swap::Keys;
 use pagetide_swap::{Counter, Counters, Handle, Place, State, StoreError, StoreOutcome, Stored, Swap};
 use std::ops::Range;
@@ -46,7 +46,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(steps: &Steps, setting: &Setting, slots: usize) -> Self {
+    pub(super) fn new(steps: &Steps, setting: &Setting, limits: Limits) -> Self {
         // Room for every page, and as many copies.
         let blocks = if setting.device_ns > 0.0 { 2 * steps.pages as usize + 4096 } else { 0 };
         // Contents are told apart by numbers: there is nothing to hide or to prove.
@@ -59,7 +59,7 @@ impl World {
                 setting.config,
                 Counters::private(),
             )),
-            limits: Limits::for_cap(setting.memory),
+            limits,
             end: PageIndex(steps.pages.into()),
             metadata: 0,
             overdrawn: false,
@@ -67,7 +67,7 @@ impl World {
             has_device: blocks > 0,
             sizes: steps.sizes.clone(),
             versions: vec![0; steps.pages as usize],
-            frames: vec![PageSet::default(); slots],
+            frames: vec![PageSet::default(); limits.slots().into()],
             frame_count: 0,
             writes: Vec::new(),
             entries: Vec::new(),
@@ -172,7 +172,8 @@ impl<'a> Counting<'a> {
             match write {
                 Write::Store { slot, pages, block } => {
                     swap.counters().add(Counter::pswpout, pages.len() as u64);
-                    self.end_stores(slot, &pages, block);
+                    let mut arrived = Arrived { counting: self, slot };
+                    arrived.counting.reclaimer.end_written(&swap, slot, &pages, block, &mut arrived);
                 }
                 Write::Writeback { entries, block } => {
                     swap.counters().add(Counter::pswpout, entries.len() as u64);
@@ -183,27 +184,6 @@ impl<'a> Counting<'a> {
                     }
                 }
             }
-        }
-    }
-
-    /// Pages of a slot are at blocks from `block` on.
-    fn end_stores(&mut self, slot: u16, pages: &[PageIndex], block: u64) {
-        let shadow = self.reclaimer.probation.shadow(slot);
-        let mut nth = 0;
-        while let Some(&page) = pages.get(nth) {
-            let place = Place::Device(block + nth as u64);
-            let last = page.plus(FOLIO_PAGES as u64 - 1);
-            let whole =
-                page.offset().is_multiple_of(FOLIO_PAGES) && pages.get(nth + FOLIO_PAGES - 1) == Some(&last);
-            let count = if whole && self.world.swap.finish_store_run(page, FOLIO_PAGES, place, shadow) {
-                FOLIO_PAGES
-            } else {
-                let outcome = self.world.swap.finish_store(page, place, shadow);
-                debug_assert_eq!(outcome, StoreOutcome::Swapped, "nobody asks meanwhile");
-                1
-            };
-            self.release(slot, count);
-            nth += count;
         }
     }
 
@@ -389,10 +369,28 @@ impl Contents for Leaving<'_, '_> {
             self.write();
         }
     }
+}
 
+impl Ending for Leaving<'_, '_> {
+    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome) {
+        Arrived { counting: self.counting, slot: self.slot }.ended(page, outcome);
+    }
+
+    fn swapped(&mut self, pages: usize) {
+        self.counting.release(self.slot, pages);
+    }
+}
+
+/// Pages of a slot whose stores end.
+struct Arrived<'a, 'b> {
+    counting: &'a mut Counting<'b>,
+    slot: u16,
+}
+
+impl Ending for Arrived<'_, '_> {
     fn ended(&mut self, _: PageIndex, outcome: StoreOutcome) {
         debug_assert_eq!(outcome, StoreOutcome::Swapped, "nobody asks meanwhile");
-        self.counting.release(self.slot, 1);
+        self.swapped(1);
     }
 
     fn swapped(&mut self, pages: usize) {

@@ -8,6 +8,9 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 /// Free pages that a process keeps at least, however many share the cap.
 const FREE_MIN: i64 = 16;
 
+/// Slots of staging beside those on probation.
+const SLOTS_MORE: usize = 24;
+
 /// Parameters of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -29,6 +32,12 @@ impl Limits {
         // more.
         let probation = (pages as usize / 4 / CLUSTER_PAGES).clamp(32, 256);
         Self { low, high: 2 * low, probation }
+    }
+
+    /// Returns how many slots of staging there are: beside those on probation for take-outs under way, slots that wait
+    /// for the device, and donors.
+    pub fn slots(&self) -> u16 {
+        (self.probation + SLOTS_MORE) as u16
     }
 }
 

@@ -5,7 +5,7 @@ use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::reclaimer::{Contents, frames_in_use};
+use pagetide_swap::reclaimer::{Contents, Ending, frames_in_use};
 use pagetide_swap::{
     CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, PageIndex, Place, Scratch, Source, StoreError,
     StoreOutcome, Stored,
@@ -19,6 +19,25 @@ pub(super) enum Busy {
     Wait,
     /// They go back to the program.
     Refuse,
+}
+
+/// Pages of a slot whose stores end.
+pub(super) struct Arrived<'a, M: Memory> {
+    pub(super) engine: &'a Engine<M>,
+    pub(super) slot: u16,
+}
+
+impl<M: Memory> Ending for Arrived<'_, M> {
+    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome) {
+        match outcome {
+            StoreOutcome::Wanted => self.engine.map_wanted(page, self.slot),
+            StoreOutcome::Swapped => self.swapped(1),
+        }
+    }
+
+    fn swapped(&mut self, pages: usize) {
+        self.engine.unref(self.slot, pages);
+    }
 }
 
 /// The pages of a slot that is being stored.
@@ -68,13 +87,15 @@ impl<M: Memory> Contents for Leaving<'_, M> {
             engine.write(*slot, outgoing);
         }
     }
+}
 
+impl<M: Memory> Ending for Leaving<'_, M> {
     fn ended(&mut self, page: PageIndex, outcome: StoreOutcome) {
-        self.engine.store_concluded(page, self.slot, outcome);
+        Arrived { engine: self.engine, slot: self.slot }.ended(page, outcome);
     }
 
     fn swapped(&mut self, pages: usize) {
-        self.engine.unref(self.slot, pages);
+        Arrived { engine: self.engine, slot: self.slot }.swapped(pages);
     }
 }
 
@@ -183,19 +204,6 @@ impl<M: Memory> Engine<M> {
     /// Pages for which there was no place since the last call.
     pub fn take_refused(&self) -> usize {
         self.outage.refused.swap(0, Relaxed)
-    }
-
-    /// Ends the store of a page that is at its place.
-    pub(super) fn end_store(&self, page: PageIndex, slot: u16, place: Place) {
-        let outcome = self.swap.finish_store(page, place, self.probation().shadow(slot));
-        self.store_concluded(page, slot, outcome);
-    }
-
-    fn store_concluded(&self, page: PageIndex, slot: u16, outcome: StoreOutcome) {
-        match outcome {
-            StoreOutcome::Wanted => self.map_wanted(page, slot),
-            StoreOutcome::Swapped => _ = self.unref(slot, 1),
-        }
     }
 
     /// Ends the store of a page for which the device has no time: it stays on probation.

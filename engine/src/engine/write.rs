@@ -2,13 +2,14 @@
 
 use super::Engine;
 use super::requests::Pending;
+use super::store::Arrived;
 use crate::memory::Memory;
 use pagetide_device::{BLOCK, Buffer, Direction, Request};
 use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
 use pagetide_swap::reclaimer::writes_max;
-use pagetide_swap::{Counter, FOLIO_PAGES, PageIndex, Place};
+use pagetide_swap::{Counter, PageIndex};
 use std::io::ErrorKind;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 
@@ -139,20 +140,8 @@ impl<M: Memory> Engine<M> {
             Ok(()) => {
                 self.outage.full.end();
                 self.count(Counter::pswpout, pages.len());
-                let mut nth = 0;
-                while let Some(&page) = pages.get(nth) {
-                    let place = Place::Device(block + nth as u64);
-                    // They ascend.
-                    let last = page.plus(FOLIO_PAGES as u64 - 1);
-                    let whole = page.offset().is_multiple_of(FOLIO_PAGES)
-                        && pages.get(nth + FOLIO_PAGES - 1) == Some(&last);
-                    if whole && self.end_store_run(page, slot_id, place) {
-                        nth += FOLIO_PAGES;
-                    } else {
-                        self.end_store(page, slot_id, place);
-                        nth += 1;
-                    }
-                }
+                let mut arrived = Arrived { engine: self, slot: slot_id };
+                self.reclaimer.end_written(&self.swap, slot_id, pages, block, &mut arrived);
             }
             Err(error) => {
                 self.outage.refused.fetch_add(pages.len(), Relaxed);
@@ -160,15 +149,6 @@ impl<M: Memory> Engine<M> {
                 self.return_to_program(slot_id, pages);
             }
         }
-    }
-
-    /// Ends the stores of a folio at once. False if they must end one by one.
-    fn end_store_run(&self, first: PageIndex, slot: u16, place: Place) -> bool {
-        let ended = self.swap.finish_store_run(first, FOLIO_PAGES, place, self.probation().shadow(slot));
-        if ended {
-            self.unref(slot, FOLIO_PAGES);
-        }
-        ended
     }
 
     /// A write to blocks failed, of which nothing is used. Where the disk has no room they are not tried again for a

@@ -210,8 +210,7 @@ impl Runtime {
         let cost = device.as_ref().map(|device| device.cost(0).read_ns as f64);
         let balance = cost.map_or_else(Balance::default, Balance::new);
         let trace = open_trace(&group, slot);
-        let slots = Kernel::slots((limits.probation + 24) as u16)
-            .map_err(|error| StartError::Resources(error.into()))?;
+        let slots = Kernel::slots(limits.slots()).map_err(|error| StartError::Resources(error.into()))?;
         let engine = Engine::new(Parts {
             swap,
             memory,
