@@ -7,6 +7,7 @@
 #[allow(missing_docs, unreachable_pub, dead_code, reason = "of another crate")]
 mod fuzz;
 
+use fuzz::draw::Draw;
 use fuzz::{TARGETS, Target};
 use std::fs;
 use std::panic::catch_unwind;
@@ -16,33 +17,18 @@ const CASES: u64 = 50_000;
 /// Longer inputs are cut.
 const BYTES_MAX: usize = 16 << 10;
 
-/// Xorshift (Marsaglia 2003).
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 16) as usize % limit.max(1)
-    }
-}
-
 fn number(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// The files of a target.
+/// The inputs of a target, and where they lie: files, and what each version makes anew.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(name);
     let files = fs::read_dir(&directory).unwrap_or_else(|error| panic!("{}: {error}", directory.display()));
     let mut files: Vec<_> = files.map(|file| file.unwrap().path()).collect();
     files.sort();
-    files.into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
+    let made = fuzz::made(name).map(|input| (PathBuf::from("what this version makes"), input));
+    files.into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).chain(made).collect()
 }
 
 /// Changes some bytes, cuts, or takes a part of another input.

@@ -3,6 +3,7 @@
 //! Each target returns whether it took the input for valid, and panics if that was wrong.
 
 pub mod codecs;
+pub mod draw;
 pub mod notes;
 pub mod options;
 pub mod replays;
@@ -24,6 +25,11 @@ pub const TARGETS: [(&str, Target); 8] = [
     ("option", options::option),
     ("note", notes::note),
 ];
+
+/// A valid input of a target that each version makes anew, which no file can hold.
+pub fn made(name: &str) -> Option<Vec<u8>> {
+    (name == "note").then(notes::own)
+}
 
 /// The target of that name.
 pub fn by_name(name: &str) -> Target {

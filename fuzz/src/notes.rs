@@ -6,5 +6,10 @@ use pagetide::note;
 pub fn note(input: &[u8]) -> bool {
     let version = note::version(input);
     assert!(!version.contains('\0'), "{version:?}");
-    input == note::description()
+    input == own()
+}
+
+/// What the note of this version says.
+pub fn own() -> Vec<u8> {
+    note::description().to_vec()
 }

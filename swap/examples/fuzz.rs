@@ -13,30 +13,19 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 #[path = "../../fuzz/src/codecs.rs"]
 #[allow(dead_code, unreachable_pub, reason = "the fuzzer and the tests use the rest")]
 mod codecs;
+#[path = "../../fuzz/src/draw.rs"]
+#[allow(unreachable_pub, reason = "of another crate")]
+mod draw;
 #[path = "../../fuzz/src/traces.rs"]
 #[allow(unreachable_pub, reason = "of another crate")]
 mod traces;
+
+use draw::Draw;
 
 /// Cases between two looks at the clock.
 const ROUND: u64 = 4096;
 /// Inputs that are made anew by mutation, kept to be mutated again.
 const CORPUS: usize = 512;
-
-/// Xorshift (Marsaglia 2003).
-struct Draw(u64);
-
-impl Draw {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        (self.next() >> 16) as usize % limit.max(1)
-    }
-}
 
 /// A page of some values, with runs and repeats of what came before, as programs have them.
 fn page(draw: &mut Draw) -> Vec<u8> {

@@ -42,13 +42,7 @@ fn a_block_that_cannot_be_read_loses_its_page_and_none_that_is_read_with_it() {
             let device = Faulty::at_block(Box::new(Ram::new(4096)), Direction::Read, 100, failure);
             let mut world = written_in_order(Some(Box::new(device)));
             world.may_lose = true;
-            let numbers = BASE..BASE + 512;
-            let read = |number| world.read(number);
-            if downwards {
-                numbers.rev().for_each(read)
-            } else {
-                numbers.for_each(read)
-            }
+            world.scan(BASE..BASE + 512, downwards);
             let lost = world.memory().poisoned();
             // Bytes are damaged at the start of the request, wherever the block is in it.
             assert!(lost.len() == 1, "{failure:?}: {lost:?}");

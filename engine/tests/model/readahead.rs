@@ -30,13 +30,7 @@ fn a_scan_that_is_faster_than_the_device_always_leaves_it_something_to_do() {
 fn a_scan_is_read_ahead_of_up_and_down() {
     for downwards in [false, true] {
         let mut world = written_in_order(Some(Shared::new(&Arc::new(Ram::new(4096)))));
-        let numbers = BASE..BASE + 512;
-        let read = |number| world.read(number);
-        if downwards {
-            numbers.rev().for_each(read)
-        } else {
-            numbers.for_each(read)
-        }
+        world.scan(BASE..BASE + 512, downwards);
         let (faults, ahead) = (world.counter(Counter::pgmajfault), world.counter(Counter::swap_ra));
         assert_eq!((world.counter(Counter::pswpin), faults + ahead), (512, 512));
         assert!(faults < 20, "{faults} faults");

@@ -198,6 +198,12 @@ impl World {
         );
     }
 
+    /// Reads pages one after the other.
+    pub(crate) fn scan(&mut self, numbers: std::ops::Range<u64>, downwards: bool) {
+        let read = |number| self.read(number);
+        if downwards { numbers.rev().for_each(read) } else { numbers.for_each(read) }
+    }
+
     pub(crate) fn read(&mut self, number: u64) {
         self.now(page(number), Action::Read);
     }
