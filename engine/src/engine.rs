@@ -4,7 +4,7 @@
 //! word. No method waits for I/O: a fault whose page is on the device, or for which there is no room, is
 //! left parked, and whoever brings the page or makes the room answers it.
 //!
-//! Lock order: regions → cluster → slot → staging lists, requests, waiting faults (leaves). The cluster
+//! Lock order: regions → cluster → slot → lists of probation, donors, requests, waiting faults (leaves). The cluster
 //! lock is held across a take-out (about 10 µs), never across a codec or I/O.
 
 mod bring_in;
