@@ -1,6 +1,6 @@
 //! Pages on probation are stored: in the pool, or on the device.
 
-use super::write::Outgoing;
+use super::write::{Arrived, Outgoing};
 use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
@@ -19,25 +19,6 @@ pub(super) enum Busy {
     Wait,
     /// They go back to the program.
     Refuse,
-}
-
-/// Pages of a slot whose stores end.
-pub(super) struct Arrived<'a, M: Memory> {
-    pub(super) engine: &'a Engine<M>,
-    pub(super) slot: u16,
-}
-
-impl<M: Memory> Ending for Arrived<'_, M> {
-    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome) {
-        match outcome {
-            StoreOutcome::Wanted => self.engine.map_wanted(page, self.slot),
-            StoreOutcome::Swapped => self.swapped(1),
-        }
-    }
-
-    fn swapped(&mut self, pages: usize) {
-        self.engine.unref(self.slot, pages);
-    }
 }
 
 /// The pages of a slot that is being stored.
@@ -214,7 +195,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Maps a page for which a fault waited until its store had ended.
-    fn map_wanted(&self, page: PageIndex, slot_id: u16) {
+    pub(super) fn map_wanted(&self, page: PageIndex, slot_id: u16) {
         self.budget.take(1);
         let mapped = {
             let slot = lock(&self.staging[slot_id]);

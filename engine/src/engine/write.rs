@@ -2,14 +2,13 @@
 
 use super::Engine;
 use super::requests::Pending;
-use super::store::Arrived;
 use crate::memory::Memory;
 use pagetide_device::{BLOCK, Buffer, Direction, Request};
 use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::reclaimer::writes_max;
-use pagetide_swap::{Counter, PageIndex};
+use pagetide_swap::reclaimer::{Ending, writes_max};
+use pagetide_swap::{Counter, PageIndex, StoreOutcome};
 use std::io::ErrorKind;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 
@@ -58,6 +57,25 @@ impl Batch {
         all.copy_within(head..head + rest, 0);
         self.buffer = Some(all);
         first
+    }
+}
+
+/// Pages of a slot whose stores end.
+pub(super) struct Arrived<'a, M: Memory> {
+    pub(super) engine: &'a Engine<M>,
+    pub(super) slot: u16,
+}
+
+impl<M: Memory> Ending for Arrived<'_, M> {
+    fn ended(&mut self, page: PageIndex, outcome: StoreOutcome) {
+        match outcome {
+            StoreOutcome::Wanted => self.engine.map_wanted(page, self.slot),
+            StoreOutcome::Swapped => self.swapped(1),
+        }
+    }
+
+    fn swapped(&mut self, pages: usize) {
+        self.engine.unref(self.slot, pages);
     }
 }
 
