@@ -1,10 +1,11 @@
 //! A dump for programs.
 
 use super::Dump;
-use super::look::Process;
+use super::look::{EngineThread, Locked, LockedRun, Process};
 use super::page::{self, PageSeen};
 use super::verdict::verdict;
 use pagetide::dump::board::{ParkedFault, RequestShown};
+use pagetide::dump::reading::Counts;
 use pagetide::group::Field;
 use serde_json::{Value, json};
 
@@ -53,67 +54,70 @@ fn request(request: &RequestShown, now: u64) -> Value {
     })
 }
 
-#[expect(clippy::too_many_lines, reason = "one literal of all that is told of a process")]
+fn thread(thread: &EngineThread, now: u64) -> Value {
+    json!({
+        "name": thread.name,
+        "tid": thread.task.as_ref().map(|task| task.tid),
+        "activity": thread.shown.map(|shown| shown.activity.text()),
+        "idle": thread.shown.map(|shown| shown.activity.is_idle()),
+        "what": thread.shown.map(|shown| shown.what),
+        "age_ms": thread.shown.map(|shown| age_ms(now, shown.since)),
+        "state": thread.task.as_ref().map(|task| task.state.to_string()),
+        "wchan": thread.task.as_ref().map(|task| task.wchan.clone()),
+    })
+}
+
+fn counts(counts: &Counts, now: u64) -> Value {
+    json!({
+        "free_pages": counts.free,
+        "low_pages": counts.low,
+        "high_pages": counts.high,
+        "frames": counts.frames,
+        "stalled": counts.stalled,
+        "requests": counts.requests,
+        "writes": counts.writes,
+        "faults_held_back": counts.held,
+        "device_failed": counts.device_failed,
+        "device_off": counts.device_off,
+        "refused_pages": counts.refused,
+        "take_out_of": counts.taking.map(|cluster| address(cluster.page(0))),
+        "calls": counts.calls,
+        "working": counts.working,
+        "completing": counts.completing,
+        "fork": counts.fork.map(|fork| json!({
+            "tid": fork.tid,
+            "age_ms": age_ms(now, fork.since),
+            "frozen": fork.frozen,
+            "serving": fork.serving,
+        })),
+        "slots": counts.slots,
+        "slots_used": counts.used.len(),
+        "slots_queued": counts.used.iter().filter(|slot| slot.queued).count(),
+        "slots_late": counts.used.iter().filter(|slot| slot.late).count(),
+    })
+}
+
+fn locked_run(run: &LockedRun) -> Value {
+    json!({
+        "page": address(run.first),
+        "pages": run.pages,
+        "state": page::state(run.word),
+        "flags": page::flags(run.word),
+    })
+}
+
+fn locked(locked: &Locked) -> Value {
+    json!({
+        "pages": locked.pages,
+        "writeback": locked.writeback,
+        "complete": locked.complete,
+        "latches_held": locked.held.iter().map(|&page| address(page)).collect::<Vec<_>>(),
+        "runs": locked.runs.iter().map(locked_run).collect::<Vec<_>>(),
+    })
+}
+
 fn process(one: &Process, now: u64) -> Value {
     let bytes = |field| one.slot.get(field).saturating_mul(4096);
-    let threads = one.threads.iter().map(|thread| {
-        json!({
-            "name": thread.name,
-            "tid": thread.task.as_ref().map(|task| task.tid),
-            "activity": thread.shown.map(|shown| shown.activity.text()),
-            "idle": thread.shown.map(|shown| shown.activity.is_idle()),
-            "what": thread.shown.map(|shown| shown.what),
-            "age_ms": thread.shown.map(|shown| age_ms(now, shown.since)),
-            "state": thread.task.as_ref().map(|task| task.state.to_string()),
-            "wchan": thread.task.as_ref().map(|task| task.wchan.clone()),
-        })
-    });
-    let counts = one.counts.as_ref().map(|counts| {
-        json!({
-            "free_pages": counts.free,
-            "low_pages": counts.low,
-            "high_pages": counts.high,
-            "frames": counts.frames,
-            "stalled": counts.stalled,
-            "requests": counts.requests,
-            "writes": counts.writes,
-            "faults_held_back": counts.held,
-            "device_failed": counts.device_failed,
-            "device_off": counts.device_off,
-            "refused_pages": counts.refused,
-            "take_out_of": counts.taking.map(|cluster| address(cluster.page(0))),
-            "calls": counts.calls,
-            "working": counts.working,
-            "completing": counts.completing,
-            "fork": counts.fork.map(|fork| json!({
-                "tid": fork.tid,
-                "age_ms": age_ms(now, fork.since),
-                "frozen": fork.frozen,
-                "serving": fork.serving,
-            })),
-            "slots": counts.slots,
-            "slots_used": counts.used.len(),
-            "slots_queued": counts.used.iter().filter(|slot| slot.queued).count(),
-            "slots_late": counts.used.iter().filter(|slot| slot.late).count(),
-        })
-    });
-    let locked = one.locked.as_ref().map(|locked| {
-        let runs = locked.runs.iter().map(|run| {
-            json!({
-                "page": address(run.first),
-                "pages": run.pages,
-                "state": page::state(run.word),
-                "flags": page::flags(run.word),
-            })
-        });
-        json!({
-            "pages": locked.pages,
-            "writeback": locked.writeback,
-            "complete": locked.complete,
-            "latches_held": locked.held.iter().map(|&page| address(page)).collect::<Vec<_>>(),
-            "runs": runs.collect::<Vec<_>>(),
-        })
-    });
     json!({
         "pid": one.pid,
         "name": one.name,
@@ -121,7 +125,7 @@ fn process(one: &Process, now: u64) -> Value {
         "armed": one.armed,
         "resting": one.slot.is_resting(),
         "threads_in_faults": one.faulting,
-        "threads": threads.collect::<Vec<_>>(),
+        "threads": one.threads.iter().map(|shown| thread(shown, now)).collect::<Vec<_>>(),
         "faults": one.parked.iter().map(|parked| fault(parked, now)).collect::<Vec<_>>(),
         "faults_not_shown": one.parked_more,
         "requests": one.requests.iter().map(|shown| request(shown, now)).collect::<Vec<_>>(),
@@ -135,8 +139,8 @@ fn process(one: &Process, now: u64) -> Value {
         "disk_bytes": bytes(Field::Disk),
         "probation_bytes": bytes(Field::Cached),
         "inquiry_answered": one.slot.get(Field::Answered),
-        "counts": counts,
-        "locked": locked,
+        "counts": one.counts.as_ref().map(|seen| counts(seen, now)),
+        "locked": one.locked.as_ref().map(locked),
         "page": one.page.as_ref().map(|seen| match seen {
             Ok(seen) => page_seen(seen, now),
             Err(error) => json!({ "error": error }),
