@@ -1,9 +1,10 @@
 //! The thread that runs control tasks, follows the run and looks at memory.
 
 use super::reclaim::SpinPolicy;
+use super::sample::Times;
 use super::start::{RESERVED_CLUSTERS, RESERVED_UNITS};
 use super::{Runtime, clock, lock};
-use crate::dump::board::{Activity, Kind};
+use crate::dump::board::{Activity, Kind, Seat};
 use crate::engine::Swapoff;
 use crate::group::{Field, OffState};
 use crate::injection::Fault;
@@ -14,7 +15,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+/// Time from one round of the control thread to the next, while there are faults.
 const TICK: Duration = Duration::from_millis(10);
+/// Rounds in a row without a fault after which a round comes every five ticks.
+const QUIET_ROUNDS: u32 = 50;
+/// Rounds from one look at what changes slowly to the next.
+const LOOK_ROUNDS: u64 = 10;
 
 /// Work that a thread of the program hands to the control thread, and waits for. Descriptors of the engine
 /// are in the engine threads' table only: whatever asks the kernel about the program's memory runs on an engine thread.
@@ -41,93 +47,164 @@ fn off_text(state: OffState) -> &'static str {
     }
 }
 
-impl Runtime {
-    #[expect(clippy::too_many_lines, reason = "one round of what is looked at from time to time, in order")]
-    pub(super) fn control(&'static self) {
-        let mut last_faults = 0;
-        let mut quiet = 0;
-        let mut round = 0u64;
-        let mut looked = self.times();
-        let mut spin_policy = SpinPolicy::default();
-        let mut refaults = self.refault_ns();
-        let mut rest = (0, Instant::now());
-        let seat = self.board.sit(Kind::Control, 0);
-        let mut frozen = None;
+/// The control thread: its runtime, and what it remembers from one round to the next.
+struct Control {
+    runtime: &'static Runtime,
+    seat: Seat,
+    round: u64,
+    /// Faults answered until the last round, and the rounds in a row that saw no new one.
+    faults: u64,
+    quiet_rounds: u32,
+    /// The last order to rest, and when it came.
+    rest: (u64, Instant),
+    /// When a fork was first seen to stop the work.
+    stopped: Option<Instant>,
+    /// Times, and the nanoseconds that refaults have cost the program, at the last look.
+    looked: Times,
+    refault_ns: u64,
+    spin_policy: SpinPolicy,
+}
+
+impl Control {
+    fn new(runtime: &'static Runtime) -> Self {
+        Self {
+            runtime,
+            seat: runtime.board.sit(Kind::Control, 0),
+            round: 0,
+            faults: 0,
+            quiet_rounds: 0,
+            rest: (0, Instant::now()),
+            stopped: None,
+            looked: runtime.times(),
+            refault_ns: runtime.refault_ns(),
+            spin_policy: SpinPolicy::default(),
+        }
+    }
+
+    fn run(mut self) {
+        let runtime = self.runtime;
         loop {
-            seat.now(Activity::AwaitsBell, 0, clock());
-            let seen = self.slot.get(Field::Bell);
-            if lock(&self.control_tasks).is_empty() && self.asked() == 0 {
-                self.slot.wait_bell(seen, if quiet > 50 { 5 * TICK } else { TICK });
-            } else if self.asked() > 0 {
-                self.slot.wait_bell(seen, TICK);
-            }
-            seat.now(Activity::RunsTasks, 0, clock());
-            self.injection.strike(Fault::StallControl, Fault::PanicControl);
-            for task in std::mem::take(&mut *lock(&self.control_tasks)) {
-                if let Some(job) = lock(&task.job).take() {
-                    job(self);
-                }
-                *lock(&task.done) = true;
-                task.ended.notify_all();
-            }
-            if self.injection.happens(Fault::Rest) {
-                self.slot.set_resting(!self.slot.is_resting());
-            } else if !self.slot.is_resting() && self.injection.happens(Fault::RestForgotten) {
-                self.slot.set_resting(true);
-            }
-            self.follow_rest(&mut rest);
-            // While a fork is under way this thread is there for its errands alone: waiting here for the
-            // thaw would leave them undone, and the fork waiting for them.
-            if !self.pause.try_work(0) {
-                frozen.get_or_insert_with(Instant::now);
+            self.await_bell();
+            self.seat.now(Activity::RunsTasks, 0, clock());
+            runtime.injection.strike(Fault::StallControl, Fault::PanicControl);
+            runtime.run_tasks();
+            runtime.inject_rest();
+            runtime.follow_rest(&mut self.rest);
+            if !self.begin_work() {
                 continue;
             }
-            if let Some(since) = frozen.take() {
-                pagetide_sys::log!(
-                    Info,
-                    "work goes on, {} ms after a fork stopped it",
-                    since.elapsed().as_millis()
-                );
+            self.seat.now(Activity::Looks, 0, clock());
+            runtime.follow_run();
+            runtime.pause.end_work();
+            if runtime.asked() > 0 || runtime.engine.is_short() || runtime.is_inquired() {
+                runtime.wakeup.if_sleeping();
             }
-            seat.now(Activity::Looks, 0, clock());
-            self.absorb();
-            self.sample();
-            self.set_pool_max();
-            self.engine.swap().observe();
-            self.engine.swap().table().reserve(RESERVED_CLUSTERS, RESERVED_UNITS);
-            self.charge_shared_pool();
-            self.return_surplus();
-            self.follow_swapoff();
-            self.write_trace();
-            self.publish();
-            self.pause.end_work();
-            if self.asked() > 0 || self.engine.is_short() || self.is_inquired() {
-                self.wakeup.if_sleeping();
-            }
-            let counters = self.engine.swap().counters();
-            let faults = counters.get(Counter::pgmajfault) + counters.get(Counter::pgminfault);
-            quiet = if faults == last_faults { quiet + 1 } else { 0 };
-            last_faults = faults;
-            round += 1;
-            if round.is_multiple_of(10) && self.pause.try_work(0) {
-                self.look_for_pins();
-                if self.group.free() <= 0 {
-                    self.group.sweep(self.swap_paths.first());
-                }
-                let now = self.times();
-                let load = now.since(&looked);
-                self.judge_copies(load);
-                let spun = self.spun.swap(false, Relaxed);
-                self.may_spin
-                    .store(spin_policy.judge(spun, load.waits, now.clock) && self.is_alone(), Relaxed);
-                let lost = self.refault_ns();
-                self.level(lost.saturating_sub(refaults), now.clock - looked.clock);
-                (looked, refaults) = (now, lost);
-                self.engine.drop_idle_donor();
-                self.engine.size_buffers();
-                self.pause.end_work();
+            self.note_faults();
+            self.round += 1;
+            if self.round.is_multiple_of(LOOK_ROUNDS) && runtime.pause.try_work(0) {
+                self.look();
+                runtime.pause.end_work();
             }
         }
+    }
+
+    /// Waits until the bell rings or it is time for the next round.
+    fn await_bell(&self) {
+        let runtime = self.runtime;
+        self.seat.now(Activity::AwaitsBell, 0, clock());
+        let seen = runtime.slot.get(Field::Bell);
+        if lock(&runtime.control_tasks).is_empty() && runtime.asked() == 0 {
+            runtime.slot.wait_bell(seen, if self.quiet_rounds > QUIET_ROUNDS { 5 * TICK } else { TICK });
+        } else if runtime.asked() > 0 {
+            runtime.slot.wait_bell(seen, TICK);
+        }
+    }
+
+    /// Returns whether the round may work. While a fork is under way this thread is there for its errands alone:
+    /// waiting here for the thaw would leave them undone, and the fork waiting for them.
+    fn begin_work(&mut self) -> bool {
+        if !self.runtime.pause.try_work(0) {
+            self.stopped.get_or_insert_with(Instant::now);
+            return false;
+        }
+        if let Some(since) = self.stopped.take() {
+            pagetide_sys::log!(
+                Info,
+                "work goes on, {} ms after a fork stopped it",
+                since.elapsed().as_millis()
+            );
+        }
+        true
+    }
+
+    /// Counts the rounds in a row without a fault: after some of them a round comes more seldom.
+    fn note_faults(&mut self) {
+        let counters = self.runtime.engine.swap().counters();
+        let faults = counters.get(Counter::pgmajfault) + counters.get(Counter::pgminfault);
+        self.quiet_rounds = if faults == self.faults { self.quiet_rounds + 1 } else { 0 };
+        self.faults = faults;
+    }
+
+    /// Looks at what takes longer to tell, or changes more slowly: pins, the dead, loads, what refaults cost.
+    fn look(&mut self) {
+        let runtime = self.runtime;
+        runtime.look_for_pins();
+        if runtime.group.free() <= 0 {
+            runtime.group.sweep(runtime.swap_paths.first());
+        }
+        let now = runtime.times();
+        let load = now.since(&self.looked);
+        runtime.judge_copies(load);
+        let spun = runtime.spun.swap(false, Relaxed);
+        runtime
+            .may_spin
+            .store(self.spin_policy.judge(spun, load.waits, now.clock) && runtime.is_alone(), Relaxed);
+        let refault_ns = runtime.refault_ns();
+        runtime.level(refault_ns.saturating_sub(self.refault_ns), now.clock - self.looked.clock);
+        (self.looked, self.refault_ns) = (now, refault_ns);
+        runtime.engine.drop_idle_donor();
+        runtime.engine.size_buffers();
+    }
+}
+
+impl Runtime {
+    /// Serves as the control thread.
+    pub(super) fn control(&'static self) {
+        Control::new(self).run();
+    }
+
+    /// Runs the tasks that threads of the program wait for.
+    fn run_tasks(&'static self) {
+        for task in std::mem::take(&mut *lock(&self.control_tasks)) {
+            if let Some(job) = lock(&task.job).take() {
+                job(self);
+            }
+            *lock(&task.done) = true;
+            task.ended.notify_all();
+        }
+    }
+
+    /// Has the process rest, or go on, as the injected fault wants it.
+    fn inject_rest(&self) {
+        if self.injection.happens(Fault::Rest) {
+            self.slot.set_resting(!self.slot.is_resting());
+        } else if !self.slot.is_resting() && self.injection.happens(Fault::RestForgotten) {
+            self.slot.set_resting(true);
+        }
+    }
+
+    /// Follows what the run and the program do, and shows the run what this process does.
+    fn follow_run(&self) {
+        self.absorb();
+        self.sample();
+        self.set_pool_max();
+        self.engine.swap().observe();
+        self.engine.swap().table().reserve(RESERVED_CLUSTERS, RESERVED_UNITS);
+        self.charge_shared_pool();
+        self.return_surplus();
+        self.follow_swapoff();
+        self.write_trace();
+        self.publish();
     }
 
     /// Writes down what has happened, if that is wanted.
