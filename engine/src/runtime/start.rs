@@ -3,7 +3,7 @@
 use super::sample::Discount;
 use super::sharing::Sharing;
 use super::wakeup::Wakeup;
-use super::{Runtime, clock, lock};
+use super::{ProgramEngine, Runtime, clock, lock};
 use crate::engine::{Engine, Limits, Parts};
 use crate::group::{Field, Group, ProcessSlot};
 use crate::injection::Injection;
@@ -176,7 +176,6 @@ impl Runtime {
 
     /// The engine itself, with which the threads that wait for it then work. `stop` gives the managed ranges, which
     /// nobody changes from then on.
-    #[expect(clippy::too_many_lines, reason = "one literal of all that a runtime has")]
     fn assemble(
         group: Group,
         slot: ProcessSlot,
@@ -197,18 +196,11 @@ impl Runtime {
                 (Some(injection.device(Box::new(file))), paths)
             }
         };
-        let (swap, inherited) = match &mode {
-            StartMode::Forked(parent) => {
-                parent.engine.abandon_staging();
-                let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
-                let pages = swap.zswap().frozen_pages() as i64;
-                (swap, Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages)))
-            }
-            StartMode::None => (new_swap(&group, slot)?, None),
+        let (swap, sharing) = match &mode {
+            StartMode::Forked(parent) => inherit(parent, &group, slot),
+            StartMode::None => (new_swap(&group, slot)?, Sharing::default()),
         };
         let limits = Limits::for_cap(setup.cap_pages);
-        let cost = device.as_ref().map(|device| device.cost(0).read_ns as f64);
-        let balance = cost.map_or_else(Balance::default, Balance::new);
         let trace = open_trace(&group, slot);
         let slots = Kernel::slots(limits.slots()).map_err(|error| StartError::Resources(error.into()))?;
         let engine = Engine::new(Parts {
@@ -224,6 +216,31 @@ impl Runtime {
             recorder: trace.is_some().then(Recorder::default),
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
+            sharing: Mutex::new(sharing),
+            swap_paths,
+            trace: Mutex::new(trace),
+            ..Self::new(engine, group, slot, readers, injection)
+        }));
+        runtime.engine.show_on(runtime.board);
+        runtime.pause.show_on(runtime.board);
+        runtime.board.open();
+        pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
+        runtime.take_over(stop(), matches!(mode, StartMode::Forked(_)));
+        slot.set(Field::Armed, 1);
+        slot.listen();
+        Ok(runtime)
+    }
+
+    /// A runtime of an engine in which nothing has happened yet: it shares nothing, and writes no trace.
+    fn new(
+        engine: ProgramEngine,
+        group: Group,
+        slot: ProcessSlot,
+        readers: Readers,
+        injection: Injection,
+    ) -> Self {
+        let read_ns = engine.device().map(|device| device.cost(0).read_ns as f64);
+        Self {
             engine,
             pause: Pause::default(),
             group,
@@ -236,8 +253,8 @@ impl Runtime {
             unmanaged: AtomicI64::new(0),
             watched: Mutex::default(),
             metadata: AtomicI64::new(0),
-            sharing: Mutex::new(Sharing { inherited, ..Sharing::default() }),
-            balance: Mutex::new(balance),
+            sharing: Mutex::default(),
+            balance: Mutex::new(read_ns.map_or_else(Balance::default, Balance::new)),
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
             reclaimer: AtomicU32::new(0),
@@ -248,18 +265,10 @@ impl Runtime {
             relief_after: AtomicU64::new(0),
             lifted: AtomicBool::new(false),
             in_need: AtomicBool::new(false),
-            swap_paths,
-            trace: Mutex::new(trace),
+            swap_paths: Vec::new(),
+            trace: Mutex::default(),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
-        }));
-        runtime.engine.show_on(runtime.board);
-        runtime.pause.show_on(runtime.board);
-        runtime.board.open();
-        pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
-        runtime.take_over(stop(), matches!(mode, StartMode::Forked(_)));
-        slot.set(Field::Armed, 1);
-        slot.listen();
-        Ok(runtime)
+        }
     }
 
     /// Registers the regions and charges what is in them.
@@ -354,6 +363,15 @@ fn open_device(group: &Group, mode: &StartMode) -> Result<(File, Vec<PathBuf>), 
     let seen = procfs::own_task().unwrap_or_else(|| task.clone());
     let paths = [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into());
     Ok((file, paths.into()))
+}
+
+/// Makes the swap subsystem of a forked child of its parent's, and notes what the child shares with the parent.
+fn inherit(parent: &Runtime, group: &Group, slot: ProcessSlot) -> (Swap<PoolMemory>, Sharing) {
+    parent.engine.abandon_staging();
+    let swap = parent.engine.swap().for_child(group.held(slot), slot.counters());
+    let pages = swap.zswap().frozen_pages() as i64;
+    let inherited = Some((parent.slot.index(), parent.slot.get(Field::Tenancy), pages));
+    (swap, Sharing { inherited, ..Sharing::default() })
 }
 
 /// Makes the swap subsystem of the first engine of a process.
