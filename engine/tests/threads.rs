@@ -220,95 +220,69 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
     }
 }
 
-#[expect(clippy::too_many_lines, reason = "threads that share a world: each is a paragraph")]
-fn hammer(blows: Blows) {
-    let Blows { pool_pages_max, granted, mask, no_memory_every, forks, swapoff } = blows;
-    let setup = Setup {
-        slots: 8,
-        limits: Limits { low: 40, high: 80, probation: 2 },
-        pool_pages_max,
-        device: Some(Box::new(Ram::new(16_384))),
-        mask: Mask::parse(mask).unwrap(),
-        ..Setup::default()
-    };
-    let pause = &Pause::default();
-    let engine = &fake::engine(setup);
-    engine.budget().give(granted);
-    engine.memory().set_no_memory_every(no_memory_every);
-    manage(engine, SHARED..SHARED + SHARED_PAGES, Access::Write);
-    manage(engine, PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES, Access::Write);
-    let stop = &AtomicBool::new(false);
-    // A thread that panics must not leave the others at work for ever.
-    struct StopAll<'a>(&'a AtomicBool, &'a Engine<FakeMemory>);
-    impl Drop for StopAll<'_> {
-        fn drop(&mut self) {
-            self.0.store(true, SeqCst);
-            self.1.device().unwrap().nudge();
+/// Reclaims as long as the engine is short of memory.
+fn reclaim(engine: &Engine<FakeMemory>, pause: &Pause, stop: &AtomicBool) {
+    let mut work = Workspace::default();
+    while !stop.load(SeqCst) {
+        if engine.is_short() {
+            pause.begin_work();
+            engine.reclaim(&mut work);
+            engine.retry_waiting(&mut work);
+            pause.end_work();
+        } else {
+            std::thread::yield_now();
         }
     }
-    std::thread::scope(|scope| {
-        let _stop = StopAll(stop, engine);
-        scope.spawn(move || {
-            let mut work = Workspace::default();
-            while !stop.load(SeqCst) {
-                if engine.is_short() {
-                    pause.begin_work();
-                    engine.reclaim(&mut work);
-                    engine.retry_waiting(&mut work);
-                    pause.end_work();
-                } else {
-                    std::thread::yield_now();
-                }
-            }
-        });
-        scope.spawn(move || {
-            let mut work = Workspace::default();
-            let mut done = Vec::new();
-            while !stop.load(SeqCst) {
-                engine.device().unwrap().wait(&mut done);
-                pause.begin_completion();
-                engine.complete(&mut done, &mut work);
-                pause.end_completion();
-            }
-        });
-        if forks {
-            scope.spawn(move || fork(engine, pause, granted, stop));
+}
+
+/// Ends requests, as the I/O thread does.
+fn complete(engine: &Engine<FakeMemory>, pause: &Pause, stop: &AtomicBool) {
+    let mut work = Workspace::default();
+    let mut done = Vec::new();
+    while !stop.load(SeqCst) {
+        engine.device().unwrap().wait(&mut done);
+        pause.begin_completion();
+        engine.complete(&mut done, &mut work);
+        pause.end_completion();
+    }
+}
+
+/// Takes the device out of use, and into use again.
+fn swapoff(engine: &Engine<FakeMemory>, pause: &Pause, stop: &AtomicBool) {
+    let mut random = Random::new(98);
+    while !stop.load(SeqCst) {
+        for _ in 0..20 + random.below(60) {
+            let done = pause.try_work(0) && {
+                let done = engine.swapoff() == Swapoff::Done;
+                pause.end_work();
+                done
+            };
+            let written = || engine.swap().counters().get(Counter::pswpout);
+            let before = written();
+            std::thread::yield_now();
+            assert!(!done || written() == before, "the device is written to, and out of use");
         }
-        if swapoff {
-            scope.spawn(move || {
-                let mut random = Random::new(98);
-                while !stop.load(SeqCst) {
-                    for _ in 0..20 + random.below(60) {
-                        let done = pause.try_work(0) && {
-                            let done = engine.swapoff() == Swapoff::Done;
-                            pause.end_work();
-                            done
-                        };
-                        let written = || engine.swap().counters().get(Counter::pswpout);
-                        let before = written();
-                        std::thread::yield_now();
-                        assert!(!done || written() == before, "the device is written to, and out of use");
-                    }
-                    // What does not fit without it needs it for a while.
-                    engine.swapon();
-                    while engine.waiting() > 0 && !stop.load(SeqCst) {
-                        std::thread::yield_now();
-                    }
-                    (0..random.below(500)).for_each(|_| std::thread::yield_now());
-                }
-            });
+        // What does not fit without it needs it for a while.
+        engine.swapon();
+        while engine.waiting() > 0 && !stop.load(SeqCst) {
+            std::thread::yield_now();
         }
-        let threads: Vec<_> = (0..THREADS)
-            .map(|index| scope.spawn(move || Thread { engine, pause, work: Workspace::default() }.run(index)))
-            .collect();
-        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
-        assert!(
-            ended.iter().all(Result::is_ok),
-            "a thread has found something wrong: PAGETIDE_SEED={} cargo test -p pagetide --test threads",
-            number("PAGETIDE_SEED", 0)
-        );
-    });
-    // Nobody works any more: what is under way ends, and the books balance.
+        (0..random.below(500)).for_each(|_| std::thread::yield_now());
+    }
+}
+
+/// Stops the other threads when it is dropped: one that panics must not leave them at work for ever.
+struct StopAll<'a>(&'a AtomicBool, &'a Engine<FakeMemory>);
+
+impl Drop for StopAll<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+        self.1.device().unwrap().nudge();
+    }
+}
+
+/// Ends the requests that are under way when no thread works any more.
+fn settle(engine: &Engine<FakeMemory>) {
     let mut work = Workspace::default();
     while engine.requests() > 0 {
         let mut done = Vec::new();
@@ -317,6 +291,10 @@ fn hammer(blows: Blows) {
         engine.complete(&mut done, &mut work);
     }
     engine.retry_waiting(&mut work);
+}
+
+/// Checks that an engine at rest has accounted for all pages, and that nobody waits for one.
+fn check(engine: &Engine<FakeMemory>, granted: i64) {
     assert_eq!((engine.waiting(), engine.stalled(), engine.memory().parked()), (0, 0, 0));
     balances(engine, granted);
     let usage = engine.usage();
@@ -329,6 +307,47 @@ fn hammer(blows: Blows) {
             "{number}: {word:?}"
         );
     }
+}
+
+fn hammer(blows: Blows) {
+    let granted = blows.granted;
+    let setup = Setup {
+        slots: 8,
+        limits: Limits { low: 40, high: 80, probation: 2 },
+        pool_pages_max: blows.pool_pages_max,
+        device: Some(Box::new(Ram::new(16_384))),
+        mask: Mask::parse(blows.mask).unwrap(),
+        ..Setup::default()
+    };
+    let pause = &Pause::default();
+    let engine = &fake::engine(setup);
+    engine.budget().give(granted);
+    engine.memory().set_no_memory_every(blows.no_memory_every);
+    manage(engine, SHARED..SHARED + SHARED_PAGES, Access::Write);
+    manage(engine, PRIVATE..PRIVATE + THREADS * PRIVATE_PAGES, Access::Write);
+    let stop = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _stop = StopAll(stop, engine);
+        scope.spawn(move || reclaim(engine, pause, stop));
+        scope.spawn(move || complete(engine, pause, stop));
+        if blows.forks {
+            scope.spawn(move || fork(engine, pause, granted, stop));
+        }
+        if blows.swapoff {
+            scope.spawn(move || swapoff(engine, pause, stop));
+        }
+        let threads: Vec<_> = (0..THREADS)
+            .map(|index| scope.spawn(move || Thread { engine, pause, work: Workspace::default() }.run(index)))
+            .collect();
+        let ended: Vec<_> = threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect();
+        assert!(
+            ended.iter().all(Result::is_ok),
+            "a thread has found something wrong: PAGETIDE_SEED={} cargo test -p pagetide --test threads",
+            number("PAGETIDE_SEED", 0)
+        );
+    });
+    settle(engine);
+    check(engine, granted);
     assert!(engine.swap().counters().get(Counter::pgsteal) > 1000, "there was pressure");
 }
 
