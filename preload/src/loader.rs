@@ -9,11 +9,10 @@ use crate::current::managed;
 use crate::next::Next;
 use crate::objects::{self, Object};
 use crate::originals;
+use pagetide_page::PAGE_SIZE;
 use pagetide_sys::{jump_to_result_of, jump_to_target_of};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
-
-const PAGE: usize = pagetide_page::PAGE_SIZE;
 
 /// Returns whether an object is a part of the C library that has functions which we take the place of.
 fn is_of_c_library(object: &Object) -> bool {
@@ -67,10 +66,10 @@ unsafe fn point(symbol: *mut libc::Elf64_Sym, value: usize, object: &Object) {
     }
     // SAFETY: within the symbol.
     let at = unsafe { (&raw mut (*symbol).st_value).cast::<AtomicUsize>() };
-    let page = at.addr() & !(PAGE - 1);
+    let page = at.addr() & !(PAGE_SIZE - 1);
     let access = object.access(at.addr());
     let set = |access: c_int| {
-        let arguments = [page, PAGE, access as usize, 0, 0, 0];
+        let arguments = [page, PAGE_SIZE, access as usize, 0, 0, 0];
         // SAFETY: the page is the object's; whoever reads or runs it may go on.
         unsafe { crate::call::kernel(libc::SYS_mprotect, arguments) }.is_ok()
     };

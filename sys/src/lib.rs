@@ -32,4 +32,3 @@ pub mod uffd;
 pub mod uring;
 
 pub use lock::{lock, wait};
-pub use pagetide_page::PAGE_SIZE as PAGE;

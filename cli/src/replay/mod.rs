@@ -12,18 +12,17 @@ mod spans;
 
 use crate::failure::Failure;
 use crate::out;
-use crate::units::{show_bytes, show_count};
+use crate::units::{PAGE, show_bytes, show_count};
 use events::Steps;
 use machine::replay as run;
 use pagetide_cli::options::ReplayArgs;
-use pagetide_swap::{Config, Counter, PAGE_SIZE, Switches};
+use pagetide_swap::{Config, Counter, Switches};
 use serde_json::{Value, json};
 use setting::{Outcome, Setting};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-const PAGE: u64 = PAGE_SIZE as u64;
 /// The trace cannot be read.
 const NO_TRACE: u8 = 1;
 /// Pages of the least memory.
