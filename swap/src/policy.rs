@@ -38,23 +38,19 @@ pub struct Seen {
     pub swapped: u64,
 }
 
-/// Which policy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Reclaim {
-    /// [`SecondChance`].
-    #[default]
-    SecondChance = 0,
-    /// [`Fifo`].
-    Fifo = 1,
+pagetide_page::numbered_enum! {
+    /// The name of a [`Policy`], as users choose it.
+    #[derive(Default)]
+    pub enum Reclaim: u64 {
+        /// [`SecondChance`].
+        #[default]
+        SecondChance = 0,
+        /// [`Fifo`].
+        Fifo = 1,
+    }
 }
 
 impl Reclaim {
-    /// The policy of this number; the default for others.
-    pub const fn from_bits(bits: u64) -> Self {
-        if bits == Self::Fifo as u64 { Self::Fifo } else { Self::SecondChance }
-    }
-
     /// The policy, which has seen nothing yet.
     pub fn policy(self) -> Box<dyn Policy> {
         match self {

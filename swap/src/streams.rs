@@ -25,29 +25,19 @@ const NEAR_PART: u64 = 4;
 /// The largest window around a page: it may be that a scan has ended, and access is at random now.
 const CENTRED_MAX: u64 = 8;
 
-/// Which neighbours come in.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Readahead {
-    /// By index, as streams say: ahead of the fault, behind it or both. From places that answer at once (a pattern, the
-    /// pool) too: a larger folio costs less than its pages.
-    #[default]
-    Object = 0,
-    /// The aligned block of pages around the fault, of those that lie next to each other, whatever the place: as the
-    /// kernel does by device offset.
-    Cluster = 1,
-    /// From the device none.
-    None = 2,
-}
-
-impl Readahead {
-    /// The rule of this number; the default for others.
-    pub const fn from_bits(bits: u64) -> Self {
-        match bits {
-            1 => Self::Cluster,
-            2 => Self::None,
-            _ => Self::Object,
-        }
+pagetide_page::numbered_enum! {
+    /// A rule that says which neighbours of a faulting page come in with it.
+    #[derive(Default)]
+    pub enum Readahead: u64 {
+        /// By index, as streams say: ahead of the fault, behind it or both. From places that answer at once (a pattern,
+        /// the pool) too: a larger folio costs less than its pages.
+        #[default]
+        Object = 0,
+        /// The aligned block of pages around the fault, of those that lie next to each other, whatever the place: as
+        /// the kernel does by device offset.
+        Cluster = 1,
+        /// From the device none.
+        None = 2,
     }
 }
 

@@ -150,7 +150,7 @@ impl Worker<'_> {
                         .unwrap(),
                     max_compression_ratio: [75, 100][self.random.below(2) as usize],
                     accept_threshold_percent: [90, 50][self.random.below(2) as usize],
-                    shrinker: Shrinker::from_bits(self.random.below(3)),
+                    shrinker: Shrinker::ALL[self.random.below(3) as usize],
                     fixed_share: false,
                 };
                 swap.zswap().switch(switches);

@@ -111,9 +111,9 @@ impl Group {
         set(Header::CapPages, setup.cap_pages);
         set(Header::PoolPercent, setup.knobs.max_pool_percent);
         set(Header::Switches, setup.knobs.switches.to_bits());
-        set(Header::Zpool, setup.zpool as u64);
-        set(Header::Reclaim, setup.reclaim as u64);
-        set(Header::Readahead, setup.readahead as u64);
+        set(Header::Zpool, setup.zpool.to_bits());
+        set(Header::Reclaim, setup.reclaim.to_bits());
+        set(Header::Readahead, setup.readahead.to_bits());
         set(Header::PageCluster, setup.page_cluster.into());
         set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher.pid.into());
@@ -167,9 +167,9 @@ impl Group {
                 switches: Switches::from_bits(get(Header::Switches)),
                 max_pool_percent: get(Header::PoolPercent).min(100),
             },
-            zpool: Allocator::from_bits(get(Header::Zpool)),
-            reclaim: Reclaim::from_bits(get(Header::Reclaim)),
-            readahead: Readahead::from_bits(get(Header::Readahead)),
+            zpool: Allocator::from_bits(get(Header::Zpool)).unwrap_or_default(),
+            reclaim: Reclaim::from_bits(get(Header::Reclaim)).unwrap_or_default(),
+            readahead: Readahead::from_bits(get(Header::Readahead)).unwrap_or_default(),
             page_cluster: get(Header::PageCluster).min(PAGE_CLUSTER_MAX.into()) as u32,
             blocks: get(Header::Blocks),
             launcher: Identity {

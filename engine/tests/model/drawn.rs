@@ -102,7 +102,7 @@ pub(crate) fn any_switches(random: &mut Random) -> Switches {
         compression: ["lz4", "lz4", "zstd:-3", "zstd", "none"][random.below(5) as usize].parse().unwrap(),
         max_compression_ratio: [75, 100, 30][random.below(3) as usize],
         accept_threshold_percent: [90, 100, 1][random.below(3) as usize],
-        shrinker: Shrinker::from_bits(random.below(3)),
+        shrinker: Shrinker::ALL[random.below(3) as usize],
         fixed_share: false,
     }
 }

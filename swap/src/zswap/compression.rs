@@ -1,26 +1,16 @@
 //! How pages are compressed: the codecs, and how users name them.
 
-/// A codec of the compressed pool.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Compressor {
-    /// LZ4 block format.
-    #[default]
-    Lz4 = 1,
-    /// Zstandard.
-    Zstd = 2,
-    /// Stores pages as they are.
-    None = 0,
-}
-
-impl Compressor {
-    pub(crate) const fn from_bits(bits: u8) -> Option<Self> {
-        match bits {
-            0 => Some(Self::None),
-            1 => Some(Self::Lz4),
-            2 => Some(Self::Zstd),
-            _ => None,
-        }
+pagetide_page::numbered_enum! {
+    /// A codec of the compressed pool.
+    #[derive(Default)]
+    pub enum Compressor: u8 {
+        /// LZ4 block format.
+        #[default]
+        Lz4 = 1,
+        /// Zstandard.
+        Zstd = 2,
+        /// Stores pages as they are.
+        None = 0,
     }
 }
 

@@ -14,31 +14,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// `do_shrink_slab`.
 pub const SCAN_RATE: f64 = 2.0;
 
-/// Which shrinker.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Shrinker {
-    /// [`SecondChance`].
-    #[default]
-    SecondChance = 0,
-    /// [`Decay`].
-    Decay = 1,
-    /// The pool gives nothing up before it nears its limit, and then in order.
-    None = 2,
-}
-
-impl Shrinker {
-    /// All, with their names.
-    pub const NAMES: [(&'static str, Self); 3] =
-        [("second-chance", Self::SecondChance), ("decay", Self::Decay), ("none", Self::None)];
-
-    /// The shrinker of this number; the default for others.
-    pub const fn from_bits(bits: u64) -> Self {
-        match bits {
-            1 => Self::Decay,
-            2 => Self::None,
-            _ => Self::SecondChance,
-        }
+pagetide_page::numbered_enum! {
+    /// A scheme by which the pool gives entries up.
+    #[derive(Default)]
+    pub enum Shrinker: u8 {
+        /// [`SecondChance`].
+        #[default]
+        SecondChance = 0,
+        /// [`Decay`].
+        Decay = 1,
+        /// The pool gives nothing up before it nears its limit, and then in order.
+        None = 2,
     }
 }
 

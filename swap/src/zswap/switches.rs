@@ -53,7 +53,7 @@ impl Switches {
             compression: Compression::from_bits(bits & 0xffff),
             max_compression_ratio: ((bits >> 24) as u8).clamp(1, 100),
             accept_threshold_percent: ((bits >> 32) as u8).clamp(1, 100),
-            shrinker: Shrinker::from_bits(bits >> 40 & 0xff),
+            shrinker: Shrinker::from_bits((bits >> 40) as u8).unwrap_or_default(),
             fixed_share: bits >> 48 & 1 == 1,
         }
     }

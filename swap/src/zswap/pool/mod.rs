@@ -16,21 +16,15 @@ pub const FOLIO_SPAN_BYTES: usize = 256 * 1024;
 
 const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE) && FOLIO_SPAN_BYTES.is_multiple_of(PAGE_SIZE));
 
-/// The allocator of the pool's memory, for pages that leave alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-#[repr(u8)]
-pub enum Allocator {
-    /// [`zsmalloc`], and [`crate::zswap::folios`] for pages that leave together.
-    #[default]
-    Zsmalloc = 0,
-    /// [`zbud`].
-    Zbud = 1,
-}
-
-impl Allocator {
-    /// The allocator of this number; the default for others.
-    pub const fn from_bits(bits: u64) -> Self {
-        if bits == Self::Zbud as u64 { Self::Zbud } else { Self::Zsmalloc }
+pagetide_page::numbered_enum! {
+    /// An allocator of the pool's memory, for pages that leave alone.
+    #[derive(Default)]
+    pub enum Allocator: u64 {
+        /// [`zsmalloc`], and [`crate::zswap::folios`] for pages that leave together.
+        #[default]
+        Zsmalloc = 0,
+        /// [`zbud`].
+        Zbud = 1,
     }
 }
 
