@@ -1,6 +1,6 @@
-//! Enums whose variants have numbers, as they stand in words that others read.
+//! Enums whose variants have fixed numbers, by which other processes read them.
 
-/// Makes an enum whose variants have numbers of one type: with `ALL`, `from_bits` and `to_bits`.
+/// Declares an enum whose variants have numbers of one type, and gives it `ALL`, `from_bits` and `to_bits`.
 ///
 /// The numbers are literals, and two variants of the same number do not compile. Other derives, and a default, may
 /// stand before the enum and its variants as usual.
@@ -43,7 +43,7 @@ macro_rules! numbered_enum {
             /// All variants, in the order in which they are declared.
             $visibility const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// Returns the variant of a number, if it is that of one.
+            /// Returns the variant with this number; `None` if no variant has it.
             $visibility const fn from_bits(bits: $number) -> Option<Self> {
                 match bits {
                     $($value => Some(Self::$variant),)+

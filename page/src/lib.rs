@@ -1,10 +1,10 @@
-//! The ground that all crates stand on: the sizes that memory is counted in, and names and sets of pages.
+//! The sizes that memory is counted in, and names and sets of pages: all other crates build on this one.
 //!
-//! | unit | pages | bytes | what it is |
+//! | size | pages | bytes | what has it |
 //! |---|---|---|---|
-//! | page | 1 | 4 KiB | what a page-table entry maps |
-//! | folio | 16 | 64 KiB | pages that are compressed together, if they leave together |
-//! | cluster | 512 | 2 MiB | what a page-table page maps, and what is taken out at once |
+//! | page | 1 | 4 KiB | the memory that one page-table entry maps |
+//! | folio | 16 | 64 KiB | aligned pages that are compressed together if they leave together |
+//! | cluster | 512 | 2 MiB | the memory that one page-table page maps; the unit of taking pages out |
 
 #![forbid(unsafe_code)]
 

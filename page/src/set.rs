@@ -5,7 +5,20 @@ use std::ops::Range;
 
 const WORDS: usize = CLUSTER_PAGES / u64::BITS as usize;
 
-/// A set of the pages of one cluster.
+/// A set of pages of one cluster, each named by its offset in the cluster: 0 to 511.
+///
+/// ```
+/// use pagetide_page::PageSet;
+///
+/// let mut set = PageSet::range(0..4);
+/// set.insert(9);
+/// set.remove(2);
+/// assert_eq!(set.len(), 4);
+/// assert_eq!(set.runs().collect::<Vec<_>>(), [0..2, 3..4, 9..10]);
+/// assert!(set.minus(PageSet::range(0..4)).iter().eq([9]));
+/// // The pages of 8 KiB of memory that begin 4 KiB into a cluster.
+/// assert_eq!(PageSet::of(0x20_1000, 0x2000), PageSet::range(1..3));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageSet([u64; WORDS]);
 
@@ -18,7 +31,7 @@ impl FromIterator<usize> for PageSet {
 }
 
 impl PageSet {
-    /// The pages of a range.
+    /// Returns the set of all pages in a range.
     pub fn range(pages: Range<usize>) -> Self {
         let below = |end: usize, word: usize| match end.saturating_sub(word * 64) {
             0 => 0,
@@ -27,19 +40,20 @@ impl PageSet {
         };
         Self(std::array::from_fn(|word| below(pages.end, word) & !below(pages.start, word)))
     }
-    /// The pages of `[start, start + length)`, addresses of one cluster.
+    /// Returns the set of the pages in `length` bytes of memory from the address `start` on. Both are multiples of the
+    /// page size, and all of the memory lies in one cluster.
     pub fn of(start: usize, length: usize) -> Self {
         Self::range(start % CLUSTER_SIZE / PAGE_SIZE..(start % CLUSTER_SIZE + length) / PAGE_SIZE)
     }
-    /// Pages in either set.
+    /// Returns the pages that are in either set.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] | other.0[word]))
     }
-    /// Pages in both sets.
+    /// Returns the pages that are in both sets.
     pub fn and(self, other: Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] & other.0[word]))
     }
-    /// Pages in this set and not in the other.
+    /// Returns the pages that are in this set and not in the other.
     pub fn minus(self, other: Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] & !other.0[word]))
     }
@@ -55,7 +69,7 @@ impl PageSet {
     pub fn remove(&mut self, page: usize) {
         self.0[page / 64] &= !(1 << (page % 64));
     }
-    /// Pages in the set.
+    /// Returns the number of pages in the set.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
     }
@@ -63,11 +77,11 @@ impl PageSet {
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|&word| word == 0)
     }
-    /// The pages, ascending.
+    /// Returns the pages in the set, ascending.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         (0..CLUSTER_PAGES).filter(move |&page| self.contains(page))
     }
-    /// The runs of adjacent pages, ascending.
+    /// Returns the runs of adjacent pages in the set, ascending.
     pub fn runs(self) -> impl Iterator<Item = Range<usize>> {
         let mut pages = self.iter().peekable();
         std::iter::from_fn(move || {
@@ -79,7 +93,7 @@ impl PageSet {
             Some(first..end)
         })
     }
-    /// The first run of `length` pages in the set, from `from` on.
+    /// Returns the first page of the first run of `length` adjacent pages in the set, from page `from` on.
     pub fn find_run(&self, from: usize, length: usize) -> Option<usize> {
         let mut run = 0;
         for page in from..CLUSTER_PAGES {

@@ -12,19 +12,21 @@
 //! each turn of the clock. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
 //! Smaragdakis 1999), with shadows in place of their ghost entries.
 
-/// What a fault on a page in the pool costs: trap, wake-up, decompression, and the eviction that makes room.
+/// The cost of a fault on a page in the pool, in nanoseconds: trap, wake-up, decompression, and the eviction that makes
+/// room.
 pub const POOL_FAULT_NS: f64 = 12_000.0;
-/// What one on a page on probation costs.
+/// The cost of a fault on a page on probation, in nanoseconds.
 pub const PROBATION_FAULT_NS: f64 = 4_000.0;
-/// Faults after which the balance is looked at.
+/// Faults that must have come before the balance is judged anew.
 const FAULTS_MIN: u64 = 256;
-/// A side must be so much better before anything changes.
+/// The factor by which one side must be better than the other before the share changes.
 const MARGIN: f64 = 1.25;
+/// The change of the share at a time, as a part of the process's memory.
 const STEP: f64 = 1.0 / 64.0;
-/// How hard the pool is pressed where a page in the program is worth as much as what the pool holds in its place.
+/// The pressure on the pool where a page in the program is worth as much as the entries that its memory would hold.
 const PRESSURE: f64 = 0.5;
 const SHARE_MIN: f64 = 0.1;
-/// The share to begin with.
+/// The share before any fault has been seen.
 const SHARE_FIRST: f64 = 0.8;
 
 /// What goes to the device first is a little colder than the pool: of pages that would be new there, faults are
@@ -32,27 +34,27 @@ const SHARE_FIRST: f64 = 0.8;
 const EXPECTED_RATE: f64 = 1.0 / 4.0;
 const EXPECTED_WEIGHT: f64 = 1.0 / 64.0;
 
-/// Evictions of pages with a copy after which their worth is looked at.
+/// Evictions of pages with a copy after which the worth of copies is judged anew.
 const COPIES_MIN: u64 = 64;
 
-/// How pressed for time reclaim is, as parts of one.
+/// The load of the reclaim thread, as parts of one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReclaimLoad {
-    /// Of all time, what reclaim works.
+    /// The part of all time in which reclaim works.
     pub busy: f64,
-    /// Of the time that reclaim wants to run, what it waits for a processor.
+    /// The part of the time in which reclaim wants to run that it waits for a processor.
     pub waits: f64,
 }
 
 impl ReclaimLoad {
-    /// How much of the time that reclaim takes the program loses: all of it if reclaim is what the program
-    /// waits for, or if they take turns on the processors.
+    /// Returns the part of reclaim's time that the program loses: all of it if the program waits for reclaim, or if
+    /// they take turns on the processors.
     fn weight(self) -> f64 {
         (10.0 * self.busy - 9.0).max(3.0 * self.waits).clamp(0.0, 1.0)
     }
 }
 
-/// Whether stored copies of pages in the program are worth their memory.
+/// The judgement whether stored copies of pages in the program are worth their memory.
 ///
 /// A copy saves a compression if its page is clean when it leaves next, which matters as far as reclaim has
 /// no time to spare. Its memory would hold a part of a page in the program, and save that page's faults.
@@ -62,7 +64,8 @@ pub struct Copies {
     stale: u64,
     clean: f64,
     seen: Totals,
-    /// Of all faults, those on each page of the device, times what they cost; nanoseconds.
+    /// The time that one page on the device costs at each fault of the program, in nanoseconds: the chance that the
+    /// fault is on that page, times the cost of such a fault.
     device_loss: f64,
 }
 
@@ -73,7 +76,8 @@ impl Default for Copies {
 }
 
 impl Copies {
-    /// Whether to keep copies. `store_ns` is what it costs to store a page again whose copy was not kept.
+    /// Returns whether copies should be kept. `store_ns` is the time that it takes to store a page again whose copy was
+    /// not kept, in nanoseconds.
     pub fn keep(&mut self, load: ReclaimLoad, store_ns: f64, totals: Totals, sizes: Sizes) -> bool {
         let device_in = totals.device_in.saturating_sub(self.seen.device_in);
         let faults = device_in + totals.pool_in.saturating_sub(self.seen.pool_in);
@@ -102,54 +106,70 @@ impl Copies {
     }
 }
 
-/// Counts that only grow.
+/// Counts of pages that have come and gone since the process started. They only grow.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Totals {
     /// Pages that came from the pool.
     pub pool_in: u64,
-    /// Those of them that twice the memory in the program would have had.
+    /// Pages of `pool_in` that would have been in the program if it had twice the memory.
     pub pool_near: u64,
     /// Pages that came from the device.
     pub device_in: u64,
-    /// Those of them that a pool of twice the size would have had.
+    /// Pages of `device_in` that would have been in the pool if that were twice as large.
     pub device_near: u64,
-    /// What they waited for it, in nanoseconds.
+    /// The time that faults waited for the device, in nanoseconds.
     pub device_ns: u64,
     /// Pages that came back from probation.
     pub hits: u64,
     /// Pages that went to the device for want of room in the pool.
     pub displaced: u64,
-    /// Pages that went there because they do not compress: no pool would hold them.
+    /// Pages that went to the device because they do not compress: no pool would hold them.
     pub incompressible: u64,
-    /// Kept copies that were of use, for the page was clean when it left.
+    /// Kept copies that were of use: their page was clean when it left again.
     pub reused: u64,
-    /// Kept copies that were of no use.
+    /// Kept copies that were of no use: their page had been written to when it left again.
     pub stale: u64,
 }
 
 impl Totals {
-    /// The part of the device's pages that a larger pool would hold.
+    /// Returns the part of the device's pages that a larger pool would hold.
     fn displaced_part(&self) -> f64 {
         self.displaced as f64 / (self.displaced + self.incompressible).max(1) as f64
     }
 }
 
-/// What is where just now, in pages.
+/// The sizes of pool, device and program just now, in pages.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sizes {
-    /// Stored in the pool.
+    /// Pages that are stored in the pool.
     pub stored: u64,
-    /// Memory of the pool.
+    /// Pages of memory that the pool takes.
     pub pool: u64,
-    /// On the device.
+    /// Pages on the device.
     pub device: u64,
-    /// In the program.
+    /// Pages in the program.
     pub resident: u64,
-    /// Whether the pool's share is what keeps it from growing.
+    /// Whether the pool's limit keeps it from growing.
     pub full: bool,
 }
 
-/// Decides the pool's share.
+/// The pool's share of a process's memory, which follows what faults cost.
+///
+/// ```
+/// use pagetide_swap::balance::{Balance, Sizes, Totals};
+///
+/// // 3000 pages lie in 1000 pages of pool, and 1000 on a device that takes 100 µs a fault.
+/// let sizes = Sizes { stored: 3000, pool: 1000, device: 1000, resident: 2000, full: true };
+/// let mut balance = Balance::new(100_000.0);
+/// let mut totals = Totals { displaced: 1, ..Totals::default() };
+/// let first = balance.share(totals, sizes, 0.5);
+/// for _ in 0..100 {
+///     // Nothing comes from the device, and much from the pool: the program is short of memory.
+///     totals.pool_in += 1000;
+///     balance.share(totals, sizes, 0.5);
+/// }
+/// assert!(balance.share(totals, sizes, 0.5) < first);
+/// ```
 #[derive(Debug)]
 pub struct Balance {
     share: f64,
@@ -165,12 +185,14 @@ impl Default for Balance {
 }
 
 impl Balance {
-    /// Begins with what a fault on a page of the device is expected to cost, in nanoseconds.
+    /// Returns the balance of a process that has seen no fault. A fault on a page of the device is expected to take
+    /// `device_fault_ns`.
     pub fn new(device_fault_ns: f64) -> Self {
         Self { device_fault_ns, ..Self::default() }
     }
 
-    /// The pool's share of memory, at most `ceiling`, given what happened since the last call.
+    /// Returns the pool's share of the process's memory, from 0 to `ceiling`, as it follows from what has happened
+    /// since the last call.
     pub fn share(&mut self, totals: Totals, sizes: Sizes, ceiling: f64) -> f64 {
         let pool_in = totals.pool_in.saturating_sub(self.seen.pool_in);
         let device_in = totals.device_in.saturating_sub(self.seen.device_in);
@@ -205,17 +227,17 @@ impl Balance {
         self.share
     }
 
-    /// A share that is given, whatever misses cost: the pool is pressed whenever pages leave the program, as by the
-    /// kernel.
+    /// Returns `share`, whatever misses cost. The pool is then pressed whenever pages leave the program, as the kernel
+    /// does it.
     pub fn fixed(&mut self, share: f64) -> f64 {
         self.pressure = 1.0;
         share
     }
 
-    /// How hard the pool should be pressed to give memory that the program needs: by what a page there is worth against
-    /// what the pool holds in its place, 1 at most. The limit tells how large the pool may become; this, whether it
-    /// should stay so large. The shrinker finds what is cold, so a little pressure is right also where the pool is
-    /// worth more.
+    /// Returns how hard the pool should be pressed to give memory that the program needs, from 0 to 1: by the worth of
+    /// a page in the program against that of the entries which its memory would hold. The limit tells how large the
+    /// pool may become; this, whether it should stay so large. The shrinker finds what is cold, so a little pressure is
+    /// right also where the pool is worth more.
     pub fn pressure(&self) -> f64 {
         self.pressure
     }

@@ -22,7 +22,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 const EXTENT_BLOCKS: usize = EXTENT as usize;
 const WORD_BITS: usize = u64::BITS as usize;
 
-/// The view that one process has of the device's space.
+/// The view that one process has of the device's space: it takes blocks, notes the hash of each, and gives them up.
+///
+/// ```
+/// use pagetide_swap::blocks::{BlockRun, Blocks};
+///
+/// let blocks = Blocks::private(1024);
+/// let run = blocks.allocate(32).expect("the device is empty");
+/// assert_eq!(run, BlockRun { start: 0, length: 32 });
+/// blocks.set_hash(7, [1, 2, 3]);
+/// assert_eq!(blocks.hash(7), Some([1, 2, 3]));
+/// blocks.free(7);
+/// assert_eq!((blocks.used(), blocks.taken()), (31, 31));
+/// ```
 #[derive(Debug)]
 pub struct Blocks {
     counts: &'static [AtomicU8],
@@ -33,22 +45,22 @@ pub struct Blocks {
     /// Where the last search ended.
     cursor: AtomicU64,
     used: AtomicU64,
-    /// Blocks that were given up since the start.
+    /// Blocks that this process has given up since it started.
     freed: AtomicU64,
-    /// How many of those make it worth to look for a whole run in extents of our own again.
+    /// The value of `freed` from which on it is worth to look for a whole run in our own extents again.
     barren_until: AtomicU64,
-    /// The same for an extent that nobody has anything in.
+    /// The value of `freed` from which on it is worth to look for an extent of which no block is taken.
     taken_until: AtomicU64,
     /// One more than the frontier's stamp when nothing at all was free; 0 if something was.
     full: AtomicU64,
-    /// Blocks that could not be written to: held, and nobody's.
+    /// Blocks that could not be written to: they are held, and no page is in them.
     parked: Mutex<Vec<BlockRun>>,
 }
 
 /// What a process notes of 2 MiB of device.
 #[derive(Debug, Default)]
 struct Extent {
-    /// That it found them free and took them: its next runs come from there.
+    /// Whether this process found them all free and took them: then its next runs come from there.
     own: AtomicBool,
     /// The blocks that hold pages of this process, a bit each. The books that processes share may be written over by
     /// one that should not: a block that seems free there is taken again only if nothing of ours is in it, for its hash
@@ -77,12 +89,16 @@ impl Default for Hashes {
 pub struct BlockRun {
     /// The first block.
     pub start: u64,
-    /// How many.
+    /// The number of blocks.
     pub length: usize,
 }
 
 impl Blocks {
-    /// Space described by shared `counts` (one a block) and what this process has `held`, in use up to a `frontier`.
+    /// Returns a view of the device that is described by shared `counts` (holders of each block), by the blocks that
+    /// this process has `held`, and by the `frontier` below which blocks are taken.
+    ///
+    /// # Panics
+    /// If the three are not of a device of the same size.
     pub fn new(counts: &'static [AtomicU8], held: Held, frontier: Frontier) -> Self {
         assert!(held.covers(counts.len()) && frontier.total() == counts.len() as u64);
         let extents = counts.len().div_ceil(EXTENT_BLOCKS);
@@ -102,29 +118,30 @@ impl Blocks {
         }
     }
 
-    /// No device.
+    /// Returns the view of a process without a device: it has no blocks.
     pub fn none() -> Self {
         Self::private(0)
     }
 
-    /// Space that no other process shares.
+    /// Returns a view of `blocks` blocks that no other process shares.
     pub fn private(blocks: usize) -> Self {
         let counts = Vec::leak((0..blocks).map(|_| AtomicU8::new(0)).collect());
         let words = Vec::leak((0..Held::words(blocks)).map(|_| AtomicU64::new(0)).collect());
         Self::new(counts, Held::new(words, blocks), Frontier::private(blocks as u64))
     }
 
-    /// Blocks that there may be just now: those of the frontier, and what it may move by.
+    /// Returns the number of blocks that may be taken just now: those below the frontier, and those by which it may
+    /// move.
     pub fn limit(&self) -> u64 {
         self.frontier.allowed().max(self.frontier.open())
     }
 
-    /// Blocks that this process holds.
+    /// Returns the number of blocks that this process holds.
     pub fn used(&self) -> u64 {
         self.used.load(Relaxed)
     }
 
-    /// Blocks that any process of the run holds, counted one by one.
+    /// Returns the number of blocks that any process of the run holds. It looks at every block.
     pub fn taken(&self) -> u64 {
         (0..self.open()).filter(|&block| !self.is_free(block)).count() as u64
     }
@@ -133,10 +150,11 @@ impl Blocks {
         self.frontier.open() as usize
     }
 
-    /// Takes up to `wanted` free blocks that lie together. A process fills extents of its own, so that
-    /// what leaves together lies together, and its hashes take memory by what it holds, not by the size of
-    /// the device: a whole run from where the last search ended, else a new extent. Where none is left,
-    /// any free block serves, and a shorter run. `None` means that the device is full.
+    /// Takes up to `wanted` free blocks that lie together; `None` if the device is full.
+    ///
+    /// A process fills extents of its own: so pages that leave together lie together, and hashes take memory by the
+    /// blocks that it holds, not by the size of the device. It takes a whole run from where the last search ended, else
+    /// from a new extent. Where no extent is free, it takes any free blocks, and a shorter run.
     pub fn allocate(&self, wanted: usize) -> Option<BlockRun> {
         if self.counts.is_empty() || wanted == 0 {
             return None;
@@ -152,8 +170,8 @@ impl Blocks {
         Some(run)
     }
 
-    /// A whole run in the extent of the last search, or in any of this process's; where there was none, not
-    /// in any before an extent's worth has been freed.
+    /// Finds a whole run in the extent of the last search, or in any of this process's. Where there was none, it looks
+    /// in the last extent only until as many blocks as an extent has were freed.
     fn in_own_extents(&self, wanted: usize) -> Option<usize> {
         let find = |extent: usize| self.is_own(extent).then(|| self.whole_run(extent, wanted))?;
         let freed = self.freed.load(Relaxed);
@@ -167,8 +185,8 @@ impl Blocks {
         found
     }
 
-    /// An extent that was given up, before the device grows; where there was none, the device grows until an extent's
-    /// worth has been freed.
+    /// Takes an extent that was given up, or else has the device grow. Where none was given up, the device grows first
+    /// until as many blocks as an extent has were freed.
     fn new_extent(&self, stamp: u64) -> Option<usize> {
         let freed = self.freed.load(Relaxed);
         let looked = freed < self.taken_until.load(Relaxed);
@@ -194,7 +212,7 @@ impl Blocks {
         self.frontier.advance().map(|extent| self.own(extent))
     }
 
-    /// The first thing that `find` finds in the extents, from the cursor's on.
+    /// Returns what `find` finds first, in the extents from the cursor's on.
     fn in_extents(&self, find: impl Fn(usize) -> Option<usize>) -> Option<usize> {
         let (extents, last) = (self.open().div_ceil(EXTENT_BLOCKS), self.last_extent()?);
         (0..extents).find_map(|step| find((last + step) % extents))
@@ -219,7 +237,7 @@ impl Blocks {
         extent * EXTENT_BLOCKS..((extent + 1) * EXTENT_BLOCKS).min(self.open())
     }
 
-    /// Where `wanted` free blocks lie together.
+    /// Returns the first block of `wanted` free blocks that lie together.
     fn whole_run(&self, extent: usize, wanted: usize) -> Option<usize> {
         let Range { start: mut at, end } = self.blocks_of(extent);
         let mut length = 0;
@@ -246,7 +264,8 @@ impl Blocks {
         (length > 0).then_some(BlockRun { start: start as u64, length })
     }
 
-    /// Takes whatever is free, from the cursor on. Where nothing was, nobody looks again before something was freed.
+    /// Takes any free blocks, from the cursor on. Where there were none, this process looks again after a block was
+    /// freed.
     fn claim_any(&self, wanted: usize, stamp: u64) -> Option<BlockRun> {
         if self.is_full(stamp) {
             return None;
@@ -272,15 +291,15 @@ impl Blocks {
         self.full.load(Relaxed) == stamp
     }
 
-    /// Keeps blocks that were taken and could not be written to from being taken again, until [`Blocks::unpark`]: the
-    /// disk may have room for others, which it has written once.
+    /// Sets blocks aside that were taken and could not be written to: they are not taken again before
+    /// [`Blocks::unpark`]. The disk may have room for other blocks, which were written once.
     pub fn park(&self, run: BlockRun) {
         let length = run.length as u64;
         self.used.fetch_sub(length, Relaxed);
         self.lock_parked().push(run);
     }
 
-    /// Gives those up. False if there are none.
+    /// Gives up the blocks that were set aside. Returns whether there were any.
     pub fn unpark(&self) -> bool {
         let parked = std::mem::take(&mut *self.lock_parked());
         for &BlockRun { start, length } in &parked {
@@ -312,7 +331,7 @@ impl Blocks {
         ours
     }
 
-    /// Gives up this process's hold on a block.
+    /// Gives up this process's hold on a block. It is free when no other process holds it either.
     pub fn free(&self, block: u64) {
         if let Some(extent) = self.extents.get(block as usize / EXTENT_BLOCKS) {
             let (word, bit) = extent.word_and_bit(block as usize);
@@ -324,25 +343,26 @@ impl Blocks {
         }
     }
 
-    /// Remembers the hash of what is written to a block.
+    /// Notes the hash of the page that is written to a block.
     pub fn set_hash(&self, block: u64, hash: PageHash) {
         let hashes = self.hashes.get_or_make(block as usize / EXTENT_BLOCKS);
         let cells = &hashes.0[block as usize % EXTENT_BLOCKS];
         cells.iter().zip(hash).for_each(|(cell, word)| cell.store(word, Relaxed));
     }
 
-    /// The hash of what was written to a block.
+    /// Returns the hash of the page that was last written to a block; `None` if none was written near it.
     pub fn hash(&self, block: u64) -> Option<PageHash> {
         let hashes = self.hashes.get(block as usize / EXTENT_BLOCKS)?;
         Some(hashes.0[block as usize % EXTENT_BLOCKS].each_ref().map(|cell| cell.load(Relaxed)))
     }
 
-    /// Bytes of metadata: the hashes, and what is noted of extents.
+    /// Returns the bytes of memory that the hashes and the notes about extents take.
     pub fn bytes(&self) -> usize {
         self.hashes.made() * size_of::<Hashes>() + self.extents.made() * size_of::<Extent>()
     }
 
-    /// Makes `child` a holder of everything that this process holds: before a fork.
+    /// Makes a child, whose bitmap is `child`, a holder of every block that this process holds. To be called before the
+    /// fork.
     pub fn share_with(&self, child: &Held) {
         // 255 holders is more processes than a run may have.
         // (A bit beyond the last block is none of ours: somebody has written to the bitmap who should not.)
@@ -350,8 +370,8 @@ impl Blocks {
         self.held.copy_to(child, |block| _ = count(block));
     }
 
-    /// The view of a forked child: the same contents and hashes, held by its own bits. What it writes goes
-    /// to extents of its own.
+    /// Returns the view of a forked child: it has the same contents and hashes, and holds them by its own bits, `held`.
+    /// It writes to extents of its own.
     pub fn for_child(&self, held: Held) -> Self {
         let child = Self {
             cursor: AtomicU64::new(self.cursor.load(Relaxed)),
@@ -382,7 +402,7 @@ fn release(counts: &[AtomicU8], held: &Held, frontier: &Frontier, block: usize) 
     before.is_some()
 }
 
-/// Frees every block that `held` names: what the launcher does for a process that died.
+/// Frees every block that `held` names, as the launcher does for a process that died. Returns how many had been held.
 pub fn sweep(counts: &[AtomicU8], held: &Held, frontier: &Frontier) -> u64 {
     held.blocks().map(|block| u64::from(release(counts, held, frontier, block))).sum()
 }

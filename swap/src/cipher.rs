@@ -1,4 +1,4 @@
-//! What lies on the device is encrypted: memory holds passwords and keys.
+//! The cipher under which pages lie on the device: memory holds passwords and keys.
 //!
 //! The cipher is the key stream of AEGIS-128X2 (draft-irtf-cfrg-aegis-aead, Denis and Lucas) under a random key of
 //! the process. The nonce is the page's keyed hash and the number of its block: a *synthetic* initialisation
@@ -14,7 +14,7 @@ use aegis::aegis128x2::Aegis128X2;
 pub struct Cipher([u8; 16]);
 
 impl Cipher {
-    /// A key from 16 random bytes.
+    /// Makes a key from 16 random bytes.
     pub fn new(random: [u64; 2]) -> Self {
         Self(bytes(random[0], random[1]))
     }

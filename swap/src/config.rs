@@ -13,15 +13,15 @@ pub const WRITE_BATCH_PAGES: usize = 32;
 pub struct Config {
     /// The pool's allocator.
     pub zpool: Allocator,
-    /// How the pool begins.
+    /// The pool's switches at the start; they may change later.
     pub switches: Switches,
-    /// What decides which clusters leave.
+    /// The policy that decides which clusters leave the program.
     pub reclaim: Reclaim,
-    /// Which neighbours of a page come in with it.
+    /// The rule that says which neighbours of a page come in with it.
     pub readahead: Readahead,
     /// log2 of the pages that are read from the device at once, at most: the kernel's `page-cluster`.
     pub page_cluster: u32,
-    /// Pages that the process may have, in memory and compressed.
+    /// The number of pages that the process may have in memory, compressed ones by the memory that they take.
     pub cap_pages: u64,
 }
 
@@ -29,7 +29,7 @@ pub struct Config {
 pub const PAGE_CLUSTER_MAX: u32 = 9;
 
 impl Config {
-    /// The defaults, for a process that may have `cap_pages`.
+    /// Returns the defaults for a process that may have `cap_pages` pages in memory.
     pub fn for_cap(cap_pages: u64) -> Self {
         Self {
             zpool: Allocator::default(),

@@ -1,23 +1,23 @@
-//! One small error enum per operation.
+//! Errors of storing a page and of loading one.
 
 use std::fmt;
 
-/// Why a page was not stored.
+/// The reason for which a page was not stored.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreError {
-    /// It does not compress well enough to be worth pool memory.
+    /// The page does not compress well enough to be worth pool memory.
     Incompressible,
     /// The codec failed.
     Compress,
     /// The pool has reached `--max-pool-percent`.
     PoolLimit,
-    /// Nothing is stored in the pool just now (`pagetide set enabled=off`).
+    /// The pool is switched off (`pagetide set enabled=off`), or the page may be stored only with its neighbours.
     Disabled,
     /// The pool could not get memory.
     NoMemory,
 }
 
-/// Why a stored page could not be read back.
+/// The reason for which a stored page could not be read back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LoadError {
     /// The compressed form is damaged.

@@ -1,8 +1,8 @@
-//! How far the device is in use: blocks are taken below its *frontier* only, which moves up an extent at a time.
+//! The frontier of the device: blocks are taken below it only, and it moves up an extent at a time.
 //!
-//! So a sparse file takes what was once written, not what it may grow to, and the books are looked at no further
-//! either. The launcher *allows* what the disk has room for. That may be less than is open: then the frontier stays
-//! where it is, and only blocks that were given up are taken again.
+//! So a sparse file takes the room that was once written, not the room that it may grow to, and the books beyond the
+//! frontier are never looked at. The launcher *allows* as many blocks as the disk has room for. That may be less than
+//! is open: then the frontier stays where it is, and only blocks that were given up are taken again.
 //!
 //! Every process of the run can write to these words: what is read is within the device.
 
@@ -20,48 +20,49 @@ pub struct Frontier {
     words: &'static [AtomicU64; Self::WORDS],
 }
 
-/// What each word says.
+/// The places of the three words: blocks below the frontier, blocks that are allowed, blocks that were given up.
 const OPEN: usize = 0;
 const ALLOWED: usize = 1;
 const FREED: usize = 2;
 
 impl Frontier {
-    /// Words that it takes.
+    /// Words of shared memory that a frontier takes.
     pub const WORDS: usize = 3;
 
-    /// That of a device of `total` blocks, in words that are zero at first.
+    /// Returns the frontier of a device of `total` blocks, in words that are zero at first.
     pub fn new(total: u64, words: &'static [AtomicU64; Self::WORDS]) -> Self {
         Self { total, words }
     }
 
-    /// One that nobody shares, of a device that may be used as a whole.
+    /// Returns the frontier of a device of `total` blocks, all allowed, that no other process shares.
     pub fn private(total: u64) -> Self {
         let this = Self::new(total, Box::leak(Box::default()));
         this.allow(total);
         this
     }
 
-    /// Blocks that there may ever be.
+    /// Returns the number of blocks that there may ever be.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Blocks below the frontier.
+    /// Returns the number of blocks below the frontier.
     pub fn open(&self) -> u64 {
         self.words[OPEN].load(Acquire).min(self.total)
     }
 
-    /// How many of them there may be just now.
+    /// Returns the number of blocks up to which the frontier may move just now.
     pub fn allowed(&self) -> u64 {
         self.words[ALLOWED].load(Acquire).min(self.total)
     }
 
-    /// Says how many there may be.
+    /// Sets the number of blocks up to which the frontier may move.
     pub fn allow(&self, blocks: u64) {
         self.words[ALLOWED].store(blocks.min(self.total), Release);
     }
 
-    /// Moves up by an extent, whose number it returns: its blocks are the caller's to take first.
+    /// Moves the frontier up by an extent and returns the extent's number; `None` if that is not allowed. The caller is
+    /// the first to take its blocks.
     pub fn advance(&self) -> Option<usize> {
         let allowed = self.allowed();
         let next = |open: u64| {
@@ -73,12 +74,12 @@ impl Frontier {
         Some((open / EXTENT) as usize)
     }
 
-    /// Notes that a block has no holder any more.
+    /// Notes that a block has lost its last holder.
     pub fn note_freed(&self) {
         self.words[FREED].fetch_add(1, Relaxed);
     }
 
-    /// A number that changes when blocks come to be free, or open.
+    /// Returns a number that changes whenever a block is given up or the frontier moves.
     pub fn stamp(&self) -> u64 {
         // Both go up only.
         self.words[FREED].load(Relaxed).wrapping_add(self.open())

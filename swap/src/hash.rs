@@ -1,5 +1,5 @@
-//! The keyed 96-bit hash that tells a page's contents: by it a page is known to be what the device has, and what comes
-//! from the device to be what went there. Entries of the pool keep half of it, a [`Check`].
+//! The keyed 96-bit hash of a page's contents. It tells whether a page is still what the device has, and whether the
+//! bytes that come from the device are those that went there. Entries of the pool keep half of it, a [`Check`].
 //!
 //! AEGIS-128X2 as a MAC (draft-irtf-cfrg-aegis-aead, Denis and Lucas): a program cannot craft two pages that
 //! collide without knowing the key of the run. It is built from the AES round, which processors have as an
@@ -7,7 +7,7 @@
 
 use aegis::aegis128x2::Aegis128X2Mac;
 
-/// The key of a run.
+/// The key of a process's hashes.
 #[derive(Clone)]
 pub struct HashKey(Aegis128X2Mac<16>);
 
@@ -18,24 +18,24 @@ pub type PageHash = [u32; 3];
 /// Bytes of a fingerprint.
 pub const HASH_BYTES: usize = size_of::<PageHash>();
 
-/// What an entry of the pool keeps of its page's fingerprint. Enough to tell damage; that a page equals an entry it
-/// only suggests: then the bytes are compared.
+/// The first half of a fingerprint, as entries of the pool keep it. It is enough to tell damage; where it says that a
+/// page equals an entry, the bytes are compared.
 pub type Check = [u8; 6];
 
-/// What an entry keeps of a fingerprint.
+/// Returns the part of a fingerprint that an entry of the pool keeps.
 pub fn check_of(hash: PageHash) -> Check {
     let ([a, b, c, d], [e, f, ..]) = (hash[0].to_ne_bytes(), hash[1].to_ne_bytes());
     [a, b, c, d, e, f]
 }
 
 impl HashKey {
-    /// A key from 32 random bytes.
+    /// Makes a key from 32 random bytes.
     pub fn new(random: [u64; 4]) -> Self {
         let half = |at: usize| bytes(random[at], random[at + 1]);
         Self(Aegis128X2Mac::new_with_nonce(&half(0), &half(2)))
     }
 
-    /// The fingerprint of `page` under this key.
+    /// Returns the fingerprint of `page` under this key.
     pub fn hash(&self, page: &[u8]) -> PageHash {
         let mut mac = self.0.clone();
         mac.update(page);

@@ -1,4 +1,4 @@
-//! Which blocks of the device one process holds: a bitmap in shared memory, and a summary of it.
+//! The blocks of the device that one process holds: a bitmap in shared memory, and a summary of it.
 //!
 //! ```text
 //! ┌───────────────────────┬──────────────────────────────────────────┐
@@ -7,9 +7,9 @@
 //! └───────────────────────┴──────────────────────────────────────────┘
 //! ```
 //!
-//! Untouched pages of shared memory take none, but a look is a touch: who looks for what is held asks the summary where
-//! to. Without it the launcher, who looks after each process that ends, had the whole bitmap of each slot in memory,
-//! 256 KiB for 8 GiB of device.
+//! Untouched pages of shared memory take no memory, but a look is a touch: a search for held blocks asks the summary
+//! where to look. Without it the launcher, which sweeps after each process that ends, had the whole bitmap of each slot
+//! in memory, 256 KiB for 8 GiB of device.
 //!
 //! A process may be killed at any instant: a page's bit in the summary is set before any of the page's, and never
 //! cleared while the process lives.
@@ -29,7 +29,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Words of shared memory that are needed for a device of so many blocks.
+    /// Returns the number of words of shared memory that a device of `blocks` blocks needs.
     pub fn words(blocks: usize) -> usize {
         Self::summary_words(blocks) + blocks.div_ceil(WORD_BITS)
     }
@@ -38,16 +38,16 @@ impl Held {
         blocks.div_ceil(WORD_BITS).div_ceil(CHUNK_WORDS).div_ceil(WORD_BITS)
     }
 
-    /// The bitmap of a device of so many blocks in `words`, which are zero at first.
+    /// Returns the bitmap of a device of `blocks` blocks in `words`, which are zero at first.
     ///
     /// # Panics
-    /// If those are fewer than [`Held::words`].
+    /// If there are fewer words than [`Held::words`] says.
     pub fn new(words: &'static [AtomicU64], blocks: usize) -> Self {
         let (summary, bits) = words.split_at(Self::summary_words(blocks));
         Self { summary, bits: &bits[..blocks.div_ceil(WORD_BITS)] }
     }
 
-    /// Whether it has a bit for each of so many blocks.
+    /// Returns whether the bitmap has a bit for each of `blocks` blocks.
     pub fn covers(&self, blocks: usize) -> bool {
         self.bits.len() * WORD_BITS >= blocks
     }
@@ -66,28 +66,28 @@ impl Held {
         }
     }
 
-    /// Notes that a block is no longer held. Whether it was.
+    /// Notes that a block is no longer held. Returns whether it was.
     pub fn clear(&self, block: usize) -> bool {
         let bit = 1 << (block % WORD_BITS);
         self.bits[block / WORD_BITS].fetch_and(!bit, AcqRel) & bit != 0
     }
 
-    /// Whether all 64 blocks from a multiple of 64 on are held.
+    /// Returns whether all 64 blocks from `block` on, a multiple of 64, are held.
     pub fn holds_all_from(&self, block: usize) -> bool {
         self.bits[block / WORD_BITS].load(Relaxed) == u64::MAX
     }
 
-    /// Whether no block is held.
+    /// Returns whether no block is held.
     pub fn is_empty(&self) -> bool {
         self.blocks().next().is_none()
     }
 
-    /// The blocks that are held, in order.
+    /// Returns the blocks that are held, ascending.
     pub fn blocks(&self) -> impl Iterator<Item = usize> + '_ {
         self.set_words().flat_map(|(word, bits)| Bits(bits).map(move |bit| word * WORD_BITS + bit))
     }
 
-    /// The words that have bits set, by their number.
+    /// Returns the words that have bits set, each with its number.
     fn set_words(&self) -> impl Iterator<Item = (usize, u64)> + '_ {
         let chunks =
             self.summary.iter().enumerate().flat_map(|(index, summary)| {
@@ -99,7 +99,8 @@ impl Held {
             .filter(|&(_, bits)| bits != 0)
     }
 
-    /// Notes in another process's bitmap, which is empty, all that is held here. `each` is told of every block before.
+    /// Notes every block that is held here in another process's bitmap, which is empty. `each` is called with a block
+    /// before it is noted.
     pub fn copy_to(&self, other: &Self, mut each: impl FnMut(usize)) {
         for (word, bits) in self.set_words() {
             Bits(bits).for_each(|bit| each(word * WORD_BITS + bit));

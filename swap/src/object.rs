@@ -12,7 +12,7 @@ pub struct Object {
 }
 
 impl Object {
-    /// Returns an object no page of which was ever touched.
+    /// Returns the object of this number, in which no page was ever touched.
     pub fn new(id: ObjectId) -> Self {
         Self { id, table: Arc::default() }
     }
@@ -22,7 +22,7 @@ impl Object {
         self.id
     }
 
-    /// Returns the words of its pages.
+    /// Returns the table with the words of the object's pages.
     pub fn table(&self) -> &Table {
         &self.table
     }

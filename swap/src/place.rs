@@ -1,25 +1,37 @@
-//! Where the contents of a page that is not in memory are.
+//! Places: where the contents of a page are that is not in the program.
 
 use pagetide_page::FOLIO_PAGES;
 
-/// A place for swapped contents.
+/// A place of swapped contents.
 ///
 /// | kind | value | bytes elsewhere |
 /// |---|---|---|
 /// | `Same` | a 32-bit pattern that fills the page (0 for the zero page) | none |
 /// | `Pool` | handle of a compressed copy: of a page alone, or a piece of a folio | header and payload in the pool |
 /// | `Device` | block number, in pages from the start of the device | one page, its hash in memory |
+///
+/// ```
+/// use pagetide_swap::Place;
+///
+/// assert_eq!(Place::same_filled(&[0; 4096]), Some(Place::ZERO));
+/// assert_eq!(Place::same_filled(&[7; 4096]), Some(Place::Same(0x0707_0707)));
+/// let mut page = [7; 4096];
+/// page[100] = 8;
+/// assert_eq!(Place::same_filled(&page), None);
+/// Place::fill(0x0707_0707, &mut page);
+/// assert_eq!(page, [7; 4096]);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Place {
-    /// The page is this 32-bit word, repeated.
+    /// Nowhere else: the page is this 32-bit word, repeated.
     Same(u32),
     /// A compressed copy in the pool.
     Pool(Handle),
-    /// A block of the device.
+    /// The block of this number on the device.
     Device(u64),
 }
 
-/// Names a compressed copy in the pool.
+/// A name of a compressed copy in the pool.
 ///
 /// ```text
 ///  39                      3    0
@@ -30,17 +42,17 @@ pub enum Place {
 /// └──┴────────────────────────┘
 /// ```
 ///
-/// So the piece behind another is the handle behind its handle. Bit 38 of a place is not of the handle: it says that
-/// the copy was used since the shrinker's hand came by ([`crate::Word::is_referenced`]).
+/// So the handle of a folio's next piece is one more. Bit 38 is no part of the handle: in a word it says that the copy
+/// was stored or spared since the shrinker's hand came by ([`crate::Word::is_referenced`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(u64);
 
-/// What a [`Handle`] names.
+/// The entry of the pool that a [`Handle`] names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Entry {
-    /// A page that left alone.
+    /// The entry of this number: a page that left alone.
     Page(u32),
-    /// A page of a folio.
+    /// The folio of this number, and the piece of it: 0 to 15.
     Piece(u32, usize),
 }
 
@@ -49,22 +61,22 @@ impl Handle {
     pub(crate) const REFERENCED: u64 = 1 << 38;
     const PIECE_BITS: u32 = FOLIO_PAGES.ilog2();
 
-    /// The entry of a page that left alone.
+    /// Returns the handle of entry `number`, a page that left alone.
     pub const fn page(number: u32) -> Self {
         Self(number as u64)
     }
 
-    /// A piece of a folio.
+    /// Returns the handle of a piece, 0 to 15, of folio number `folio`.
     pub const fn piece(folio: u32, piece: usize) -> Self {
         Self(Self::FOLIO | (folio as u64) << Self::PIECE_BITS | piece as u64)
     }
 
-    /// The piece `count` after.
+    /// Returns the handle of the piece `count` pieces after this one, in the same folio.
     pub const fn nth(self, count: usize) -> Self {
         Self(self.0 + count as u64)
     }
 
-    /// What it names.
+    /// Returns the entry that the handle names.
     pub const fn entry(self) -> Entry {
         if self.0 & Self::FOLIO == 0 {
             return Entry::Page(self.0 as u32);
@@ -76,12 +88,12 @@ impl Handle {
 impl Place {
     /// The zero page.
     pub const ZERO: Self = Self::Same(0);
-    /// Bits of the kind, and its values.
+    /// The number of bits that tell the kind, and the values that they have.
     pub(crate) const KIND_BITS: u32 = 2;
     const KIND_SAME: u64 = 1;
     pub(crate) const KIND_POOL: u64 = 2;
     pub(crate) const KIND_DEVICE: u64 = 3;
-    /// Bits that a place needs: kind and value.
+    /// The number of bits that a place takes in a word: kind and value.
     pub const BITS: u32 = 42;
     /// The largest block number that a place can hold.
     pub const BLOCK_MAX: u64 = (1 << 40) - 1;
@@ -108,7 +120,7 @@ impl Place {
         }
     }
 
-    /// The pattern of a page that is one 32-bit word repeated, if it is.
+    /// Returns the place of a page that is one 32-bit word, repeated; `None` if it is not.
     pub fn same_filled(page: &[u8]) -> Option<Self> {
         let (words, rest) = page.as_chunks::<8>();
         let first = u64::from_ne_bytes(*words.first()?);

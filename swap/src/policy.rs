@@ -1,31 +1,31 @@
-//! Which clusters leave, and how long their pages wait on probation: what decides it stands behind one trait.
+//! Policies, behind one trait: they decide which clusters leave, and how long their pages wait on probation.
 //!
-//! The kernel shows a program no access bits of its own memory. Hot is told from cold by who comes back: from probation
-//! (a *hit*, the reference signal), or from a place (a *refault*, judged by its shadow).
+//! The kernel shows a program no access bits of its own memory. Hot pages are told from cold ones by their coming back:
+//! from probation (a *hit*, the reference signal), or from a place (a *refault*, judged by its shadow).
 
 use crate::table::History;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// What decides about reclaim. Its methods run under the lock of the cluster whose history they are given.
+/// A rule by which clusters leave. Methods that are given a cluster's history run under the cluster's lock.
 pub trait Policy: Send + Sync + std::fmt::Debug {
-    /// `pages` of the cluster came back from probation.
+    /// Notes that `pages` pages of the cluster came back from probation.
     fn hit(&self, history: &mut History, pages: usize);
 
-    /// `pages` of the cluster came back from their places that are used as often as those in memory.
+    /// Notes that `pages` pages of the cluster came back from their places which are used as often as those in memory.
     fn refault(&self, history: &mut History, pages: usize);
 
-    /// The turn to leave of a cluster with so many pages `present` has come: whether it stays this once. Asked again
-    /// and again it must let go after [`SPARED_MAX`] times.
+    /// Returns whether a cluster stays this once whose turn to leave has come, and of which `present` pages are in the
+    /// program. It spares the same cluster at most [`SPARED_MAX`] times in a row.
     fn spares(&self, history: &mut History, present: usize) -> bool;
 
-    /// Is told every few hundredths of a second what has come back so far.
+    /// Notes how many pages have come back so far. It is called every few hundredths of a second.
     fn observe(&self, seen: Seen);
 
-    /// How many of `pages`, those in the program and on probation, should be on probation.
+    /// Returns how many pages should be on probation, of `pages` in the program and on probation.
     fn probation(&self, pages: usize) -> usize;
 }
 
-/// What has come back: totals, and from how many pages.
+/// Pages that came back, and pages that may: what a policy goes by.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Seen {
     /// Pages that came back from probation so far.
@@ -42,16 +42,16 @@ pagetide_page::numbered_enum! {
     /// The name of a [`Policy`], as users choose it.
     #[derive(Default)]
     pub enum Reclaim: u64 {
-        /// [`SecondChance`].
+        /// The policy [`SecondChance`].
         #[default]
         SecondChance = 0,
-        /// [`Fifo`].
+        /// The policy [`Fifo`].
         Fifo = 1,
     }
 }
 
 impl Reclaim {
-    /// The policy, which has seen nothing yet.
+    /// Makes a policy of this name, which has seen nothing yet.
     pub fn policy(self) -> Box<dyn Policy> {
         match self {
             Self::SecondChance => Box::<SecondChance>::default(),
@@ -62,27 +62,40 @@ impl Reclaim {
 
 /// A cluster is hot if this part of its pages came back.
 const HOT_PART: u32 = 4;
-/// How often in a row a cluster is spared at most: all of what is there came back, half, a quarter.
+/// The number of times in a row that a cluster is spared at most: when all of its pages came back, then half, then a
+/// quarter.
 pub const SPARED_MAX: usize = 3;
 
-/// Shares are in parts of this.
+/// The whole of which a share is a part: shares of probation are counted in 64ths.
 const WHOLE: u32 = 64;
 const SHARE_MIN: u32 = WHOLE / 16;
 const SHARE_MAX: u32 = WHOLE / 4;
-/// What must have come back before the share is looked at.
+/// Pages that must have come back before the share is judged anew.
 const SEEN_MIN: u64 = 256;
 
-/// A cluster that is hot goes round once more; probation is as long as it finds hot pages.
+/// The second-chance policy: a hot cluster goes round once more, and probation is as long as it finds hot pages.
+///
+/// ```
+/// use pagetide_swap::Reclaim;
+/// use pagetide_swap::table::History;
+///
+/// let policy = Reclaim::SecondChance.policy();
+/// let mut history = History { taken: 8, ..History::default() };
+/// assert!(!policy.spares(&mut history, 8), "no page came back: the cluster is cold");
+/// policy.hit(&mut history, 2);
+/// assert!(policy.spares(&mut history, 8), "a quarter of its pages came back");
+/// assert!(!policy.spares(&mut history, 8), "half of that is forgotten each time");
+/// ```
 ///
 /// A cluster is hot if as many pages came back as a quarter of what is there: from probation, or from their places if
 /// they are used as often as what is in memory (`workingset_activate_anon`). Each time that it is spared half of that
 /// is forgotten, so one of which all came back goes round three times (the *generalised clock*, Smith 1978). What never
 /// left counts as cold: pages that were touched for the first time leave before those that proved to be wanted again.
 ///
-/// What waits on probation cannot be reached without a fault, of a few µs; what is found hot there is spared being
-/// stored and read again, of a few tens. So probation grows, to a quarter of the memory, while a page there is wanted
-/// more than twice as often as one at a place, and shrinks to a sixteenth where it is wanted no more than those: then
-/// all pages are alike, and who comes next cannot be told.
+/// A page on probation cannot be reached without a fault, which takes a few µs; a page that proves hot there need not
+/// be stored and read again, which takes a few tens of µs. So probation grows, to a quarter of the memory, while a page
+/// there is wanted more than twice as often as one at a place, and shrinks to a sixteenth where it is wanted no more
+/// than those: then all pages are alike, and nothing tells which is wanted next.
 ///
 /// Two queues of which the first is not observed are the *segmented FIFO* of Turner and Levy (1981), whose second part
 /// of some tenths comes close to LRU.
@@ -145,7 +158,7 @@ impl Policy for SecondChance {
     }
 }
 
-/// What came first leaves first: to see what the second chance is worth.
+/// The first-in-first-out policy, without probation: a base line to measure the second chance against.
 #[derive(Debug)]
 pub struct Fifo;
 

@@ -1,15 +1,15 @@
 //! Probation: pages that have left the program and wait in frames, a slot for each cluster, until they are stored or
 //! asked for again.
 //!
-//! The frames belong to whoever moves bytes, and so do slots that are not listed here. What is known of the pages in a
-//! slot lives here:
+//! The frames belong to the engine, which moves bytes, and so do slots that are not listed here. This module keeps what
+//! is known of the pages in a slot:
 //!
 //! ```text
 //! empty ──take-out──▶ on probation ──stored, or back in the program──▶ empty, or kept for its frames
 //! ```
 //!
-//! A slot has a *reference* for each of its pages that is on probation, and one for whoever processes it or will. When
-//! the last is gone, no page is in the slot's frames.
+//! A slot has a *reference* for each of its pages that is on probation, and one for the thread that processes it or
+//! will. When the last is gone, no page is in the slot's frames.
 
 use crate::sync::atomic::{
     AtomicBool, AtomicU16, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst,
@@ -37,26 +37,26 @@ struct Lists {
     queue: VecDeque<u16>,
 }
 
-/// Where slots lie, and their parts in them: for a reader outside of the process.
+/// The layout of the slots in memory, for a reader outside of the process. Offsets are bytes from a slot's start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Anatomy {
     /// The address of the first slot.
     pub first: usize,
-    /// How many there are.
+    /// The number of slots.
     pub count: usize,
-    /// Bytes from one to the next.
+    /// Bytes from one slot to the next.
     pub stride: usize,
-    /// References, a word,
+    /// The offset of the number of references, a word.
     pub refs: usize,
-    /// the cluster, a word,
+    /// The offset of the cluster's number, a word.
     pub cluster: usize,
-    /// whether the slot is queued, a byte,
+    /// The offset of whether the slot is queued, a byte.
     pub queued: usize,
-    /// and whether it is late, a byte.
+    /// The offset of whether the slot is late, a byte.
     pub late: usize,
 }
 
-/// What is known of the pages on probation.
+/// The slots with pages on probation: which are empty, which wait to be stored, and what is known of their pages.
 #[derive(Debug)]
 pub struct Probation {
     slots: Box<[Slot]>,
@@ -64,7 +64,7 @@ pub struct Probation {
 }
 
 impl Probation {
-    /// Returns probation in this many slots, which are empty. Their numbers count from 0.
+    /// Returns probation with this many slots, all empty. Their numbers count from 0.
     pub fn new(slots: u16) -> Self {
         let slot = |_| Slot {
             refs: AtomicUsize::new(0),
@@ -98,7 +98,7 @@ impl Probation {
         &self.slots[usize::from(slot)]
     }
 
-    /// Takes an empty slot.
+    /// Takes an empty slot; `None` if there is none.
     pub fn take_empty(&self) -> Option<u16> {
         lock(&self.lists).empty.pop()
     }
@@ -114,7 +114,7 @@ impl Probation {
         lock(&self.lists).empty.insert(0, slot);
     }
 
-    /// Whether all slots are empty.
+    /// Returns whether all slots are empty.
     pub fn is_empty(&self) -> bool {
         lock(&self.lists).empty.len() == self.slots.len()
     }
@@ -135,12 +135,12 @@ impl Probation {
         lock(&self.lists).queue.push_back(slot);
     }
 
-    /// Takes the slot that has been on probation the longest. Its reference is the caller's, who processes it.
+    /// Takes the slot that has been on probation the longest. The reference for its processing goes to the caller.
     pub fn pop(&self) -> Option<u16> {
         lock(&self.lists).queue.pop_front()
     }
 
-    /// Takes a slot out of the queue that was put there just now. False if somebody else has.
+    /// Takes a slot out of the queue that was put there just now. Returns false if another thread has taken it before.
     pub fn take_back(&self, slot: u16) -> bool {
         let queue = &mut lock(&self.lists).queue;
         let at = queue.iter().rposition(|&queued| queued == slot);
@@ -152,13 +152,16 @@ impl Probation {
         lock(&self.lists).queue.len()
     }
 
-    /// Notes that a slot is processed, which [`Probation::pop`] gave.
+    /// Notes that the slot which [`Probation::pop`] gave is processed from now on.
     pub fn begin_processing(&self, slot: u16) {
         self.slot(slot).queued.store(false, SeqCst);
     }
 
-    /// Pages of a slot stay on probation, whether or not the slot was processed before. The caller holds a reference of
-    /// the slot, which is not that of a page that others may take.
+    /// Puts a slot in the queue again whose pages stay on probation. It may be there already. The caller holds a
+    /// reference of the slot that no other thread can give back: not one of a page.
+    ///
+    /// # Panics
+    /// If nobody holds a reference of the slot.
     pub fn requeue(&self, slot: u16) {
         let this = self.slot(slot);
         if !this.queued.swap(true, SeqCst) {
@@ -178,7 +181,7 @@ impl Probation {
         references > 0 && self.slot(slot).refs.fetch_sub(references, SeqCst) == references
     }
 
-    /// Whether pages are on probation in a slot beside the reference of whoever processes it.
+    /// Returns whether a slot has references beside the one for its processing: those of pages on probation.
     pub fn has_pages(&self, slot: u16) -> bool {
         self.slot(slot).refs.load(SeqCst) > 1
     }
@@ -188,12 +191,12 @@ impl Probation {
         ClusterNumber(self.slot(slot).cluster.load(Relaxed))
     }
 
-    /// Returns what a slot's pages leave behind.
+    /// Returns the shadow that a slot's pages leave behind.
     pub fn shadow(&self, slot: u16) -> Shadow {
         Shadow(self.slot(slot).shadow.load(Relaxed))
     }
 
-    /// Whether the device was too busy for a slot's pages when the slot was processed last.
+    /// Returns whether the device was too busy for a slot's pages when the slot was processed last.
     pub fn is_late(&self, slot: u16) -> bool {
         self.slot(slot).late.load(Relaxed)
     }

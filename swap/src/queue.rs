@@ -1,4 +1,4 @@
-//! The order in which clusters are asked to give memory up.
+//! Queues of clusters, in the order in which they are asked to give memory up.
 //!
 //! A queue of clusters in order of arrival, with a second chance: a cluster whose pages came back from
 //! probation is hot and goes round once more. Nothing else tells hot from cold: the kernel shows a
@@ -8,14 +8,14 @@ use crate::sync::{Mutex, lock};
 use pagetide_page::ClusterKey;
 use std::collections::{HashSet, VecDeque};
 
-/// Clusters, oldest first: those that hold present pages, or those with pages in the pool.
+/// A queue of clusters, oldest first: of those with pages in the program, or of those with pages in the pool.
 #[derive(Debug, Default)]
 pub struct Queue {
     clusters: Mutex<VecDeque<ClusterKey>>,
 }
 
 impl Queue {
-    /// Puts a cluster at the young end. The caller holds its lock, and has noted that it stands here.
+    /// Puts a cluster at the young end. The caller holds its lock, and has noted in its history that it is queued.
     pub fn push(&self, cluster: ClusterKey) {
         lock(&self.clusters).push_back(cluster);
     }
@@ -38,18 +38,18 @@ impl Queue {
         first.len()
     }
 
-    /// Number `nth` from the young end.
+    /// Returns the cluster that stands in place `nth` from the young end, which is place 0.
     pub fn youngest(&self, nth: usize) -> Option<ClusterKey> {
         let clusters = lock(&self.clusters);
         clusters.len().checked_sub(nth + 1).map(|at| clusters[at])
     }
 
-    /// Clusters in the queue.
+    /// Returns the number of clusters in the queue.
     pub fn len(&self) -> usize {
         lock(&self.clusters).len()
     }
 
-    /// Whether no cluster is queued.
+    /// Returns whether no cluster is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

@@ -1,9 +1,9 @@
-//! One step of reclaim: what leaves next, and in which order places are tried.
+//! The reclaimer, which decides what leaves next, step by step, and in which order places are tried.
 //!
-//! A step decides and moves no byte: whoever calls it moves them, and says here how ([`Mover`], [`Contents`]). The
-//! engine does so with a program's memory and a device, a replay by counting.
+//! A step decides and moves no byte: its caller moves them, by [`Mover`] and [`Contents`]. The engine does so with a
+//! program's memory and a device, a replay by counting.
 //!
-//! A step does what of this there is to do, in this order:
+//! A step has five parts, in this order. A part for which there is no need is left out.
 //! 1. *Trim*: a pool that nears its limit drops kept copies, or writes entries back.
 //! 2. *Take out*: unless enough is on probation, the next victim leaves the program.
 //! 3. *Press*: for what has left the program the pool gives its part, as the shrinker has it.
@@ -33,59 +33,59 @@ const PARTS_MAX: usize = 64;
 /// Entries that one scan finds at most: a few batches of writes.
 const SCAN_ROOM: usize = 4 * crate::config::WRITE_BATCH_PAGES;
 
-/// Batches of writes on their way to the device at most, where so many pages are kept free: what they write is in memory
-/// twice, which must not be a large part of the memory of one process among many.
+/// Returns the number of batches of writes that are on their way to the device at most, where `high` pages are kept
+/// free. Pages under way are in memory twice, which must not be a large part of the memory of one process among many.
 pub fn writes_max(high: i64) -> usize {
     (high / crate::config::WRITE_BATCH_PAGES as i64).clamp(4, 8) as usize
 }
 
-/// What a step of reclaim achieved.
+/// The outcome of one step of reclaim.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Progress {
     /// This many pages became free, or are being written.
     Freed(usize),
     /// Pages moved on, but none is free yet.
     Moved,
-    /// What could leave waits for the device, which has as much to write as it may.
+    /// Pages that could leave wait for the device, which has as many writes under way as it may.
     Waits,
-    /// There is nothing that could leave.
+    /// No page could leave.
     Nothing,
 }
 
-/// Moves what a step of reclaim decides about.
+/// The hands of the reclaimer: it moves the pages about which a step of reclaim decides.
 pub trait Mover {
     /// Takes the next victim ([`Swap::victim`]) out of the program, onto probation. Returns how many pages left;
     /// `None` if there is no victim, or no slot is empty.
     fn take_out(&mut self) -> Option<usize>;
 
-    /// Stores what is still on probation in a slot. Returns how many pages became free or are being written.
+    /// Stores the pages that are still on probation in a slot. Returns how many pages became free or are being written.
     fn store(&mut self, slot: u16) -> usize;
 
-    /// Whether entries of the pool can be written to the device just now.
+    /// Returns whether entries of the pool can be written to the device just now.
     fn can_write_back(&self) -> bool;
 
     /// Begins to write entries of the pool to the device. Returns how many are on their way.
     fn write_back(&mut self, entries: &[(PageIndex, Handle)]) -> usize;
 
-    /// Whether somebody waits for memory.
+    /// Returns whether a fault waits for memory.
     fn is_waited_for(&self) -> bool;
 
     /// Gives up frames that are kept to save work, if there are any. Returns how many pages became free.
     fn drop_spare_frames(&mut self) -> usize;
 
-    /// Is told that the pool may have grown or shrunk.
+    /// Notes that the pool may have grown or shrunk.
     fn pool_changed(&mut self);
 
-    /// Memory for a list of entries.
+    /// Lends memory for a list of entries.
     fn entries(&mut self) -> &mut Vec<(PageIndex, Handle)>;
 }
 
-/// The pages of one slot whose stores end.
+/// The listener to the ends of stores of one slot's pages.
 pub trait Ending {
-    /// Is told of a page whose store has ended.
+    /// Notes that the store of a page has ended.
     fn ended(&mut self, page: PageIndex, outcome: StoreOutcome);
 
-    /// Is told of pages, one behind the other, that are at their places.
+    /// Notes that `pages` adjacent pages are at their places.
     fn swapped(&mut self, pages: usize);
 }
 
@@ -95,54 +95,55 @@ pub trait Contents: Ending {
     fn store_folio(&mut self, first: PageIndex, kept: &[Option<Place>; FOLIO_PAGES])
     -> [Stored; FOLIO_PAGES];
 
-    /// Finds a place for one page. `poor`: it is known not to compress.
+    /// Finds a place for one page. If it is `poor`, it is known not to compress.
     fn store_page(&mut self, page: PageIndex, kept: Option<Place>, poor: bool) -> Stored;
 
-    /// Is told of a page that the pool will not have. It is still locked: the callee ends its store.
+    /// Takes a page over that the pool refuses. It is still locked: the callee ends its store.
     fn refused(&mut self, page: PageIndex, why: StoreError, hash: PageHash);
 }
 
-/// What became of the pages of one folio.
+/// The outcome of storing the pages of one folio, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct StoredFolio {
-    /// Pages that a store was begun for.
+    /// Pages whose store was begun.
     pub tried: usize,
     /// Pages that have a place.
     pub placed: usize,
-    /// Those of them that were written anew.
+    /// Pages of those whose place is new: their kept copy was not current.
     pub new: usize,
 }
 
-/// Decides what leaves.
+/// The reclaimer of a process.
 #[derive(Debug)]
 pub struct Reclaimer {
-    /// What is known of the pages on probation.
+    /// The slots with pages on probation.
     pub probation: Probation,
-    /// Slots that pages stay in on probation at most.
+    /// The number of slots that have pages on probation at most.
     probation_max: usize,
     /// How hard the pool is pressed to give memory, as bits of a float.
     pressure: AtomicU64,
 }
 
 impl Reclaimer {
-    /// Returns a reclaimer with this many slots, of which `probation_max` have pages on probation at most, beside those
-    /// that are being stored.
+    /// Returns a reclaimer with `slots` slots. At most `probation_max` have pages on probation, beside those that are
+    /// being stored.
     pub fn new(slots: u16, probation_max: usize) -> Self {
         Self { probation: Probation::new(slots), probation_max, pressure: AtomicU64::new(0) }
     }
 
-    /// Sets how hard the pool is pressed to give memory, against the program: 0 not at all.
+    /// Sets how hard the pool is pressed to give memory, from 0 (not at all) to 1 (as hard as the program).
     pub fn set_pressure(&self, weight: f64) {
         self.pressure.store(weight.to_bits(), Relaxed);
     }
 
-    /// Whether the oldest slot on probation should be stored. One may wait there however many pages it has.
+    /// Returns whether the oldest slot on probation should be stored. One slot may wait there however many pages it
+    /// has.
     fn is_probation_full<S: SpanSource>(&self, swap: &Swap<S>) -> bool {
         let slots = self.probation.len();
         slots > self.probation_max || (slots > 1 && swap.is_probation_full())
     }
 
-    /// Does one step towards free memory: a bounded piece of work.
+    /// Does one step towards free memory. Its work is bounded.
     pub fn step<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
         let mut freed = self.trim(swap, mover);
         let taken = if self.is_probation_full(swap) { Some(0) } else { mover.take_out() };
@@ -172,7 +173,7 @@ impl Reclaimer {
         }
     }
 
-    /// Has the pool give memory, whatever room it has.
+    /// Has the pool give memory, however far it is from its limit.
     pub fn shrink_pool<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
         match self.shrink(swap, PoolScope::Own, || true, mover) {
             0 => Progress::Nothing,
@@ -216,8 +217,8 @@ impl Reclaimer {
         before.saturating_sub(pages()) + sent / ENTRIES_A_PAGE
     }
 
-    /// Passes the shrinker's hand over so many entries of the pool, and writes back what it finds, up to a few batches.
-    /// Returns how many are on their way.
+    /// Passes the shrinker's hand over `scan` entries of the pool, and writes back those that should leave, up to a few
+    /// batches. Returns how many are on their way.
     pub fn write_back<S: SpanSource>(
         &self,
         swap: &Swap<S>,
@@ -236,8 +237,8 @@ impl Reclaimer {
         sent
     }
 
-    /// `taken` pages have left the program: the pool gives its part, if the shrinker has it so. Returns about how many
-    /// pages become free.
+    /// Has the pool give its part for `taken` pages that have left the program, if the shrinker wants it so. Returns
+    /// about how many pages become free.
     fn press<S: SpanSource>(&self, swap: &Swap<S>, taken: usize, mover: &mut impl Mover) -> usize {
         let weight = f64::from_bits(self.pressure.load(Relaxed));
         if weight <= 0.0 || !mover.can_write_back() {
@@ -294,7 +295,7 @@ impl Reclaimer {
         folio
     }
 
-    /// Ends the stores of pages of a slot that were written to blocks from `block` on. They ascend.
+    /// Ends the stores of a slot's `pages`, ascending, which were written to blocks from `block` on.
     pub fn end_written<S: SpanSource>(
         &self,
         swap: &Swap<S>,
@@ -318,7 +319,7 @@ impl Reclaimer {
         }
     }
 
-    /// Ends the stores of a folio at once. False if they must end one by one.
+    /// Ends the stores of a folio at once. Returns false if they must end one by one.
     fn end_folio<S: SpanSource>(
         &self,
         swap: &Swap<S>,
@@ -346,8 +347,8 @@ impl Reclaimer {
     }
 }
 
-/// Returns which of the frames `populated` of a slot still hold a page on probation, if the others can be given back in
-/// few calls. To be called while no page is taken out into the slot.
+/// Returns the frames of a slot, among `populated`, that still hold a page on probation; `None` if the others cannot be
+/// given back in few calls. To be called while no page is taken out into the slot.
 pub fn frames_in_use<S: SpanSource>(
     swap: &Swap<S>,
     slot: u16,

@@ -14,10 +14,10 @@ macro_rules! counters {
         pub enum Counter { $($(#[$doc])* $name),+ }
 
         impl Counter {
-            /// Every counter, in order.
+            /// All counters, in the order of their cells.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
-            /// The counter's name.
+            /// Returns the counter's name.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name)),+ }
             }
@@ -52,7 +52,7 @@ counters! {
     swap_reuse,
     /// Pages read ahead of the faulting one.
     swap_ra,
-    /// Those of them that were passed: the next fault came at their end.
+    /// Pages of `swap_ra` that proved to be of use: the next fault came at their end.
     swap_ra_hit,
     /// Faults that found their page on probation and brought it back.
     swap_cache_hit,
@@ -62,19 +62,19 @@ counters! {
     reject_compress_fail,
     /// Stores that the pool refused because it was at its limit, or had been and was not below its threshold yet.
     pool_limit_hit,
-    /// Those of them for which nothing could be written back to make room.
+    /// Stores of `pool_limit_hit` for which no entry could be written back to make room.
     reject_reclaim_fail,
     /// Stores that found no memory for the pool.
     reject_alloc_fail,
-    /// Copies whose bytes were not what had been stored.
+    /// Copies that did not hold the bytes that had been stored.
     decompress_fail,
     /// Kept copies dropped to make room.
     swap_copy_dropped,
     /// Refaults of pages that carried a shadow.
     workingset_refault_anon,
-    /// Those that came back before as many pages had left as are in memory.
+    /// Refaults of pages that came back before as many others had left as are in memory.
     workingset_activate_anon,
-    /// Those of them that had belonged to the working set when they left.
+    /// Pages of `workingset_activate_anon` that had belonged to the working set when they left.
     workingset_restore_anon,
     /// Pages that could not be taken out (pinned, shared by fork, gone meanwhile).
     pgsteal_fail,
@@ -90,13 +90,13 @@ counters! {
     allocstall,
     /// Nanoseconds that threads of the program waited for pages, from when their faults were read, summed over threads.
     stalled_ns,
-    /// Of those, nanoseconds that faults waited for room or for the device.
+    /// Nanoseconds of `stalled_ns` that faults waited for room or for the device.
     parked_ns,
     /// Threads that waited for pages. A thread that has not waited for long may be counted again, where hundreds do.
     stalled_threads,
-    /// Threads that waited in a tenth of a second, summed over those.
+    /// Threads that waited in a tenth of a second, summed over all tenths.
     stalled_ticks,
-    /// Nanoseconds that faults waited since their process was to rest while others get on, summed over threads.
+    /// Nanoseconds that faults waited because their process had to rest while others get on, summed over threads.
     rested_ns,
     /// Forks that handed swapped memory on.
     forks,
@@ -104,17 +104,17 @@ counters! {
     move_refused,
 }
 
-/// What one process has counted since it started: a view of shared memory.
+/// The counters of one process since it started: a view of shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     cells: &'static [AtomicU64],
 }
 
 impl Counters {
-    /// Cells that a set of counters takes.
+    /// The number of cells that a set of counters takes.
     pub const CELLS: usize = Counter::ALL.len();
 
-    /// Counters in `cells`.
+    /// Returns counters that stand in `cells`.
     ///
     /// # Panics
     /// If there are fewer cells than counters.
@@ -122,7 +122,7 @@ impl Counters {
         Self { cells: &cells[..Self::CELLS] }
     }
 
-    /// Counters of their own, for a process that nobody watches.
+    /// Returns counters in memory that no other process sees.
     pub fn private() -> Self {
         Self::new(Vec::leak((0..Self::CELLS).map(|_| AtomicU64::new(0)).collect()))
     }
@@ -133,7 +133,7 @@ impl Counters {
         self.cells[counter as usize].fetch_add(count, Relaxed);
     }
 
-    /// A counter's value. Other processes can write there: one that would overflow sums is cut.
+    /// Returns a counter's value, at most 2⁵⁵: other processes can write there, and sums must not overflow.
     pub fn get(self, counter: Counter) -> u64 {
         const MOST: u64 = 1 << 55;
         self.cells[counter as usize].load(Relaxed).min(MOST)

@@ -1,11 +1,11 @@
-//! Which neighbours of a page come in with it: a small table of sequential streams.
+//! Sequential streams of faults, in a small table: they tell which neighbours of a page come in with it.
 //!
 //! A fault next to where a stream was about to go on continues it, upwards or downwards, and the window doubles; one
 //! near it gets a few neighbours on both sides; any other fault starts a stream of one page in place of the stalest. So
 //! random access brings in single pages and never pays for a neighbour, and several threads that scan keep a window
 //! each. The rules are those of the kernel's readahead by address (`swap_vma_ra_win`), with a table of streams in place
-//! of one for each mapping. Nobody sees a page touched that is mapped already: that all of a window was of use is told
-//! by the fault that comes at its end.
+//! of one for each mapping. A touch of a page that is mapped already is not seen: that all of a window was of use is
+//! known by the fault that comes at its end.
 
 use crate::sync::{Mutex, lock};
 use pagetide_page::PageIndex;
@@ -14,15 +14,16 @@ use std::ops::Range;
 const STREAMS: usize = 8;
 /// The largest window: 2 MiB.
 const WINDOW_MAX: u64 = 512;
-/// Requests under way beyond which nothing is read that nobody waits for: the device's queue is for demand.
+/// The number of requests under way up to which pages are read ahead: beyond, the device's queue is for pages that a
+/// fault waits for.
 pub const AHEAD_MAX: usize = 16;
 /// Pages between a stream and the fault that continues it, at most: other threads' faults and pages that were present
 /// already leave small gaps.
 const GAP_MAX: u64 = 4;
 
-/// What is near a stream: this part of its window.
+/// The reach of a stream, as a part of its window: a fault within it is near the stream.
 const NEAR_PART: u64 = 4;
-/// The largest window around a page: it may be that a scan has ended, and access is at random now.
+/// The largest window around a page, in pages: it may be that a scan has ended, and access is at random now.
 const CENTRED_MAX: u64 = 8;
 
 pagetide_page::numbered_enum! {
@@ -41,25 +42,25 @@ pagetide_page::numbered_enum! {
     }
 }
 
-/// Neighbours of a page that may come in with it.
+/// A window around a page: the neighbours that may come in with it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Window {
-    /// Pages before it.
+    /// The number of pages before it.
     pub before: usize,
-    /// Pages after it.
+    /// The number of pages after it.
     pub after: usize,
 }
 
 impl Window {
-    /// The page alone.
+    /// The window without neighbours: the page alone.
     pub const NONE: Self = Self { before: 0, after: 0 };
 
-    /// The page and those after it, `pages` in all.
+    /// Returns the window of a page and those after it, `pages` in all.
     pub const fn ahead(pages: usize) -> Self {
         Self { before: 0, after: pages - 1 }
     }
 
-    /// At most `pages` in all, of which those after the page come first.
+    /// Returns the window cut down to `pages` pages in all. Pages before the page are left out first.
     pub fn at_most(self, pages: usize) -> Self {
         let after = self.after.min(pages - 1);
         Self { before: self.before.min(pages - 1 - after), after }
@@ -68,35 +69,53 @@ impl Window {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
-    /// The pages that it brought in last: the first, and the first beyond them.
+    /// The pages that the stream brought in last: the first, and the first beyond them.
     first: u64,
     next: u64,
+    /// Pages of the window that brought them in.
     window: u64,
-    /// Those of them that came from their places ahead.
+    /// Pages of those that came from their places before a fault asked for them.
     ahead: u64,
     used_at: u64,
 }
 
-/// What the streams say to a fault.
+/// The streams' advice on a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Look {
     /// Neighbours to bring in with the page.
     pub window: Window,
-    /// Pages that came in ahead and have proved to be of use.
+    /// Pages that came in ahead of faults and have proved to be of use by this fault.
     pub passed: usize,
     /// The stream that the fault continues.
     stream: Option<usize>,
 }
 
 /// The streams of a process.
+///
+/// ```
+/// use pagetide_swap::streams::Streams;
+/// use pagetide_swap::{PageIndex, Window};
+///
+/// let streams = Streams::default();
+/// // A first fault brings in one page, a fault behind it two, and so on.
+/// let mut page = PageIndex(1000);
+/// for pages in [1, 2, 4, 8] {
+///     let look = streams.look(page);
+///     assert_eq!(look.window, Window::ahead(pages));
+///     let end = page.plus(pages as u64);
+///     streams.brought_in(page, look, page..end, pages - 1);
+///     page = end;
+/// }
+/// assert_eq!(streams.look(PageIndex(5)).window, Window::NONE, "elsewhere no stream is known");
+/// ```
 #[derive(Debug, Default)]
 pub struct Streams {
     inner: Mutex<([Stream; STREAMS], u64)>,
 }
 
 impl Streams {
-    /// What to bring in with `page`. Nothing changes before [`Streams::brought_in`]: the page may turn out to be on its
-    /// way.
+    /// Returns what to bring in with `page`, at which a fault came. Nothing changes before [`Streams::brought_in`]: the
+    /// page may turn out to be on its way.
     pub fn look(&self, page: PageIndex) -> Look {
         let streams = &lock(&self.inner).0;
         let page = page.0;
@@ -124,9 +143,9 @@ impl Streams {
         }
     }
 
-    /// Notes that a fault at `page` was answered as `look` said, and that `pages` came, of which `ahead` from their
-    /// places before anybody asked. If those are fewer than the window, the next fault there doubles it as if they were
-    /// all.
+    /// Notes that a fault at `page` was answered as `look` said, and that `pages` came in, of which `ahead` came from
+    /// their places before a fault asked for them. If those are fewer than the window, the next fault at their end
+    /// doubles the window all the same.
     pub fn brought_in(&self, page: PageIndex, look: Look, pages: Range<PageIndex>, ahead: usize) {
         let mut inner = lock(&self.inner);
         let (streams, clock) = &mut *inner;
@@ -144,8 +163,8 @@ impl Streams {
         };
     }
 
-    /// A fault at a page that is on its way already: whoever scans has caught up with what was read for it. Returns
-    /// what to read next, so that the device need not wait for the end of the window.
+    /// Returns the pages to read next when a fault comes at a page that is on its way already: the scan has caught up
+    /// with its window, and the device need not wait for the fault at the window's end. `None` if there is nothing.
     pub fn caught_up(&self, page: PageIndex) -> Option<Range<PageIndex>> {
         let streams = &lock(&self.inner).0;
         let holds = |s: &&Stream| s.ahead > 0 && (s.first + 1..s.next).contains(&page.0);

@@ -2,8 +2,8 @@
 //!
 //! Each verb holds one cluster lock for a few word changes (and the pool's for a copy), never across I/O or a codec.
 //! Verbs of the program's own calls (`discard`, `lock_settled`) wait until no transfer is under way where they change
-//! something; no other verb waits. What moves bytes between two verbs is the engine's. A *locked* word is a claim:
-//! whoever locked it moves the bytes; everybody else leaves it alone, or marks it wanted.
+//! something; no other verb waits. Between two verbs the engine moves the bytes. A *locked* word is a claim: the thread
+//! that locked it moves the bytes; every other thread leaves it alone, or marks it wanted.
 //!
 //! | running \ arriving | swapin | take-out | store | writeback | discard |
 //! |---|---|---|---|---|---|
@@ -47,6 +47,51 @@ use pagetide_page::{ClusterKey, ObjectId};
 use space::SwapSpace;
 
 /// The swap subsystem of one process: a space, and the objects in it, of which there is one so far.
+///
+/// A page goes out, into the pool, and comes back:
+///
+/// ```
+/// use pagetide_swap::blocks::Blocks;
+/// use pagetide_swap::hash::HashKey;
+/// use pagetide_swap::swap::Keys;
+/// use pagetide_swap::zswap::pool::Heap;
+/// use pagetide_swap::{
+///     Config, Counters, PageIndex, Scratch, State, StoreOutcome, Stored, Swap, Swapin, Window,
+/// };
+///
+/// let keys = Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: None };
+/// let swap = Swap::new(Heap, Blocks::none(), keys, Config::for_cap(1000), Counters::private());
+/// swap.zswap().set_pages_max(100);
+/// let page = PageIndex(512);
+/// let alone = page..page.plus(1);
+/// let bytes: Vec<u8> = (0..4096).map(|at| (at / 16) as u8).collect();
+///
+/// // The program touches it for the first time.
+/// let Swapin::Inserted(transfer) = swap.swapin(page, alone.clone(), Window::NONE) else { panic!() };
+/// swap.finish_swapin(&transfer, 1, false);
+/// assert_eq!(swap.present(), 1);
+///
+/// // It is taken out into a frame of slot 0: it is on probation.
+/// let mut cluster = swap.victim().expect("it is the oldest");
+/// let out = swap.taken_out(&mut cluster, 0, 0..512, |offset| offset == 0, |_| false);
+/// assert_eq!((out.taken, swap.cached()), (1, 1));
+///
+/// // It is stored.
+/// swap.begin_store(&mut cluster, 0, 0..1, |_, kept| assert_eq!(kept, None));
+/// drop(cluster);
+/// let mut scratch = Scratch::default();
+/// let Stored::New(place) = swap.store(&bytes, None, false, &mut scratch) else { panic!() };
+/// assert_eq!(swap.finish_store(page, place, out.shadow), StoreOutcome::Swapped);
+/// assert_eq!(swap.table().peek(page).state(), State::Swapped);
+///
+/// // A fault brings it back.
+/// let Swapin::Inserted(transfer) = swap.swapin(page, alone, Window::NONE) else { panic!() };
+/// let mut back = [0; 4096];
+/// swap.load(&transfer, 0, &mut back, &mut scratch)?;
+/// swap.finish_swapin(&transfer, 1, false);
+/// assert!(back == bytes[..] && swap.swapped() == 0);
+/// # Ok::<(), pagetide_swap::LoadError>(())
+/// ```
 #[derive(Debug)]
 pub struct Swap<S: SpanSource> {
     space: SwapSpace<S>,
@@ -54,7 +99,8 @@ pub struct Swap<S: SpanSource> {
 }
 
 impl<S: SpanSource + Clone + 'static> Swap<S> {
-    /// An empty swap subsystem, whose pool may take no memory yet.
+    /// Returns an empty swap subsystem. Its pool takes memory from `source`, but not before [`Zswap::set_pages_max`]
+    /// has allowed some.
     pub fn new(source: S, blocks: Blocks, keys: Keys, config: Config, counters: Counters) -> Self {
         Self {
             space: SwapSpace::new(source, blocks, keys, config, counters),
@@ -64,70 +110,70 @@ impl<S: SpanSource + Clone + 'static> Swap<S> {
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// The table, for look-ups that change nothing.
+    /// Returns the table of the object, for look-ups that change nothing.
     pub fn table(&self) -> &Table {
         self.object.table()
     }
-    /// The compressed pool.
+    /// Returns the compressed pool.
     pub fn zswap(&self) -> &Zswap<S> {
         &self.space.zswap
     }
-    /// Device space.
+    /// Returns the process's view of the device's space.
     pub fn blocks(&self) -> &Blocks {
         &self.space.blocks
     }
-    /// The counters.
+    /// Returns the process's counters.
     pub fn counters(&self) -> Counters {
         self.space.counters
     }
-    /// The settings.
+    /// Returns the settings.
     pub fn config(&self) -> &Config {
         &self.space.config
     }
-    /// Clusters in the order in which they are reclaimed.
+    /// Returns the queue of clusters with pages in the program, in the order in which they are reclaimed.
     pub fn queue(&self) -> &Queue {
         &self.space.queue
     }
-    /// Pages in the program.
+    /// Returns the number of pages in the program.
     pub fn present(&self) -> i64 {
         self.space.totals.present()
     }
-    /// Pages on probation.
+    /// Returns the number of pages on probation.
     pub fn cached(&self) -> i64 {
         self.space.totals.cached()
     }
-    /// Pages at a place.
+    /// Returns the number of swapped pages: those at a place.
     pub fn swapped(&self) -> i64 {
         self.space.totals.swapped()
     }
-    /// Pages at a place that are a repeated word.
+    /// Returns the number of swapped pages that are one word, repeated.
     pub fn same_filled(&self) -> i64 {
         self.space.totals.same_filled()
     }
-    /// Bytes of the table, the hashes and what leads to the pool's entries.
+    /// Returns the bytes of memory that the table, the hashes and the pool's index take.
     pub fn metadata_bytes(&self) -> usize {
         self.object.table().bytes() + self.space.blocks.bytes() + self.space.zswap.bytes()
     }
 
-    /// The same subsystem in a forked child, which inherited all of it copy-on-write: what it holds on
-    /// the device is told by `held`, what it counts by `counters`. Nothing may have been under way.
+    /// Returns the subsystem of a forked child, which inherited all of the parent's copy-on-write. It holds blocks by
+    /// its own bitmap `held`, and counts in its own `counters`. Nothing may have been under way at the fork.
     pub fn for_child(&self, held: Held, counters: Counters) -> Self {
         Self { space: self.space.for_child(held, counters), object: self.object.clone() }
     }
 
-    /// The object of a cluster in a queue.
+    /// Returns the object of a cluster in a queue.
     fn object_of(&self, key: ClusterKey) -> &Object {
         debug_assert_eq!(key.object, self.object.id(), "there is one object");
         &self.object
     }
 
-    /// All word changes go through here, so that the totals agree with the words.
+    /// Changes a word. All changes of words go through here, so that the totals agree with them.
     fn set(&self, cluster: &mut ClusterGuard<'_>, offset: usize, word: Word) {
         self.space.totals.change(cluster.get(offset), word, 1);
         cluster.set(offset, word);
     }
 
-    /// The same for pages whose words follow from `old`, and are to follow from `new`.
+    /// Changes the words of pages that follow from `old` to those that follow from `new`.
     fn set_run(&self, cluster: &mut ClusterGuard<'_>, range: std::ops::Range<usize>, old: Word, new: Word) {
         self.space.totals.change(old, new, range.len() as i64);
         cluster.set_run(range, new);
@@ -158,7 +204,7 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// The keys, for whoever keeps them from being seen.
+    /// Returns the keys, so that their memory can be kept out of core dumps.
     pub fn keys(&self) -> &Keys {
         &self.space.keys
     }

@@ -57,13 +57,13 @@ const BRANCH_LEAVES: usize = 1 << 9;
 const BRANCH_CLUSTERS: usize = LEAF_CLUSTERS * BRANCH_LEAVES;
 /// Branches: 47 bits of addresses.
 const BRANCHES: usize = 1 << 9;
-/// Clusters that a table can have.
+/// The number of clusters that a table can have.
 pub const CLUSTERS_MAX: u64 = (BRANCHES * BRANCH_CLUSTERS) as u64;
-/// Looks at a cluster that is held, before a reader waits for it.
+/// The number of looks at a cluster that is held, before a reader waits for its latch.
 const PEEKS: usize = 64;
 
-/// Where a cluster stands in its leaf: neighbours far apart, for threads that work on neighbours would write to the
-/// same cache line.
+/// Returns the place of a cluster in its leaf. Neighbours stand far apart, for threads that work on neighbours would
+/// write to the same cache line.
 const fn place_in_leaf(number: usize) -> usize {
     const ROWS: usize = 8;
     let nth = number % LEAF_CLUSTERS;
@@ -101,6 +101,24 @@ struct Leaf {
 type Branch = Box<[OnceLock<Box<Leaf>>; BRANCH_LEAVES]>;
 
 /// The table of one object.
+///
+/// ```
+/// use pagetide_swap::table::Table;
+/// use pagetide_swap::workingset::Shadow;
+/// use pagetide_swap::{PageIndex, Place, Word};
+///
+/// let table = Table::default();
+/// let page = PageIndex(600);
+/// let word = Word::swapped(Place::Device(40), Shadow(0));
+/// // 16 adjacent pages lie on the device, one block after the other.
+/// let mut cluster = table.lock_or_create(page.cluster());
+/// cluster.set_run(page.offset()..page.offset() + 16, word);
+/// assert_eq!(cluster.swapped(), 16);
+/// drop(cluster);
+/// assert_eq!(table.peek(page.plus(3)).place(), Some(Place::Device(43)));
+/// let run = table.has_page(page.plus(3), 512, 512).expect("it has a place");
+/// assert_eq!((run.before, run.after), (3, 12));
+/// ```
 #[derive(Debug)]
 pub struct Table {
     branches: Box<[OnceLock<Branch>]>,
@@ -128,13 +146,13 @@ impl Default for Table {
 }
 
 impl Table {
-    /// Bytes that clusters and directories take.
+    /// Returns the bytes of memory that the table takes: clusters, finer words and directory.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }
 
-    /// Makes memory for words that become finer: to free memory must not need any. `clusters` may then be cut, `units`
-    /// of them, and some become flat.
+    /// Makes memory beforehand for words that become finer, since freeing memory must not need any: for cutting
+    /// `clusters` clusters and `units` units of them, and for making some clusters flat.
     pub fn reserve(&self, clusters: u32, units: u32) {
         self.flats.reserve(self.flats.used.load(Relaxed) + units / FLAT_UNITS as u32, &self.bytes);
         self.units.reserve(self.units.used.load(Relaxed) + clusters, &self.bytes);
@@ -151,7 +169,7 @@ impl Table {
         Some(&leaf.clusters[place_in_leaf(number)])
     }
 
-    /// The same, making the way there.
+    /// Finds a cluster, and makes its leaf and branch if there are none.
     #[cold]
     fn make_cluster(&self, number: ClusterNumber) -> &Cluster {
         let number = number.0 as usize;
@@ -184,13 +202,13 @@ impl Table {
         ClusterGuard { table: self, cluster, level, counts: cluster.counts.load(Relaxed), number }
     }
 
-    /// Locks a cluster, if it or a neighbour was ever touched.
+    /// Locks a cluster; `None` if neither it nor a neighbour was ever touched.
     #[inline]
     pub fn lock(&self, number: ClusterNumber) -> Option<ClusterGuard<'_>> {
         self.cluster(number).map(|cluster| self.guard(number, cluster))
     }
 
-    /// Locks a cluster.
+    /// Locks a cluster, and makes it if it was never touched.
     ///
     /// # Panics
     /// If the cluster number is beyond 47 bits of address space.
@@ -200,7 +218,10 @@ impl Table {
         self.guard(number, cluster)
     }
 
-    /// Locks two different clusters, in order of their numbers.
+    /// Locks two different clusters, in order of their numbers, and makes them if they were never touched.
+    ///
+    /// # Panics
+    /// If they are the same cluster, or one lies beyond 47 bits of address space.
     pub fn lock_pair(
         &self,
         first: ClusterNumber,
@@ -216,7 +237,7 @@ impl Table {
         }
     }
 
-    /// The numbers of all clusters in `range` in which not every page is a hole, ascending.
+    /// Returns the numbers of all clusters in `range` in which not every page is a hole, ascending.
     pub fn touched(&self, range: Range<u64>) -> impl Iterator<Item = ClusterNumber> + '_ {
         let mut number = range.start;
         std::iter::from_fn(move || {
@@ -242,7 +263,7 @@ impl Table {
     }
 }
 
-/// How often this thread has looked something up.
+/// The number of times that this thread has looked a cluster up.
 #[cfg(test)]
 pub(crate) mod walks {
     use std::cell::Cell;
@@ -253,7 +274,7 @@ pub(crate) mod walks {
         COUNT.set(COUNT.get() + 1);
     }
 
-    /// Since the last call.
+    /// Returns the number of look-ups since the last call.
     pub(crate) fn take() -> usize {
         COUNT.take()
     }

@@ -1,4 +1,4 @@
-//! What an engine sees, written down: a compact form for replay.
+//! The compact form of a trace: the events that an engine saw, for replay.
 //!
 //! A trace is [`HEADER`], a line of JSON about the run, and chunks in the order in which processes gave them:
 //!
@@ -15,69 +15,68 @@
 use pagetide_page::PageIndex;
 use std::fmt;
 
-/// How a trace begins.
+/// The bytes with which a trace begins.
 pub const HEADER: &[u8; 17] = b"pagetide trace 1\n";
-/// Bytes of a chunk's head.
+/// The length of a chunk's head, in bytes.
 pub const CHUNK_HEAD: usize = 16;
-/// Bytes of an event at most.
+/// The length of an event at most, in bytes.
 const EVENT_MAX: usize = 1 + 10 + 10;
 
-/// Where a page was that was asked for.
+/// The place at which an access found its page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum Found {
-    /// Nowhere: it had never been touched, or was discarded.
+    /// Nowhere: the page had never been touched, or was discarded.
     Hole = 0,
     /// On probation.
     Probation = 1,
-    /// One repeated word.
+    /// In its word: the page was one word, repeated.
     Same = 2,
     /// In the pool.
     Pool = 3,
     /// On the device.
     Device = 4,
-    /// In memory, or not known: of traces that others wrote.
+    /// In memory, or it is not known: for traces that were not written by an engine.
     Anywhere = 5,
 }
 
 impl Found {
-    /// All of them.
+    /// All places, in the order of their numbers.
     pub const ALL: [Self; 6] =
         [Self::Hole, Self::Probation, Self::Same, Self::Pool, Self::Device, Self::Anywhere];
 }
 
-/// One event.
+/// One event of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A page was asked for.
+    /// A page was accessed.
     Access {
         /// The page.
         page: PageIndex,
-        /// To write to it.
+        /// Whether the access was a write.
         write: bool,
-        /// Where it was.
+        /// Where the page was.
         from: Found,
     },
-    /// A page left, and this is what it takes: its bytes when compressed, 4096 if it does not compress, 0 for a
-    /// repeated word.
+    /// A page was stored.
     Stored {
         /// The page.
         page: PageIndex,
-        /// Bytes.
+        /// The bytes of its compressed form: 4096 if it does not compress, 0 if it is one word, repeated.
         bytes: u32,
     },
-    /// Pages were forgotten.
+    /// Pages were discarded: they read as zeroes from then on.
     Discard {
-        /// The first.
+        /// The first page.
         page: PageIndex,
-        /// How many.
+        /// The number of pages.
         pages: u64,
     },
     /// Pages of a cluster were taken out.
     TakenOut {
         /// The first page of the cluster.
         page: PageIndex,
-        /// How many.
+        /// The number of pages that were taken out.
         pages: u64,
     },
 }
@@ -89,7 +88,24 @@ const TAKEN_OUT: u8 = 3;
 const KIND_BITS: u32 = 3;
 const WRITE: u8 = 1;
 
-/// Events of one process that are to be written.
+/// Events of one process that are to be written together.
+///
+/// ```
+/// use pagetide_swap::PageIndex;
+/// use pagetide_swap::trace::{Chunk, Event, HEADER, Reader};
+///
+/// let mut chunk = Chunk::with_room(1000);
+/// let event = Event::Stored { page: PageIndex(7), bytes: 900 };
+/// chunk.push(event);
+/// let mut trace = [HEADER.as_slice(), b"{\"cap\": 100}\n"].concat();
+/// trace.extend(chunk.finish(42).expect("there is an event in it"));
+///
+/// let (line, mut events) = Reader::new(&trace)?;
+/// assert_eq!(line, b"{\"cap\": 100}");
+/// assert_eq!(events.next(), Some(Ok((42, event))));
+/// assert_eq!(events.next(), None);
+/// # Ok::<(), pagetide_swap::trace::TraceError>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Chunk {
     bytes: Vec<u8>,
@@ -100,12 +116,12 @@ pub struct Chunk {
 }
 
 impl Chunk {
-    /// No events, with room for some of them: what does not fit is lost.
+    /// Returns a chunk without events that has room for `bytes` bytes of them. Events that do not fit are lost.
     pub fn with_room(bytes: usize) -> Self {
         Self { bytes: Vec::with_capacity(bytes.max(CHUNK_HEAD + EVENT_MAX)), ..Self::default() }
     }
 
-    /// Adds an event, without taking memory.
+    /// Adds an event. It takes no memory: without room the event is lost.
     pub fn push(&mut self, event: Event) {
         if self.bytes.is_empty() {
             self.bytes.extend([0; CHUNK_HEAD]);
@@ -138,7 +154,7 @@ impl Chunk {
         self.bytes.push(value as u8);
     }
 
-    /// The chunk as it is to be written, if there is anything in it.
+    /// Returns the bytes that are to be written for the chunk, as process number `process`; `None` if it has no events.
     pub fn finish(&mut self, process: u64) -> Option<&[u8]> {
         if self.events == 0 {
             return None;
@@ -150,7 +166,7 @@ impl Chunk {
         Some(&self.bytes)
     }
 
-    /// Begins anew. Returns how many events found no room.
+    /// Removes all events. Returns how many had found no room.
     pub fn clear(&mut self) -> u64 {
         self.bytes.clear();
         (self.events, self.page) = (0, 0);
@@ -158,14 +174,14 @@ impl Chunk {
     }
 }
 
-/// Why bytes are no trace.
+/// The reason for which bytes are no trace.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TraceError {
-    /// They do not begin as one.
+    /// The bytes do not begin as a trace does.
     NoTrace,
-    /// They end amid a chunk.
+    /// The bytes end amid a chunk.
     CutOff,
-    /// A chunk says other than it holds.
+    /// A chunk does not hold what its head says, or an event is none that is known.
     Damaged,
 }
 
@@ -181,7 +197,8 @@ impl fmt::Display for TraceError {
 
 impl std::error::Error for TraceError {}
 
-/// A trace that is read: what stands in its line of JSON, and its events.
+/// A reader of a trace: it gives the events one after the other, each with the number of its process. The first error
+/// is the last item.
 #[derive(Clone, Copy, Debug)]
 pub struct Reader<'a> {
     chunks: &'a [u8],
@@ -192,10 +209,10 @@ pub struct Reader<'a> {
 }
 
 impl<'a> Reader<'a> {
-    /// Reads a trace from its beginning. Returns the line of JSON too.
+    /// Begins to read a trace. Returns its line of JSON, and the reader of its events.
     ///
     /// # Errors
-    /// It is none.
+    /// [`TraceError::NoTrace`] if the bytes do not begin with [`HEADER`] and a whole line.
     pub fn new(trace: &'a [u8]) -> Result<(&'a [u8], Self), TraceError> {
         let rest = trace.strip_prefix(HEADER).ok_or(TraceError::NoTrace)?;
         let end = rest.iter().position(|&byte| byte == b'\n').ok_or(TraceError::NoTrace)?;

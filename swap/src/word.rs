@@ -1,4 +1,4 @@
-//! The one word that says everything about a page.
+//! The word of a page: 64 bits that say everything about it.
 //!
 //! ```text
 //!  63            48 47                        8 7   6 5 4 3 2     0
@@ -14,23 +14,37 @@
 use crate::place::{Handle, Place};
 use crate::workingset::Shadow;
 
-/// Where a page's contents are authoritative.
+/// The state of a page: where its current contents are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
 pub enum State {
-    /// Never touched, or discarded: reads as zeroes.
+    /// Nowhere: the page was never touched, or was discarded, and reads as zeroes.
     Hole = 0,
     /// In the program's page tables.
     Present = 1,
-    /// In a frame, out of the program's page tables: on probation.
+    /// In a frame outside of the program: the page is on probation.
     Cached = 2,
     /// At its place.
     Swapped = 3,
-    /// Lost to an I/O error: an access gets SIGBUS.
+    /// Nowhere: the contents were lost to an I/O error, and an access gets SIGBUS.
     Poisoned = 4,
 }
 
-/// A page's word.
+/// The word of a page.
+///
+/// ```
+/// use pagetide_swap::workingset::Shadow;
+/// use pagetide_swap::{Place, State, Word};
+///
+/// let word = Word::swapped(Place::Device(700), Shadow(3));
+/// assert_eq!((word.state(), word.place()), (State::Swapped, Some(Place::Device(700))));
+/// // One word can stand for a run: the page after it lies one block further.
+/// assert_eq!(word.nth(1).place(), Some(Place::Device(701)));
+/// // A fault waits for the page, which is being read.
+/// let moving = word.locked().wanted();
+/// assert!(moving.is_locked() && moving.is_wanted());
+/// assert_eq!(moving.unlocked(), word);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Word(pub u64);
 
@@ -45,22 +59,23 @@ const PLACE_MASK: u64 = ((1 << Place::BITS) - 1) << PLACE_SHIFT;
 const _: () = assert!(PLACE_SHIFT + Place::BITS == TOP_SHIFT);
 
 impl Word {
-    /// A page that was never touched.
+    /// The word of a page that was never touched.
     pub const HOLE: Self = Self(State::Hole as u64);
-    /// A page that cannot be read.
+    /// The word of a page whose contents are lost.
     pub const POISONED: Self = Self(State::Poisoned as u64);
 
-    /// A page in the program, with the copy that is kept for it.
+    /// Returns the word of a page in the program, of which a copy is `kept` or not.
     pub const fn present(kept: Option<Place>) -> Self {
         Self(State::Present as u64 | Place::to_bits(kept) << PLACE_SHIFT)
     }
 
-    /// A page in a frame of staging slot `slot`, at its own offset.
+    /// Returns the word of a page in the frame of staging slot `slot` at the page's own offset, of which a copy is
+    /// `kept` or not.
     pub const fn cached(slot: u16, kept: Option<Place>) -> Self {
         Self(State::Cached as u64 | Place::to_bits(kept) << PLACE_SHIFT | (slot as u64) << TOP_SHIFT)
     }
 
-    /// A page at its place; `shadow` is what it left behind.
+    /// Returns the word of a page at its place, which left this shadow behind.
     pub const fn swapped(place: Place, shadow: Shadow) -> Self {
         Self(
             State::Swapped as u64
@@ -69,14 +84,14 @@ impl Word {
         )
     }
 
-    /// The word of the page `count` after, where one word stands for a run: on the device it lies as many blocks
-    /// further, in the pool as many pieces.
+    /// Returns the word of the page `count` pages after this one, where one word stands for a run. On the device that
+    /// page lies as many blocks further, in the pool as many pieces.
     pub const fn nth(self, count: usize) -> Self {
         let steps = self.place_kind() == Place::KIND_DEVICE || self.is_piece();
         Self(self.0 + if steps { (count as u64) << BLOCK_SHIFT } else { 0 })
     }
 
-    /// Whether it can stand for a run. Entries of the pool for a page alone cannot.
+    /// Returns whether the word can stand for a run. The word of a page that is an entry of the pool by itself cannot.
     pub const fn spreads(self) -> bool {
         self.place_kind() != Place::KIND_POOL || self.is_piece()
     }
@@ -99,7 +114,7 @@ impl Word {
         self.0 & 7 <= State::Poisoned as u64 && self.0 & PLACE_MASK <= PLACE_MASK - ((512 << BLOCK_SHIFT) - 1)
     }
 
-    /// Which state the page is in.
+    /// Returns the state of the page.
     pub const fn state(self) -> State {
         match self.0 & 7 {
             0 => State::Hole,
@@ -110,27 +125,28 @@ impl Word {
         }
     }
 
-    /// The place: of the contents if swapped, of the kept copy otherwise.
+    /// Returns the place of a swapped page's contents, or of any other page's kept copy; `None` if there is none.
     pub const fn place(self) -> Option<Place> {
         Place::from_bits((self.0 & PLACE_MASK) >> PLACE_SHIFT)
     }
 
-    /// Whether the page is in the program, and a copy of it kept in the pool.
+    /// Returns whether the page is in the program, and a copy of it is kept in the pool.
     pub const fn has_pool_copy(self) -> bool {
         matches!((self.state(), self.place()), (State::Present, Some(Place::Pool(_))))
     }
 
-    /// Whether the page is out, and one repeated word.
+    /// Returns whether the page is swapped, and is one word, repeated.
     pub const fn is_same_filled(self) -> bool {
         matches!((self.state(), self.place()), (State::Swapped, Some(Place::Same(_))))
     }
 
-    /// Whether the pool's copy was stored, or spared, since the shrinker's hand came by.
+    /// Returns whether the pool's copy was stored, or spared, since the shrinker's hand came by.
     pub const fn is_referenced(self) -> bool {
         self.place_kind() == Place::KIND_POOL && self.0 & REFERENCED != 0
     }
 
-    /// The same word, with that said of its copy in the pool; the same if it has none.
+    /// Returns the same word with this answer to [`Word::is_referenced`]. A word without a copy in the pool stays as it
+    /// is.
     pub const fn with_referenced(self, on: bool) -> Self {
         match self.place_kind() {
             Place::KIND_POOL if on => Self(self.0 | REFERENCED),
@@ -139,57 +155,57 @@ impl Word {
         }
     }
 
-    /// The staging slot of a cached page.
+    /// Returns the staging slot of a cached page.
     pub const fn slot(self) -> u16 {
         (self.0 >> TOP_SHIFT) as u16
     }
 
-    /// What a swapped page left behind.
+    /// Returns the shadow that a swapped page left behind.
     pub const fn shadow(self) -> Shadow {
         Shadow((self.0 >> TOP_SHIFT) as u16)
     }
 
-    /// Whether a transfer is under way.
+    /// Returns whether a transfer of the page is under way.
     pub const fn is_locked(self) -> bool {
         self.0 & LOCKED != 0
     }
 
-    /// Whether a fault waits for the transfer.
+    /// Returns whether a fault waits for the transfer.
     pub const fn is_wanted(self) -> bool {
         self.0 & WANTED != 0
     }
 
-    /// Whether the pool's copy is being written to the device.
+    /// Returns whether the pool's copy is being written to the device.
     pub const fn is_writeback(self) -> bool {
         self.0 & WRITEBACK != 0
     }
 
-    /// The same word with a transfer under way.
+    /// Returns the same word with a transfer under way.
     pub const fn locked(self) -> Self {
         Self(self.0 | LOCKED)
     }
 
-    /// The same word with no transfer under way and nobody waiting.
+    /// Returns the same word without a transfer under way, and without a fault that waits for it.
     pub const fn unlocked(self) -> Self {
         Self(self.0 & !(LOCKED | WANTED))
     }
 
-    /// The same word with a fault waiting for the transfer.
+    /// Returns the same word with a fault waiting for the transfer.
     pub const fn wanted(self) -> Self {
         Self(self.0 | WANTED)
     }
 
-    /// The same word, its pool copy on its way to the device (or not).
+    /// Returns the same word with its pool copy on the way to the device, or not.
     pub const fn with_writeback(self, on: bool) -> Self {
         Self(if on { self.0 | WRITEBACK } else { self.0 & !WRITEBACK })
     }
 
-    /// The same word without its kept copy.
+    /// Returns the same word without its kept copy.
     pub const fn without_place(self) -> Self {
         Self(self.0 & !(PLACE_MASK | WRITEBACK))
     }
 
-    /// The same word with another place.
+    /// Returns the same word with another place.
     pub const fn with_place(self, place: Place) -> Self {
         Self(self.0 & !(PLACE_MASK | WRITEBACK) | Place::to_bits(Some(place)) << PLACE_SHIFT)
     }

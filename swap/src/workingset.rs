@@ -1,5 +1,5 @@
-//! Which pages that come back would have stayed, had there been a little more memory: refaults are judged by their
-//! distance (after Linux's `mm/workingset.c`, Weiner 2014).
+//! The working set: refaults are judged by their distance, which tells the pages that would have stayed, had there been
+//! a little more memory (after Linux's `mm/workingset.c`, Weiner 2014).
 //!
 //! A page that leaves takes along a *shadow*: the clock of evictions, and whether it belonged to the working set. When
 //! it comes back, the clock says how many pages have left since. If those are not more than the pages in memory, it is
@@ -23,6 +23,18 @@ const WORKINGSET: u16 = 1 << CLOCK_BITS;
 const TURN: u64 = 16;
 
 /// The clock of evictions.
+///
+/// ```
+/// use pagetide_swap::workingset::Workingset;
+///
+/// let clock = Workingset::new(1000);
+/// let shadow = clock.evict(1, false);
+/// clock.evict(900, false);
+/// // It comes back before as many pages have left as are in memory.
+/// assert!(clock.refault(shadow, 1000).activate);
+/// clock.evict(200, false);
+/// assert!(!clock.refault(shadow, 1000).activate);
+/// ```
 #[derive(Debug)]
 pub struct Workingset {
     evictions: AtomicU64,
@@ -30,44 +42,44 @@ pub struct Workingset {
     grain: u32,
 }
 
-/// What a page leaves behind when it goes.
+/// The shadow that a page leaves behind when it goes: when that was, and whether it belonged to the working set.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Shadow(pub u16);
 
 /// The judgement on a page that comes back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refault {
-    /// It is used as often as what is in memory.
+    /// Whether it is used as often as the pages in memory.
     pub activate: bool,
-    /// It belonged to the working set when it left.
+    /// Whether it is activated, and belonged to the working set when it left.
     pub restore: bool,
 }
 
 impl Workingset {
-    /// The clock of a process that may have `cap` pages.
+    /// Returns the clock of a process that may have `cap` pages in memory.
     pub fn new(cap: u64) -> Self {
         let grain = cap.saturating_mul(TURN).div_ceil(1 << CLOCK_BITS).max(1).next_power_of_two().ilog2();
         Self { evictions: AtomicU64::new(0), grain }
     }
 
-    /// The same clock in a forked child.
+    /// Returns a clock for a forked child, which shows the same time.
     pub fn for_child(&self) -> Self {
         Self { evictions: AtomicU64::new(self.evictions.load(Relaxed)), grain: self.grain }
     }
 
-    /// `pages` leave, from the working set or not. Returns their shadow.
+    /// Advances the clock by `pages` pages that leave, from the working set or not. Returns their shadow.
     pub fn evict(&self, pages: u64, workingset: bool) -> Shadow {
         let clock = self.evictions.fetch_add(pages, Relaxed);
         Shadow(self.ticks(clock) | if workingset { WORKINGSET } else { 0 })
     }
 
-    /// How many pages have left since this one.
+    /// Returns how many pages have left since the one with this shadow, within a turn of the clock.
     pub fn distance(&self, shadow: Shadow) -> u64 {
         let now = self.ticks(self.evictions.load(Relaxed));
         u64::from(now.wrapping_sub(shadow.0) & !WORKINGSET) << self.grain
     }
 
-    /// A page comes back, to `present` pages.
+    /// Judges a page that comes back, while `present` pages are in the program.
     pub fn refault(&self, shadow: Shadow, present: u64) -> Refault {
         let distance = self.distance(shadow);
         let activate = distance <= present;

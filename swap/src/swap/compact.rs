@@ -1,4 +1,4 @@
-//! Entries of the pool that lie loosely are moved together.
+//! Compaction of the pool: entries that lie loosely are moved together.
 
 use super::Swap;
 use crate::place::Place;
@@ -7,13 +7,13 @@ use crate::zswap::pool::SpanSource;
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The pool's entries are moved together when so many pages, and such a part of it, would become free.
+/// Compaction begins when as many pages as this, and this part of the pool, would become free.
 const LOOSE_MIN: usize = 64;
 const LOOSE_PART: usize = 48;
 
 impl<S: SpanSource> Swap<S> {
-    /// Moves the pool's entries together, if much of it is loose: those of so many clusters at most, each call goes on
-    /// where the last one ended. Returns how many it moved.
+    /// Moves the pool's entries together, if much of its memory is loose: those of `clusters` clusters at most. Each
+    /// call goes on where the last one ended. Returns how many entries it moved.
     pub fn compact(&self, clusters: usize) -> usize {
         let mut from = self.space.shrinking.compacting.load(Relaxed);
         if from == 0 {

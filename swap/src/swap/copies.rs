@@ -1,4 +1,4 @@
-//! Copies in the pool of pages that have come in.
+//! Kept copies: entries of the pool whose pages have come in.
 
 use super::Swap;
 use crate::place::{Handle, Place};
@@ -13,19 +13,19 @@ const DROP_BATCH: usize = 64;
 const DROP_CLUSTERS: usize = 1024;
 
 impl<S: SpanSource> Swap<S> {
-    /// Pages in the program of which the pool keeps a copy.
+    /// Returns the number of pages in the program of which the pool keeps a copy.
     pub fn copies(&self) -> i64 {
         self.space.totals.copies()
     }
 
-    /// Kept copies that turned out to be of older contents when their page left again. Those that did not
-    /// are counted as `swap_reuse`.
+    /// Returns the number of kept copies so far that were of older contents when their page left again. Copies that
+    /// were current are counted as `swap_reuse`.
     pub fn copies_stale(&self) -> u64 {
         self.space.admission.copies_stale.load(Relaxed)
     }
 
-    /// Drops kept copies, about `wanted`, of the pages first that came in last: those leave last, and are the
-    /// likeliest to be written until then. Returns how many it dropped.
+    /// Drops about `wanted` kept copies. It begins with the pages that came in last: they leave last, and are the
+    /// likeliest to be written until then. Returns how many copies it dropped.
     pub fn drop_copies(&self, wanted: usize) -> usize {
         let mut dropped = 0;
         let mut nth = 0;

@@ -1,4 +1,4 @@
-//! What the program changes in its memory.
+//! Changes that the program makes in its memory: pages discarded, adopted, lost or moved.
 
 use super::Swap;
 use crate::table::ClusterGuard;
@@ -6,21 +6,21 @@ use crate::word::{State, Word};
 use crate::zswap::pool::SpanSource;
 use pagetide_page::{ClusterNumber, PageIndex};
 
-/// What a discard released.
+/// The pages that a discard released, by where they were.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Discarded {
     /// Pages that were in the program.
     pub present: usize,
-    /// Pages that were in frames; each frame is free now. Reported to the caller one by one.
+    /// Pages that were on probation; their frames are free now, and were reported to the caller one by one.
     pub cached: usize,
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Forgets a cluster's pages in `range`: they read as zeroes, or are gone. Places are freed;
-    /// `frame_freed(slot, offset)` is told of every frame. Waits until no transfer is under way there.
+    /// Forgets a cluster's pages in `range`: they read as zeroes, or are gone. It frees their places and calls
+    /// `frame_freed(slot, offset)` for every frame. It waits until no transfer is under way there.
     ///
-    /// `also` runs under the cluster's lock, after the words have changed: the place for the system call
-    /// that drops the program's pages, so that no fault comes between the two.
+    /// `also` runs under the cluster's lock, after the words have changed. It makes the system call that drops the
+    /// program's pages, so that no fault comes between the two.
     pub fn discard(
         &self,
         number: ClusterNumber,
@@ -55,7 +55,8 @@ impl<S: SpanSource> Swap<S> {
         discarded
     }
 
-    /// Locks a cluster when no transfer is under way in `range`.
+    /// Waits until no transfer is under way in `range`, and locks the cluster; `None` if no page near it was ever
+    /// touched.
     pub fn lock_settled(
         &self,
         number: ClusterNumber,
@@ -76,7 +77,8 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Tells the table that pages of an unmanaged past are in the program: a region is registered late.
+    /// Adopts pages that are in the program and that the table has as holes, since their region was registered late.
+    /// Returns how many it adopted.
     pub fn adopt_present(&self, number: ClusterNumber, offsets: impl Iterator<Item = usize>) -> usize {
         let mut cluster = self.object.table().lock_or_create(number);
         let mut count = 0;
@@ -92,8 +94,8 @@ impl<S: SpanSource> Swap<S> {
         count
     }
 
-    /// A fault says that a page is absent which the table has as present. If `is_absent` confirms that
-    /// under the cluster's lock, the page is a hole: a system call that we did not see dropped it.
+    /// Makes a hole of a page which the table has as present, if `is_absent` confirms under the cluster's lock that it
+    /// is not: a system call that we did not see has dropped it. Returns whether it did.
     pub fn lost(&self, page: PageIndex, is_absent: impl FnOnce() -> bool) -> bool {
         let Some(mut cluster) = self.object.table().lock(page.cluster()) else { return false };
         let word = cluster.get(page.offset());
@@ -105,14 +107,15 @@ impl<S: SpanSource> Swap<S> {
         true
     }
 
-    /// Runs `poison` if a page is poisoned, under its cluster's lock: it is not once the program has dropped it.
+    /// Runs `poison` under the cluster's lock if the page is poisoned. Under the lock, for the program may drop the
+    /// page, which makes an ordinary hole of it.
     pub fn if_poisoned<T>(&self, page: PageIndex, poison: impl FnOnce() -> T) -> Option<T> {
         let cluster = self.object.table().lock(page.cluster())?;
         (cluster.get(page.offset()).state() == State::Poisoned).then(poison)
     }
 
-    /// Moves one page's word to another index: its mapping moved. The target must be a hole, the page not
-    /// cached and not locked.
+    /// Moves one page's word to another index, as its mapping has moved. The target must be a hole, and the page
+    /// neither cached nor locked.
     pub fn rename(&self, from: PageIndex, to: PageIndex) {
         let take = |cluster: &mut ClusterGuard<'_>| {
             let word = cluster.get(from.offset());

@@ -18,12 +18,12 @@ use crate::zswap::Zswap;
 use crate::zswap::pool::SpanSource;
 use std::sync::Arc;
 
-/// What must not be known outside the process.
+/// The keys of a process, which must not be known outside of it.
 #[derive(Clone, Debug)]
 pub struct Keys {
-    /// For hashes of pages.
+    /// The key for hashes of pages.
     pub hash: HashKey,
-    /// For what goes to the device; `None` to write it as it is.
+    /// The cipher for pages that go to the device; `None` to write them as they are.
     pub cipher: Option<Cipher>,
 }
 
@@ -82,7 +82,8 @@ impl<S: SpanSource> SwapSpace<S> {
         }
     }
 
-    /// Returns the space of a forked child, which shares the pool and the queues copy-on-write. Rates are measured anew.
+    /// Returns the space of a forked child, which shares the pool and the queues copy-on-write. Rates are measured
+    /// anew.
     pub(super) fn for_child(&self, held: Held, counters: Counters) -> Self {
         let (zswap, blocks) = (Arc::clone(&self.zswap), self.blocks.for_child(held));
         Self {

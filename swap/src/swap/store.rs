@@ -1,4 +1,4 @@
-//! Pages are stored: as a pattern, in the pool, or where they still lie.
+//! Storing: a page becomes a pattern, goes into the pool, or is left where its current copy lies.
 
 use super::Swap;
 use crate::error::StoreError;
@@ -15,34 +15,35 @@ use pagetide_page::FOLIO_PAGES;
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// After so many pages from the device that did not compress, one of so many is tried.
+/// The number of pages from the device, one after the other, that did not compress, after which only one page of
+/// [`FAR_SAMPLE`] is tried in the pool.
 const FAR_RUN: u32 = 64;
 const FAR_SAMPLE: u32 = 16;
 
-/// What was found of late about pages whose copy is kept.
+/// Findings of late about pages whose copy is kept.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     /// Pages from the device, one after the other, that did not go into the pool when they left again.
     far: AtomicU32,
-    /// Those that were or were not tried since, beyond [`FAR_RUN`].
+    /// Pages from the device that could have been tried since, beyond [`FAR_RUN`].
     tried: AtomicU32,
     /// Kept copies that turned out to be of older contents.
     pub(super) copies_stale: AtomicU64,
 }
 
-/// How a page was stored.
+/// The outcome of storing a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Stored {
-    /// Its kept copy is proved current: nothing was written.
+    /// The page is at the place of its kept copy, which is proved current: nothing was written.
     Clean(Place),
-    /// At a new place.
+    /// The page is at this new place.
     New(Place),
-    /// The pool will not have it: write it to the device under this hash, or keep it.
+    /// The pool refuses the page for this reason: write it to the device under this hash, or keep it in memory.
     Refused(StoreError, PageHash),
 }
 
 impl Stored {
-    /// The first page's place, if all are at new places that follow from it.
+    /// Returns the first page's place, if all pages are at new places that follow from it ([`Word::nth`]).
     pub fn run(pages: &[Self]) -> Option<Place> {
         let Some(&Self::New(first)) = pages.first() else { return None };
         let word = Word::swapped(first, Shadow(0));
@@ -52,30 +53,31 @@ impl Stored {
     }
 }
 
-/// How a page can leave, as its bytes and its kept copy tell.
+/// The way in which a page can leave, as its bytes and its kept copy tell.
 #[derive(Clone, Copy)]
 enum StoreDecision {
-    /// It is one word, repeated.
+    /// As a pattern: it is one word, repeated.
     Same(Place),
-    /// Its kept copy is current.
+    /// To its kept copy, which is current.
     Clean(Place),
-    /// So is this one, on the device: in the pool it would be nearer.
+    /// Into the pool under this hash, or to its current copy on the device: the pool is nearer.
     Nearer(Place, PageHash),
+    /// Into the pool, or to the device, under this hash.
     New(PageHash),
 }
 
-/// What became of a store.
+/// The outcome of ending a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum StoreOutcome {
-    /// The page is at its place; its frame is free.
+    /// The page is at its place, or, if it found none, on probation as before; no fault waits for it.
     Swapped,
-    /// A fault waits: map it from its frame, then call [`Swap::finish_hit`].
+    /// A fault waits for the page: map it from its frame, then call [`Swap::finish_hit`].
     Wanted,
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Begins to store the pages of `range` that are still in `slot` and that nobody moves. Tells `begun` of each, with
-    /// its kept copy.
+    /// Begins to store the pages of `range` that are still in `slot` and of which no transfer is under way. Calls
+    /// `begun` with the offset of each and its kept copy.
     pub fn begin_store(
         &self,
         cluster: &mut ClusterGuard<'_>,
@@ -94,7 +96,8 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Finds a place for a page that is out of the program and locked for storing. `poor`: it is known not to compress.
+    /// Finds a place for a page that is out of the program and locked for storing. A page that is `poor` is known not
+    /// to compress.
     pub fn store(&self, bytes: &[u8], kept: Option<Place>, poor: bool, scratch: &mut Scratch) -> Stored {
         debug_assert_eq!(bytes.len(), PAGE_SIZE);
         let way = self.way(bytes, kept, scratch);
@@ -104,7 +107,8 @@ impl<S: SpanSource> Swap<S> {
         })
     }
 
-    /// The same for pages that lie one behind the other, `page(0)` and so on: if all go to the pool, as one entry.
+    /// Finds places for the sixteen pages of a folio, `page(0)` to `page(15)`. If all go to the pool, they are one
+    /// entry there.
     pub fn store_folio<'a>(
         &self,
         page: impl Fn(usize) -> &'a [u8],
@@ -134,8 +138,9 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// As [`Swap::store`] and [`Swap::store_folio`], for pages that only a trace knows: all or one of them. `sizes` are
-    /// those of their compressed forms, 0 for a repeated word; `hashes` tell their contents apart.
+    /// Finds places for one page or a folio of which a trace knows no more than sizes: see [`Swap::store`] and
+    /// [`Swap::store_folio`]. `sizes` are the bytes of the compressed forms, 0 for a repeated word; `hashes` tell the
+    /// contents apart.
     pub fn store_sized<const PAGES: usize>(
         &self,
         sizes: &[usize; PAGES],
@@ -158,7 +163,7 @@ impl<S: SpanSource> Swap<S> {
         })
     }
 
-    /// Counts what became of pages that were to be stored together.
+    /// Counts the outcomes of pages that were to be stored together.
     fn put_folio<const PAGES: usize>(
         &self,
         ways: &[StoreDecision; PAGES],
@@ -172,7 +177,7 @@ impl<S: SpanSource> Swap<S> {
         std::array::from_fn(|nth| self.put(ways[nth], |_| self.count_refusal(stored(nth))))
     }
 
-    /// Counts a page that went to the pool, or why it did not.
+    /// Counts a page that went to the pool, or that the pool refused.
     fn count_refusal(&self, stored: Result<Handle, StoreError>) -> Result<Handle, StoreError> {
         let counter = match stored {
             Ok(_) => {
@@ -197,7 +202,7 @@ impl<S: SpanSource> Swap<S> {
         self.way_of(hash, kept, |handle| self.space.zswap.holds(handle, bytes, hash, scratch))
     }
 
-    /// The way of a page with this hash; `is_at` says whether an entry of the pool holds it.
+    /// Returns the way of a page with this hash. `is_at` tells whether an entry of the pool holds the page.
     fn way_of(
         &self,
         hash: PageHash,
@@ -253,14 +258,16 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Whether a page from the device is tried in the pool: where many in a row did not compress, one in some.
+    /// Returns whether a page from the device is tried in the pool: after many in a row that did not compress, only one
+    /// of some is.
     fn may_be_nearer(&self) -> bool {
         self.space.admission.far.load(Relaxed) < FAR_RUN
             || self.space.admission.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
     }
 
-    /// Ends the store of `count` pages from `first` on, of one cluster, whose places follow from `place`: if nobody
-    /// waits for any of them, and no older copy is to be freed. Else nothing has changed, and each ends alone.
+    /// Ends the store of `count` pages of one cluster from `first` on, whose places follow from `place`. Returns false,
+    /// and changes nothing, if a fault waits for one of them or an older copy is to be freed: then each ends alone, by
+    /// [`Swap::finish_store`].
     pub fn finish_store_run(&self, first: PageIndex, count: usize, place: Place, shadow: Shadow) -> bool {
         {
             let mut cluster = self.object.table().lock_or_create(first.cluster());
@@ -278,7 +285,8 @@ impl<S: SpanSource> Swap<S> {
         true
     }
 
-    /// Ends a store. With a fault waiting the page stays locked, for [`Swap::finish_hit`].
+    /// Ends the store of a page that has a place. If a fault waits for it the page stays locked, for
+    /// [`Swap::finish_hit`].
     pub fn finish_store(&self, page: PageIndex, place: Place, shadow: Shadow) -> StoreOutcome {
         let outcome = {
             let mut cluster = self.object.table().lock_or_create(page.cluster());
@@ -303,7 +311,7 @@ impl<S: SpanSource> Swap<S> {
         outcome
     }
 
-    /// Ends a store that found no place: the page stays in its frame, or is wanted.
+    /// Ends the store of a page that found no place: it is on probation again, unless a fault waits for it.
     pub fn abandon_store(&self, page: PageIndex) -> StoreOutcome {
         let outcome = {
             let mut cluster = self.object.table().lock_or_create(page.cluster());
@@ -319,7 +327,8 @@ impl<S: SpanSource> Swap<S> {
         outcome
     }
 
-    /// A wanted page was mapped from its frame: it is in the program, its copy (if any) is kept.
+    /// Ends the store of a wanted page that was mapped from its frame: it is in the program. A copy of it is kept if
+    /// there is one.
     pub fn finish_hit(&self, page: PageIndex) {
         {
             let mut cluster = self.object.table().lock_or_create(page.cluster());
@@ -334,7 +343,7 @@ impl<S: SpanSource> Swap<S> {
         self.space.transfers.notify();
     }
 
-    /// A wanted page could not be mapped: it is on probation again.
+    /// Ends the store of a wanted page that could not be mapped: it is on probation again.
     pub fn release_hit(&self, page: PageIndex) {
         {
             let mut cluster = self.object.table().lock_or_create(page.cluster());
@@ -345,7 +354,8 @@ impl<S: SpanSource> Swap<S> {
         self.space.transfers.notify();
     }
 
-    /// Prepares a page for `block`, and notes by which hash it will be known.
+    /// Prepares a page for being written to `block`: notes its hash there, and encrypts it in place if there is a
+    /// cipher.
     pub fn seal(&self, block: u64, hash: PageHash, page: &mut [u8]) {
         self.space.blocks.set_hash(block, hash);
         if let Some(cipher) = &self.space.keys.cipher {
@@ -354,8 +364,8 @@ impl<S: SpanSource> Swap<S> {
     }
 }
 
-/// Whether pages are to be one entry of the pool: not if most are repeated words, or one is clean. If so, which of them
-/// may be stored alone where that cannot be.
+/// Decides whether the pages of a folio are to be one entry of the pool: `None` if most are repeated words, or one is
+/// clean. Returns the pages, a bit each, that may be stored alone where one entry cannot be had.
 fn go_together(ways: &[StoreDecision]) -> Option<u16> {
     let same = ways.iter().filter(|way| matches!(way, StoreDecision::Same(_))).count();
     if same > FOLIO_PAGES / 2 || ways.iter().any(|way| matches!(way, StoreDecision::Clean(_))) {

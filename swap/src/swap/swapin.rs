@@ -1,4 +1,4 @@
-//! Pages come in: every transfer is made here, and ends here.
+//! Swapin: every transfer of pages that come in begins here, and ends here.
 
 use super::Swap;
 use crate::error::LoadError;
@@ -12,38 +12,39 @@ use crate::zswap::pool::SpanSource;
 use pagetide_page::{CLUSTER_PAGES, PageIndex};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Pages that one transfer brings in at most: 256 KiB.
+/// The number of pages that one transfer brings in at most: 256 KiB.
 pub const WINDOW_MAX: usize = 64;
 
-/// How many pages came back that a little more memory would have kept.
+/// Counts of pages that a little more memory would have kept.
 #[derive(Debug, Default)]
 pub(super) struct Nearness {
-    /// How many others had left since those did that are written back, of late.
+    /// The mean age of entries at their writeback, of late: the number of pages that had left since the entry's page
+    /// did.
     pub(super) age: AtomicU64,
-    /// Pages from the device that came back before twice as many had.
+    /// Pages from the device that came back before twice as many pages had left.
     pub(super) near: AtomicU64,
     /// Pages from the pool that came back before as many others had left as are in memory.
     pub(super) pool_near: AtomicU64,
 }
 
-/// What a fault finds.
+/// The answer to a fault at a page.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "a transfer lives on the stack: the fault path allocates nothing"
 )]
 pub enum Swapin {
-    /// The page is in the program already: wake whoever waits.
+    /// The page is in the program already: wake the threads that wait for it.
     Present,
-    /// Somebody else brings it in or stores it; that one's end answers this fault.
+    /// A transfer of the page is under way; its end answers this fault.
     Pending,
-    /// Its contents are lost.
+    /// The page's contents are lost.
     Poisoned,
-    /// This caller moves the bytes, then calls [`Swap::finish_swapin`].
+    /// A transfer has begun: the caller moves its bytes, then calls [`Swap::finish_swapin`].
     Inserted(Transfer),
 }
 
-/// Where the bytes of a transfer come from. All pages of a transfer have the same source.
+/// The source of a transfer's bytes. All pages of a transfer have the same source.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Source {
     /// Nowhere: pages never touched, or discarded.
@@ -53,7 +54,7 @@ pub enum Source {
         /// The slot.
         slot: u16,
     },
-    /// Zero pages.
+    /// No memory: pages that were swapped, and are all zero.
     Zero,
     /// Patterns and pool entries: read by [`Swap::load`], without waiting.
     Memory,
@@ -64,18 +65,18 @@ pub enum Source {
     },
 }
 
-/// A run of pages, locked by the caller, all in one cluster.
+/// A transfer: a run of adjacent pages of one cluster, which the caller has locked and brings in.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     /// The first page.
     pub first: PageIndex,
-    /// How many.
+    /// The number of pages.
     pub length: usize,
-    /// Which of them is waited for.
+    /// The place in the run of the page that a fault waits for.
     pub demand: usize,
-    /// Whether none is, for all were asked for ahead.
+    /// Whether no fault waits for any page, since all are read ahead.
     pub ahead: bool,
-    /// Where their bytes come from.
+    /// The source of their bytes.
     pub source: Source,
     words: [Word; WINDOW_MAX],
 }
@@ -86,17 +87,18 @@ impl Transfer {
         &self.words[..self.length]
     }
 
-    /// The page that is waited for.
+    /// Returns the page that a fault waits for.
     pub fn demanded(&self) -> PageIndex {
         self.first.plus(self.demand as u64)
     }
 
-    /// The pages.
+    /// Returns the pages of the transfer.
     pub fn pages(&self) -> std::ops::Range<PageIndex> {
         self.first..self.first.plus(self.length as u64)
     }
 
-    /// Cuts the transfer off at `length` and returns the rest, if there are both. Both are the caller's to end.
+    /// Cuts the transfer off after `length` pages and returns the rest; `None`, and no cut, if one part would be empty.
+    /// The caller ends both.
     pub fn split_off(&mut self, length: usize) -> Option<Self> {
         if length == 0 || length >= self.length {
             return None;
@@ -114,18 +116,18 @@ impl Transfer {
     }
 }
 
-/// What stopped a swapin at a page.
+/// The obstacle that stopped a swapin at a page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapConflict {
-    /// A page that is there.
+    /// A page is mapped there already.
     Page,
-    /// No mapping.
+    /// Nothing is mapped there any more.
     Nothing,
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Begins to bring `page` in, and neighbours `within` a range that share its kind of place, as many as the
-    /// `window` has at most.
+    /// Begins to bring `page` in, together with neighbours `within` a range that have the same kind of place: at most
+    /// as many as the `window` has.
     pub fn swapin(&self, page: PageIndex, within: std::ops::Range<PageIndex>, window: Window) -> Swapin {
         let mut cluster = self.object.table().lock_or_create(page.cluster());
         let at = page.offset();
@@ -144,7 +146,8 @@ impl<S: SpanSource> Swap<S> {
         self.claim(cluster, page, source, within, window)
     }
 
-    /// The same for pages all of which are wanted, whatever readahead says: as many from the first on as go together.
+    /// Begins to bring in pages that are all asked for, whatever the rule of readahead: as many from the first on as
+    /// have the same kind of place.
     pub fn swapin_run(&self, pages: std::ops::Range<PageIndex>) -> Swapin {
         let cluster = self.object.table().lock_or_create(pages.start.cluster());
         let word = cluster.get(pages.start.offset());
@@ -159,7 +162,7 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Begins to bring back a page that is on probation and that nobody moves. `None` if it is not (any more).
+    /// Begins to bring back a page that is on probation; `None` if it is not there, or a transfer of it is under way.
     pub fn swapin_cached(&self, page: PageIndex) -> Option<Transfer> {
         let cluster = self.object.table().lock(page.cluster())?;
         let word = cluster.get(page.offset());
@@ -216,7 +219,7 @@ impl<S: SpanSource> Swap<S> {
         Swapin::Inserted(Transfer { first, length, demand: before, ahead: false, source, words })
     }
 
-    /// What of a window comes in from this source.
+    /// Returns the part of a window around `page` that comes in from this source, by the rule of readahead.
     pub fn reach(&self, page: PageIndex, source: Source, window: Window) -> Window {
         let device = 1 << self.space.config.page_cluster;
         match (self.space.config.readahead, source) {
@@ -233,7 +236,7 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// How many pages after one that is on its way may be on their way too.
+    /// Returns how many pages may be read behind one that is on its way already, of those in `window`.
     pub fn reach_ahead(&self, window: Window) -> usize {
         match self.space.config.readahead {
             Readahead::Object => window.at_most(1 << self.space.config.page_cluster).after,
@@ -241,7 +244,13 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Reads page number `nth` of a transfer whose source is memory.
+    /// Reads page number `nth` of a transfer whose source is [`Source::Memory`] into `out`.
+    ///
+    /// # Errors
+    /// [`LoadError::Decompress`] or [`LoadError::Hash`] if the entry in the pool is damaged.
+    ///
+    /// # Panics
+    /// If the page is neither a pattern nor in the pool.
     pub fn load(
         &self,
         transfer: &Transfer,
@@ -259,7 +268,14 @@ impl<S: SpanSource> Swap<S> {
         Ok(())
     }
 
-    /// Makes a page of what was read from the device for page number `nth`, and proves it.
+    /// Decrypts the bytes that were read from the device for page number `nth` of a transfer, in place, and proves by
+    /// their hash that they are the page.
+    ///
+    /// # Errors
+    /// [`LoadError::Hash`] if they are not the bytes that were written for the page.
+    ///
+    /// # Panics
+    /// If the page is not on the device.
     pub fn open(&self, transfer: &Transfer, nth: usize, bytes: &mut [u8]) -> Result<(), LoadError> {
         let Some(Place::Device(block)) = transfer.words[nth].place() else {
             unreachable!("only pages on the device are read from it")
@@ -273,14 +289,14 @@ impl<S: SpanSource> Swap<S> {
 
     /// Ends a transfer: its first `mapped` pages are in the program, the others are as they were.
     ///
-    /// `keep` says whether stored copies stay, so that the next eviction can prove the page clean.
-    /// Returns the pages beyond `mapped` for which a fault waits.
+    /// With `keep` the stored copies stay, so that the next eviction can prove a page clean. Returns the pages beyond
+    /// `mapped` for which a fault waits, a bit for each page of the transfer.
     pub fn finish_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool) -> u64 {
         self.finish_swapin_at(transfer, mapped, keep, None)
     }
 
-    /// The same where the page behind those may have turned out to be in the program already, or its mapping to be
-    /// gone: its word says so from now on, and what was stored for it is dropped.
+    /// Ends a transfer as [`Swap::finish_swapin`] does, where mapping may have `met` an obstacle at the page behind the
+    /// mapped ones: that page is present, or a hole, from now on, and its stored contents are dropped.
     pub fn finish_swapin_at(
         &self,
         transfer: &Transfer,
@@ -389,10 +405,10 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Ends a transfer of one page that cannot be read: it is poisoned.
+    /// Ends a transfer of one page that cannot be read: the page is poisoned.
     ///
     /// # Panics
-    /// If there are more: which of them cannot be read is told by reading each alone.
+    /// If the transfer has more pages: read each alone to find the one that cannot be read.
     pub fn fail_swapin(&self, transfer: &Transfer) {
         assert_eq!(transfer.length, 1, "one page is poisoned at a time");
         {
@@ -418,7 +434,7 @@ fn source_of(word: Word) -> Option<Source> {
     })
 }
 
-/// Whether `word`, `nth` pages after the one that is waited for, can travel with a transfer from `source`.
+/// Returns whether the page with `word`, `nth` pages after the demanded one, can come in with a transfer from `source`.
 fn continues(source: Source, nth: isize, word: Word) -> bool {
     match (source, source_of(word)) {
         (Source::Device { block: first }, Some(Source::Device { block })) => {

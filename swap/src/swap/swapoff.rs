@@ -1,4 +1,4 @@
-//! What lies on the device leaves it.
+//! Swapoff: pages leave the device.
 
 use super::Swap;
 use super::swapin::Transfer;
@@ -8,30 +8,30 @@ use crate::word::State;
 use crate::zswap::pool::SpanSource;
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 
-/// Pages that lie one block after the other on the device.
+/// A run of adjacent pages that lie one block after the other on the device.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct DeviceRun {
     /// The first block.
     pub block: u64,
-    /// The page that is there.
+    /// The page at that block.
     pub first: PageIndex,
-    /// How many.
+    /// The number of pages.
     pub length: usize,
 }
 
 impl DeviceRun {
-    /// The pages.
+    /// Returns the pages of the run.
     pub fn pages(&self) -> std::ops::Range<PageIndex> {
         self.first..self.first.plus(self.length as u64)
     }
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Runs of pages that lie on the device from `block` on, at most `most`, by their blocks. Copies that are kept
-    /// there of pages which are in memory are dropped on the way.
+    /// Returns the first `most` runs of pages that lie on the device from `block` on, by their blocks. Copies on the
+    /// device of pages which are in memory are dropped on the way.
     ///
-    /// It goes through the table, a look-up a run ([`crate::table::Table::has_page`]), and remembers no more than it
-    /// returns.
+    /// It goes through the whole table, with a look-up for each run ([`crate::table::Table::has_page`]), and takes no
+    /// more memory than its result.
     pub fn device_runs(&self, block: u64, most: usize) -> Vec<DeviceRun> {
         let mut lowest = std::collections::BinaryHeap::with_capacity(most + 1);
         for number in self.object.table().touched(0..CLUSTERS_MAX) {
@@ -76,8 +76,9 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Ends a transfer of pages that were stored anew while they stay out: each that has a new place is there, the
-    /// others are as they were. Returns those for which a fault waits.
+    /// Ends a transfer of pages that were stored anew and stay out of the program. A page whose entry in `places` is a
+    /// new place is there from now on, the others are as they were. Returns the pages for which a fault waits, a bit
+    /// for each.
     pub fn finish_move(&self, transfer: &Transfer, places: &[Option<Place>]) -> u64 {
         let mut wanted = 0;
         {

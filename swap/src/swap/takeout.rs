@@ -1,4 +1,4 @@
-//! Which cluster leaves next, and what taking it out leaves behind.
+//! Taking out: the next cluster to leave, and the words that a take-out leaves behind.
 
 use super::Swap;
 use crate::balance::{Sizes, Totals};
@@ -11,35 +11,34 @@ use crate::zswap::pool::SpanSource;
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A cluster that is asked for its pages out of turn.
+/// The answer of a cluster that is asked for its pages out of turn.
 #[expect(missing_debug_implementations, reason = "a guard has none")]
 pub enum Candidate<'a> {
-    /// None is in the program.
+    /// No page of it is in the program.
     Empty,
-    /// Some are on the move.
+    /// A transfer of some of its pages is under way.
     Moving,
-    /// They can be taken out, and nobody else does.
+    /// Pages of it can be taken out, under this lock.
     Ready(ClusterGuard<'a>),
 }
 
-/// What a take-out took, in pages.
+/// The outcome of a take-out, in pages.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct TakenOut {
     /// Pages that are in frames now.
     pub taken: usize,
-    /// Those of them that the table had not known to be in the program.
+    /// Pages of `taken` that the table had not known to be in the program.
     pub adopted: usize,
     /// Pages that the table thought to be in the program, but were not.
     pub dropped: usize,
-    /// What those that are taken leave behind.
+    /// The shadow of the pages that are taken.
     pub shadow: Shadow,
-    /// Slots that pages were in which the table had not known to be in the program, each with how many: they are
-    /// there no more.
+    /// Slots, each with the number of its pages that turned out to be in the program, and are in the slot no more.
     pub left: Vec<(u16, usize)>,
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Locks the next cluster to take out. `None` when the queue holds none that can give anything now.
+    /// Locks the next cluster to take out; `None` if no cluster in the queue can give pages now.
     ///
     /// A cluster with a transfer under way is passed over: its pages are on the move.
     pub fn victim(&self) -> Option<ClusterGuard<'_>> {
@@ -67,7 +66,7 @@ impl<S: SpanSource> Swap<S> {
         None
     }
 
-    /// Locks a cluster whether or not its turn has come.
+    /// Locks a cluster to take it out, whether or not its turn has come.
     pub fn candidate(&self, number: ClusterNumber) -> Candidate<'_> {
         match self.object.table().lock(number) {
             Some(cluster) if cluster.locked() > 0 => Candidate::Moving,
@@ -76,7 +75,7 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Tells the policy what has come back so far: to be called every few hundredths of a second.
+    /// Tells the policy how many pages have come back so far. To be called every few hundredths of a second.
     pub fn observe(&self) {
         self.space.policy.observe(Seen {
             hits: self.space.counters.get(Counter::swap_cache_hit),
@@ -86,7 +85,8 @@ impl<S: SpanSource> Swap<S> {
         });
     }
 
-    /// What has come and gone so far, for [`crate::balance`]; pages from the device were waited for so long.
+    /// Returns the counts of pages that have come and gone so far, for [`crate::balance`]. Faults have waited
+    /// `device_ns` nanoseconds for the device in all.
     pub fn totals(&self, device_ns: u64) -> Totals {
         let get = |counter| self.space.counters.get(counter);
         Totals {
@@ -103,7 +103,7 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// What is where, for [`crate::balance`].
+    /// Returns the sizes of pool, device and program, for [`crate::balance`].
     pub fn sizes(&self) -> Sizes {
         Sizes {
             stored: self.space.zswap.stored().0,
@@ -114,13 +114,13 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Whether more pages are on probation than should be.
+    /// Returns whether more pages are on probation than the policy wants there.
     pub fn is_probation_full(&self) -> bool {
         let cached = self.cached().max(0) as usize;
         cached > self.space.policy.probation(cached + self.present().max(0) as usize)
     }
 
-    /// Makes the clusters of a range the next victims, hot or not. Returns how many there are.
+    /// Makes the clusters of a range the next victims, hot or not. Returns how many of them were in the queue.
     pub fn hasten(&self, range: std::ops::Range<PageIndex>) -> usize {
         let numbers = range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64);
         let ids = self.object.table().touched(numbers).filter_map(|number| {
@@ -137,8 +137,8 @@ impl<S: SpanSource> Swap<S> {
         self.enqueue(&mut cluster);
     }
 
-    /// Records a take-out of the cluster's pages in `range`: those in `populated` are in frames of `slot`
-    /// now; others that were thought present, but are `absent`, had been dropped behind our back.
+    /// Records a take-out of the cluster's pages in `range`. Pages in `populated` are in frames of `slot` now. Others
+    /// that the table had as present, but are `absent`, had been dropped by a system call that we did not see.
     pub fn taken_out(
         &self,
         cluster: &mut ClusterGuard<'_>,

@@ -1,4 +1,4 @@
-//! Entries of the pool go to the device.
+//! Writeback: entries of the pool go to the device.
 
 use super::Swap;
 use crate::hash::PageHash;
@@ -18,7 +18,7 @@ const SCAN_BATCH: f64 = 32.0;
 /// What an entry's age counts, when it is written back, against that of those before it.
 const AGE_PART: u64 = 256;
 
-/// Where the shrinker and compaction are.
+/// The positions of the shrinker's hand and of compaction.
 #[derive(Debug, Default)]
 pub(super) struct Shrinking {
     /// The page at which the shrinker's hand has stopped amid a cluster; 0 if at an end.
@@ -31,22 +31,22 @@ pub(super) struct Shrinking {
     pub(super) compacting: AtomicU64,
 }
 
-/// Which entries of the pool.
+/// A choice of entries of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PoolScope {
-    /// All.
+    /// All entries.
     All,
-    /// Those that no fork shares: only these give memory when they go.
+    /// Entries that are not shared by fork: only these give memory when they go.
     Own,
 }
 
 impl<S: SpanSource> Swap<S> {
-    /// Passes the shrinker's hand over `scan` entries of the pool, or fewer if there are not so many. Notes in `into`,
-    /// up to `room` in all, those that should be written back, as they lie in the object. Returns how many it passed.
+    /// Passes the shrinker's hand over `scan` entries of the pool, or fewer if there are not so many. Notes the entries
+    /// that should be written back in `into`, up to `room` in all, each with its page. Returns how many entries it
+    /// passed.
     ///
     /// The hand goes over the clusters in the order in which they came to have entries, and begins anew at the end.
-    /// With
-    /// [`Shrinker::SecondChance`] it spares an entry that was stored or spared since it came by, and takes note.
+    /// With [`Shrinker::SecondChance`] it spares an entry once that was stored or spared since it last came by.
     pub fn scan(
         &self,
         scan: usize,
@@ -103,14 +103,14 @@ impl<S: SpanSource> Swap<S> {
         scanned
     }
 
-    /// Where in this cluster the hand stopped: at its start, if that was in another.
+    /// Returns the offset at which the hand stopped in this cluster: its start, if the hand stopped in another one.
     fn take_hand(&self, number: ClusterNumber) -> usize {
         let hand = PageIndex(self.space.shrinking.hand.swap(0, Relaxed));
         if hand.cluster() == number { hand.offset() } else { 0 }
     }
 
-    /// `taken` pages have left the program: how many entries of the pool the shrinker's hand should pass for that,
-    /// where the pool is pressed `weight` times as hard.
+    /// Returns how many entries of the pool the shrinker's hand should pass, now that `taken` pages have left the
+    /// program and the pool is pressed `weight` times as hard.
     pub fn pressure(&self, taken: usize, weight: f64) -> usize {
         let pooled =
             Pooled { stored: self.space.zswap.stored().0, backing: self.space.zswap.pool_pages() as u64 };
@@ -131,8 +131,9 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Begins to write a pool entry back to the device: its bytes and their hash. The entry can be read
-    /// and freed meanwhile; the flag in its word says at the end whether it was.
+    /// Begins to write an entry of the pool back to the device: loads its page into `out` and returns the page's hash;
+    /// `None` if `owner` has the entry no more, or it is damaged. The entry can be read and freed meanwhile: the flag
+    /// in its word tells at the end whether it was.
     pub fn begin_writeback(
         &self,
         owner: PageIndex,
@@ -140,8 +141,8 @@ impl<S: SpanSource> Swap<S> {
         out: &mut [u8],
         scratch: &mut Scratch,
     ) -> Option<PageHash> {
-        // The entry may be freed once that is done, and the handle be another page's: then the flag is gone, or the
-        // hashes differ, and the end of the writeback drops what was written.
+        // From here on the entry may be freed, and the handle given to another page: then the flag is gone, or the
+        // hashes differ, and the end of the writeback drops the block that was written.
         if self.claim_writeback(owner, handle) {
             self.space.zswap.load(handle, out, &self.space.keys.hash, scratch).ok()
         } else {
@@ -149,7 +150,8 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
-    /// Says in the page's word that its entry is being written back, if it has it still. Returns whether it has.
+    /// Notes in the page's word that its entry is being written back, if the page has the entry still. Returns whether
+    /// it has.
     pub fn claim_writeback(&self, owner: PageIndex, handle: Handle) -> bool {
         let Some(mut cluster) = self.object.table().lock(owner.cluster()) else { return false };
         let word = cluster.get(owner.offset());
@@ -164,8 +166,8 @@ impl<S: SpanSource> Swap<S> {
         true
     }
 
-    /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the
-    /// page's place now.
+    /// Ends a writeback. `written` is the block, if the write succeeded. Returns whether the block is the page's place
+    /// from now on; else the caller gives it up.
     pub fn finish_writeback(
         &self,
         owner: PageIndex,

@@ -3,7 +3,7 @@
 use crate::word::{State, Word};
 use pagetide_page::CLUSTER_PAGES;
 
-/// How many of a cluster's pages are in which state: a number of ten bits for each [`Count`].
+/// The numbers of a cluster's pages by state: ten bits for each [`Count`].
 pub(super) type Counts = u64;
 pub(super) const COUNT_BITS: u32 = 10;
 const _: () = assert!(CLUSTER_PAGES < 1 << COUNT_BITS && Count::Last as u32 * COUNT_BITS <= u64::BITS);
@@ -25,7 +25,7 @@ impl Count {
     }
 }
 
-/// What a page counts, by the last byte of its word, which tells state, flags and kind of place.
+/// The counts of one page, by the last byte of its word, which tells state, flags and kind of place.
 pub(super) const COUNTED: [Counts; 256] = {
     let mut counted = [0; 256];
     let mut byte = 0;
@@ -49,7 +49,7 @@ pub(super) const COUNTED: [Counts; 256] = {
     counted
 };
 
-/// The counts over `pages` pages whose words follow from `word`.
+/// Returns the counts over `pages` pages whose words follow from `word`.
 pub(super) fn counts_of(word: Word, pages: usize) -> Counts {
     COUNTED[usize::from(word.0 as u8)] * pages as u64
 }

@@ -10,13 +10,13 @@ use crate::word::Word;
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber};
 use std::ops::Range;
 
-/// Units that have words for their pages, with which a cluster becomes flat; and with which it is no more.
+/// The number of units with words for their pages at which a cluster becomes flat, and at which it is no more.
 pub(super) const FLAT_UNITS: usize = UNITS / 2;
 const CUT_UNITS: usize = UNITS / 4;
 /// The same, if their pages are entries of the pool, each alone.
 const DENSE_UNITS: usize = 2;
 
-/// The only way to change a cluster's words.
+/// A locked cluster: the only way to change its words. The lock is released when the guard is dropped.
 pub struct ClusterGuard<'a> {
     pub(super) table: &'a Table,
     pub(super) cluster: &'a Cluster,
@@ -26,7 +26,7 @@ pub struct ClusterGuard<'a> {
 }
 
 impl<'a> ClusterGuard<'a> {
-    /// The cluster's number.
+    /// Returns the cluster's number.
     pub fn number(&self) -> ClusterNumber {
         self.number
     }
@@ -35,14 +35,14 @@ impl<'a> ClusterGuard<'a> {
         View { table: self.table, level: self.level }
     }
 
-    /// The word of the page at `offset`.
+    /// Returns the word of the page at `offset`.
     #[inline]
     pub fn get(&self, offset: usize) -> Word {
         self.view().word(offset).expect("nobody else changes it")
     }
 
-    /// The word of the page at `offset`, and how many pages from it on, at most `most`, are seen at once to have words
-    /// that follow from it ([`Word::nth`]): to the end of its unit, or of the cluster if that is one word.
+    /// Returns the word of the page at `offset`, and the number of pages from it on, at most `most`, whose words follow
+    /// from it ([`Word::nth`]). The stretch ends with the page's unit, or with the cluster if that is one word.
     pub fn stretch(&self, offset: usize, most: usize) -> (Word, usize) {
         if let Level::Whole(word) = self.level {
             return (word.nth(offset), most.min(CLUSTER_PAGES - offset));
@@ -72,7 +72,7 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// One page's word, and the counts.
+    /// Changes one page's word, and the counts.
     #[inline]
     fn replace(&mut self, at: &AtomicU64, word: Word) {
         let old = Word(at.load(Relaxed));
@@ -108,7 +108,7 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// The pages of a unit that has been one word, with words of their own. `None` if the cluster is flat now.
+    /// Gives the pages of a unit that has been one word words of their own; `None` if it made the cluster flat instead.
     #[inline(never)]
     fn cut_unit(&mut self, at: usize, word: Word) -> Option<&'a Pages> {
         let table = self.table;
@@ -130,7 +130,7 @@ impl<'a> ClusterGuard<'a> {
         Some(pages)
     }
 
-    /// A word for each page, in one piece.
+    /// Gives each page of the cluster a word, in one piece.
     fn flatten(&mut self, units: &'a Units) {
         let table = self.table;
         let spot = table.flats.take(self.number, &table.bytes);
@@ -152,7 +152,7 @@ impl<'a> ClusterGuard<'a> {
         table.units.give(self.number, finer(before).expect("it had units"));
     }
 
-    /// A word for each unit in place of one for each page, if most are of that kind.
+    /// Gives each unit a word in place of one for each page, if the words of most units' pages follow from one.
     fn unflatten(&mut self, words: &'a [AtomicU64; CLUSTER_PAGES]) {
         let (units, _) = words.as_chunks::<UNIT_PAGES>();
         let first = |unit: &[AtomicU64; UNIT_PAGES]| Word(unit[0].load(Relaxed));
@@ -183,7 +183,7 @@ impl<'a> ClusterGuard<'a> {
         table.flats.give(self.number, finer(before).expect("it was flat"));
     }
 
-    /// Changes the words of the pages in `range`: to those that follow from `word` for its first page.
+    /// Changes the words of the pages in `range` to those that follow from `word`, which is that of the first page.
     pub fn set_run(&mut self, range: Range<usize>, word: Word) {
         if range == (0..CLUSTER_PAGES) && word.spreads() {
             self.set_root(word);
@@ -226,7 +226,7 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// The counts over a unit's pages.
+    /// Returns the counts over a unit's pages.
     fn unit_counts(&self, at: usize) -> Counts {
         match self.view().unit(at).expect("nobody else changes it") {
             Ok(whole) => counts_of(whole, UNIT_PAGES),
@@ -234,7 +234,7 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// The units of a cluster that is not flat, with words of their own.
+    /// Gives the units of a cluster that is not flat words of their own, if they have none.
     fn cut(&mut self) -> &'a Units {
         let whole = match self.level {
             Level::Units(units) => return units,
@@ -251,7 +251,7 @@ impl<'a> ClusterGuard<'a> {
         units
     }
 
-    /// One word for a unit. The counts are the caller's.
+    /// Makes `word` the one word of a unit. The caller changes the counts.
     fn set_unit(&mut self, at: usize, word: Word) {
         let Level::Units(units) = self.level else { unreachable!("cut by the caller") };
         let before = finer(units.0[at].load(Relaxed));
@@ -263,7 +263,7 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// One word for the cluster.
+    /// Makes `word` the one word of the cluster.
     fn set_root(&mut self, word: Word) {
         let before = finer(self.cluster.root.load(Relaxed));
         self.cluster.root.store(word.0, Relaxed);
@@ -280,7 +280,7 @@ impl<'a> ClusterGuard<'a> {
         self.counts = counts_of(word, CLUSTER_PAGES);
     }
 
-    /// Makes one word of all units, if they agree. Unit `at` has just changed.
+    /// Makes one word of all units, if their words follow from the first. Unit `at` has just changed.
     fn join(&mut self, at: usize) {
         let Level::Units(units) = self.level else { return };
         let word = |at: usize| units.0[at].load(Relaxed);
@@ -291,7 +291,8 @@ impl<'a> ClusterGuard<'a> {
         }
     }
 
-    /// Makes one word of all pages, if they agree. That at `offset` has just changed to `word`.
+    /// Makes one word of all pages, if their words follow from the first. The page at `offset` has just changed to
+    /// `word`.
     #[inline]
     fn join_flat(&mut self, words: &'a [AtomicU64; CLUSTER_PAGES], word: Word, offset: usize) {
         // As a rule the counts tell at once.
@@ -307,52 +308,52 @@ impl<'a> ClusterGuard<'a> {
         (self.counts / count.one()) as usize & ((1 << COUNT_BITS) - 1)
     }
 
-    /// Pages that are no holes.
+    /// Returns the number of pages that are no holes.
     fn touched(&self) -> usize {
         self.present() + self.cached() + self.swapped() + self.poisoned()
     }
 
-    /// Pages in the program.
+    /// Returns the number of pages in the program.
     pub fn present(&self) -> usize {
         self.counted(Count::Present)
     }
 
-    /// Pages on probation.
+    /// Returns the number of pages on probation.
     pub fn cached(&self) -> usize {
         self.counted(Count::Cached)
     }
 
-    /// Pages at a place.
+    /// Returns the number of swapped pages: those at a place.
     pub fn swapped(&self) -> usize {
         self.counted(Count::Swapped)
     }
 
-    /// Pages that are lost.
+    /// Returns the number of poisoned pages, whose contents are lost.
     pub fn poisoned(&self) -> usize {
         self.counted(Count::Poisoned)
     }
 
-    /// Pages with a transfer under way.
+    /// Returns the number of pages with a transfer under way.
     pub fn locked(&self) -> usize {
         self.counted(Count::Locked)
     }
 
-    /// Pages in the program of which the pool keeps a copy.
+    /// Returns the number of pages in the program of which the pool keeps a copy.
     pub fn copies(&self) -> usize {
         self.counted(Count::Copies)
     }
 
-    /// Whether every page is a hole.
+    /// Returns whether every page is a hole.
     pub fn is_empty(&self) -> bool {
         self.counts == 0
     }
 
-    /// What reclaim remembers.
+    /// Returns the cluster's history: what reclaim remembers of it.
     pub fn history(&self) -> History {
         History::from_bits(self.cluster.history.load(Relaxed))
     }
 
-    /// Changes that.
+    /// Changes the cluster's history.
     pub fn set_history(&mut self, history: History) {
         self.cluster.history.store(history.to_bits(), Relaxed);
     }

@@ -1,6 +1,6 @@
-//! What reclaim remembers of a cluster.
+//! The history of a cluster: what reclaim remembers of it.
 
-/// What reclaim remembers of a cluster.
+/// The history of a cluster: what reclaim remembers of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct History {
     /// Whether the cluster stands in the reclaim queue.
@@ -9,14 +9,15 @@ pub struct History {
     pub workingset: bool,
     /// Whether the cluster stands in the queue for writeback.
     pub pooled: bool,
-    /// Pages that came back since the last take-out, as [`crate::policy`] remembers them.
+    /// The number of pages that came back since the last take-out, less those that the policy has forgotten; at most
+    /// 8191.
     pub heat: u16,
-    /// Pages that the last take-out took.
+    /// The number of pages that the last take-out took.
     pub taken: u16,
 }
 
 impl History {
-    /// What is true of a cluster of which nothing is left: where it stands.
+    /// Returns the history of a cluster in which every page is a hole now: only the queues that it stands in.
     pub fn emptied(self) -> Self {
         Self { queued: self.queued, pooled: self.pooled, ..Self::default() }
     }

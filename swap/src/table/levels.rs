@@ -1,4 +1,4 @@
-//! How a cluster's words are kept: one for all, one a unit, or one a page.
+//! Levels of a cluster's words: one word for all pages, one for each unit, or one for each page.
 
 use super::store::Block;
 use super::{UNIT_PAGES, UNITS};
@@ -6,12 +6,13 @@ use crate::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use crate::word::Word;
 use pagetide_page::CLUSTER_PAGES;
 
-/// Whether all words follow from the first.
+/// Returns whether all words follow from `first`.
 pub(super) fn follow(words: &[AtomicU64], first: Word) -> bool {
     words.iter().enumerate().all(|(nth, word)| word.load(Relaxed) == first.nth(nth).0)
 }
 
-/// Each the word of the first page of a unit, from which the others follow, or the number of its pages.
+/// The words of a cluster's units: each that of the unit's first page, from which the others follow, or the number of
+/// the unit's [`Pages`].
 #[derive(Debug)]
 #[repr(align(64))]
 pub(super) struct Units(pub(super) [AtomicU64; UNITS]);
@@ -62,12 +63,13 @@ impl Block for Pages {
     }
 }
 
-/// In place of a word: where the finer words are. No [`State`] has this value.
+/// The state bits of a number that stands in place of a word and tells where the finer words are. No state has this
+/// value.
 pub(super) const FINER: u64 = 7;
-/// In place of a cluster's word, beside that: all its finer words are there.
+/// The bit beside [`FINER`] that says in place of a cluster's word: each of its pages has a word, in one piece.
 pub(super) const FLAT: u64 = 1 << 3;
 pub(super) const FINER_SHIFT: u32 = 8;
-/// Beside where a cluster's units are: how many of them have words for their pages.
+/// The shift of the number of units that have words for their pages, beside where a cluster's units are.
 pub(super) const CUTS_SHIFT: u32 = 40;
 
 pub(super) fn to_finer(spot: u32) -> u64 {
@@ -79,13 +81,13 @@ pub(super) fn finer(raw: u64) -> Option<u32> {
     (raw & 7 == FINER).then_some((raw >> FINER_SHIFT) as u32)
 }
 
-/// How a cluster's words are kept.
+/// The level at which a cluster's words are kept.
 #[derive(Clone, Copy)]
 pub(super) enum Level<'a> {
-    /// All follow from the first.
+    /// One word, from which all follow.
     Whole(Word),
-    /// By units.
+    /// A word for each unit.
     Units(&'a Units),
-    /// Each alone.
+    /// A word for each page.
     Flat(&'a [AtomicU64; CLUSTER_PAGES]),
 }

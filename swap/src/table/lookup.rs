@@ -11,9 +11,9 @@ use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 /// Neighbours of a page that lie next to it on the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Run {
-    /// Pages before it.
+    /// The number of pages before it.
     pub before: usize,
-    /// Pages after it.
+    /// The number of pages after it.
     pub after: usize,
 }
 
@@ -23,13 +23,13 @@ pub(super) struct View<'a> {
     pub(super) level: Level<'a>,
 }
 
-/// How many words from the first on are at `block` and those after it.
+/// Returns how many words, from the first on, are at `block` and the blocks after it.
 #[inline]
 fn after(words: &[AtomicU64], block: u64) -> usize {
     words.iter().zip(block..).take_while(|(word, block)| Word(word.load(Relaxed)).is_at_block(*block)).count()
 }
 
-/// How many words from the last on, downwards, are at the blocks before `block`.
+/// Returns how many words, from the last on downwards, are at the blocks before `block`.
 #[inline]
 fn before(words: &[AtomicU64], block: u64) -> usize {
     let blocks = (0..block).rev();
@@ -42,15 +42,15 @@ fn before(words: &[AtomicU64], block: u64) -> usize {
 }
 
 impl Table {
-    /// Reads a word without a lock.
+    /// Reads a page's word without a lock.
     #[inline]
     pub fn peek(&self, page: PageIndex) -> Word {
         self.read(page.cluster(), |view| view.word(page.offset())).unwrap_or(Word::HOLE)
     }
 
-    /// What lies at a page's place, and how many pages before and after it lie next to it on the device, in one piece:
-    /// at most `max_before` and `max_after`, for 0 nobody looks. `None` if there is nothing: the page is a hole, or in
-    /// the program and nothing is kept of it, or lost. A page whose contents are not on the device has no neighbours.
+    /// Returns how many pages before and after a page lie next to it on the device, in one piece: at most `max_before`
+    /// and `max_after`. `None` if the page has no place: it is a hole, or in the program without a kept copy, or lost.
+    /// A page whose place is not on the device has no such neighbours.
     ///
     /// One look-up a cluster, and one step a word inside it (after FreeBSD's review D20281 of `swap_pager_haspage`).
     #[inline]
@@ -98,8 +98,8 @@ impl Table {
         Some(run)
     }
 
-    /// Reads a cluster without a lock: what `look` found is of one state of it. `look` says `None` if what it sees
-    /// cannot be. `None` if nothing was ever touched there.
+    /// Reads a cluster without a lock, by `look`, whose result is of one state of the cluster. `look` returns `None` if
+    /// what it sees is impossible, since it changes meanwhile. `None` if no page near the cluster was ever touched.
     #[inline]
     fn read<T>(&self, number: ClusterNumber, look: impl Fn(&View<'_>) -> Option<T>) -> Option<T> {
         let cluster = self.cluster(number)?;
@@ -116,7 +116,7 @@ impl Table {
         look(&self.guard(number, cluster).view())
     }
 
-    /// `None` if what is read there cannot be: it changes meanwhile.
+    /// Returns the level of a cluster's words; `None` if what is read is impossible, since it changes meanwhile.
     #[inline]
     pub(super) fn level(&self, cluster: &Cluster) -> Option<Level<'_>> {
         let root = cluster.root.load(Relaxed);
@@ -129,7 +129,7 @@ impl Table {
 }
 
 impl View<'_> {
-    /// The words of a unit: one for all, or each.
+    /// Returns the words of a unit: one for all, or one for each page.
     pub(super) fn unit(&self, at: usize) -> Option<Result<Word, &[AtomicU64; UNIT_PAGES]>> {
         Some(match self.level {
             Level::Whole(word) => Ok(word.nth(at * UNIT_PAGES)),
@@ -155,7 +155,7 @@ impl View<'_> {
         })
     }
 
-    /// How many pages from `offset` on, at most `most`, have the blocks from `block` on.
+    /// Returns how many pages from `offset` on, at most `most`, are at the blocks from `block` on.
     fn after(&self, offset: usize, block: u64, most: usize) -> Option<usize> {
         let end = (offset + most).min(CLUSTER_PAGES);
         let mut found = offset;
@@ -184,7 +184,7 @@ impl View<'_> {
         Some(found - offset)
     }
 
-    /// How many pages before `offset`, at most `most`, have the blocks before `block`, downwards.
+    /// Returns how many pages before `offset`, at most `most`, are at the blocks before `block`, downwards.
     fn before(&self, offset: usize, block: u64, most: usize) -> Option<usize> {
         let most = most.min(offset).min(usize::try_from(block).unwrap_or(usize::MAX));
         let start = offset - most;

@@ -1,8 +1,8 @@
 //! The table of another process, read from outside while that process goes on, hangs or is stopped.
 //!
 //! The reader takes no latch and trusts nothing that it reads: every loop is bounded, and an address is only handed to
-//! [`Memory`], which refuses what lies elsewhere than it should. A cluster that changes while it is read is read again a
-//! few times, then told as it was seen last.
+//! [`Memory`], which refuses what lies elsewhere than it should. A cluster that changes while it is read is read again
+//! a few times, then told as it was seen last.
 //!
 //! ```text
 //! head ──▶ leaf ──▶ leaf ──▶ …       each with its number and 256 clusters; leaves are never given back
@@ -25,15 +25,15 @@ use std::sync::atomic::AtomicU64;
 
 /// Leaves that a table can have.
 const LEAVES_MAX: usize = BRANCHES * BRANCH_LEAVES;
-/// Looks at a cluster that changes.
+/// The number of looks at a cluster that changes.
 const LOOKS: usize = 8;
 
-/// Memory of a process.
+/// The memory of another process.
 pub trait Memory {
     /// Reads all of `into` from an address on.
     ///
     /// # Errors
-    /// The memory cannot be read, or does not belong to what may be read.
+    /// A text for people that says why not: the memory cannot be read, or lies outside of what may be read.
     fn read(&self, address: u64, into: &mut [u8]) -> Result<(), String>;
 
     /// Reads `N` words.
@@ -48,17 +48,17 @@ pub trait Memory {
     }
 }
 
-/// Addresses from which a table is found.
+/// The addresses by which a table is found in the memory of its process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Anatomy {
-    /// The word with the address of the leaf that was made last.
+    /// The address of the word that holds the address of the leaf that was made last.
     pub leaves: u64,
-    /// The addresses of the segments: of units, of pages, of flat clusters.
+    /// The addresses of the lists of segments: of units, of pages, of flat clusters.
     pub segments: [u64; 3],
 }
 
 impl Table {
-    /// Returns where the table lies. It stays there.
+    /// Returns the addresses by which the table is found. They do not change.
     pub fn anatomy(&self) -> Anatomy {
         let address = |word: &AtomicU64| std::ptr::from_ref(word).addr() as u64;
         Anatomy {
@@ -72,21 +72,21 @@ impl Table {
 /// A cluster, as it was seen.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// Its number.
+    /// The cluster's number.
     pub number: ClusterNumber,
     /// The words of its pages.
     pub words: Vec<Word>,
-    /// What reclaim remembers of it.
+    /// The cluster's history: what reclaim remembers of it.
     pub history: History,
-    /// Whether somebody holds its latch.
+    /// Whether a thread holds the cluster's latch.
     pub held: bool,
-    /// Whether somebody waits for its latch.
+    /// Whether a thread waits for the cluster's latch.
     pub parked: bool,
     /// Whether the cluster changed at each look, so that its words may not belong together.
     pub torn: bool,
 }
 
-/// A table in another process.
+/// A table in another process, whose leaves have been found.
 #[derive(Debug)]
 pub struct Outside<'a, M> {
     memory: &'a M,
@@ -99,7 +99,7 @@ impl<'a, M: Memory> Outside<'a, M> {
     /// Finds the leaves of a table.
     ///
     /// # Errors
-    /// Memory cannot be read, or is no table.
+    /// A text for people: the memory cannot be read, or there is no table.
     pub fn open(memory: &'a M, anatomy: Anatomy) -> Result<Self, String> {
         let mut leaves = HashMap::new();
         let [mut next] = memory.words(anatomy.leaves)?;
@@ -113,10 +113,10 @@ impl<'a, M: Memory> Outside<'a, M> {
         Ok(Self { memory, anatomy, leaves })
     }
 
-    /// Reads a cluster. `None` if nothing was ever touched near it.
+    /// Reads a cluster; `None` if no page near it was ever touched.
     ///
     /// # Errors
-    /// Memory cannot be read, or is no table.
+    /// A text for people: the memory cannot be read, holds no table, or changes at each look.
     pub fn cluster(&self, number: ClusterNumber) -> Result<Option<Seen>, String> {
         if number.0 >= CLUSTERS_MAX {
             return Err(format!("cluster {} lies beyond 47 bits of addresses", number.0));
@@ -193,7 +193,7 @@ impl<'a, M: Memory> Outside<'a, M> {
         })
     }
 
-    /// The words at a spot of a store of `T`, whose first segments hold `FIRST` values each.
+    /// Reads the words at a spot of a store of `T`, whose first segment holds `FIRST` values.
     fn at<T, const FIRST: usize, const N: usize>(
         &self,
         segments: u64,
@@ -211,11 +211,11 @@ impl<'a, M: Memory> Outside<'a, M> {
         self.memory.words(address(base, at * size_of::<T>())?)
     }
 
-    /// Returns the clusters, ascending, in which somebody may move pages or hold the latch: all but those that one word
-    /// stands for which says otherwise. Reads one leaf at a time.
+    /// Returns the clusters, ascending, in which pages may be on the move or whose latch is held. It leaves out only
+    /// clusters of one word that says otherwise. It reads one leaf at a time.
     ///
     /// # Errors
-    /// Memory cannot be read.
+    /// A text for people: the memory cannot be read.
     pub fn busy(&self) -> Result<Vec<ClusterNumber>, String> {
         let mut found = Vec::new();
         let mut leaves: Vec<_> = self.leaves.iter().collect();
@@ -236,7 +236,7 @@ impl<'a, M: Memory> Outside<'a, M> {
     }
 }
 
-/// A word that can be one. `Word::nth` counts on that.
+/// Returns the word if it is possible: `Word::nth` counts on that.
 fn checked(word: Word) -> Result<Word, String> {
     if word.is_possible() { Ok(word) } else { Err(format!("{:#x} is no word of a page", word.0)) }
 }

@@ -1,4 +1,4 @@
-//! The codecs of the pool, behind one trait. What one thread needs for them is kept in [`Codecs`].
+//! The codecs of the pool, behind one trait. The contexts of one thread are kept in [`Codecs`].
 
 use super::compression::{Compression, Compressor};
 use crate::error::{LoadError, StoreError};
@@ -7,19 +7,24 @@ use pagetide_page::PAGE_SIZE;
 use zstd_safe::zstd_sys::ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall;
 use zstd_safe::{CCtx, CParameter, DCtx, DParameter, FrameFormat, ResetDirective};
 
-/// Makes pages smaller, and whole again.
+/// A codec: it compresses pages and decompresses them.
 pub trait Codec: std::fmt::Debug {
-    /// Compresses `page` into `out`, and returns the length.
+    /// Compresses `page` into `out`, and returns the length in bytes.
     ///
     /// # Errors
-    /// [`StoreError::Incompressible`] if it needs more than `out`; [`StoreError::Compress`] if the codec failed.
+    /// [`StoreError::Incompressible`] if it needs more room than `out` has; [`StoreError::Compress`] if the codec
+    /// failed; [`StoreError::NoMemory`] if there is none for the codec's context.
     fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError>;
 
-    /// Decompresses `bytes` into all of `out`. Bytes that are no compressed page are an error, or give some page.
+    /// Decompresses `bytes` into all of `out`.
+    ///
+    /// # Errors
+    /// [`LoadError::Decompress`] if the codec finds that they are no compressed page of that length. It may fail to
+    /// find out: then `out` has some bytes.
     fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError>;
 }
 
-/// LZ4 block format, by its authors' library.
+/// The codec of the LZ4 block format, by its authors' library.
 #[derive(Debug, Default)]
 pub struct Lz4;
 
@@ -39,11 +44,11 @@ impl Codec for Lz4 {
     }
 }
 
-/// Zstandard, by its authors' library: frames without their magic number, length and checksum.
+/// The codec of Zstandard, by its authors' library. Frames have no magic number, length and checksum.
 #[derive(Default)]
 pub struct Zstd {
     level: i32,
-    /// Made when they are needed, and used again.
+    /// Contexts, which are made when they are needed, and used again.
     encoder: Option<CCtx<'static>>,
     decoder: Option<DCtx<'static>>,
 }
@@ -110,7 +115,7 @@ impl Codec for Zstd {
     }
 }
 
-/// Pages as they are.
+/// The codec that leaves pages as they are.
 #[derive(Debug, Default)]
 pub struct Raw;
 
@@ -129,16 +134,17 @@ impl Codec for Raw {
     }
 }
 
-/// Bytes that are looked at to tell noise.
+/// The number of bytes that are looked at to tell noise.
 const SAMPLES: usize = 256;
-/// Of random bytes so many have 162 values, give or take 5; of text less than 100.
+/// The number of different values among the samples from which on a page may be noise: random bytes have 162, give or
+/// take 5; text has less than 100.
 const NOISE_MIN: u32 = 140;
 
-/// Whether a page is noise to any codec: its bytes take all values, and LZ4, which finds out in little time, finds
-/// nothing that is said twice.
+/// Returns whether a page is noise to any codec: its bytes take all values, and LZ4, which finds out in little time,
+/// finds no repetition.
 fn is_noise(page: &[u8], room: &mut [u8]) -> bool {
     let mut seen = [0u64; 4];
-    // One of each sixteen bytes, and each time another one: many things are said in words of a power of two.
+    // One byte of each sixteen, at a place that varies: many structures have a size that is a power of two.
     for (nth, bytes) in page.as_chunks::<{ PAGE_SIZE / SAMPLES }>().0.iter().enumerate() {
         let byte = bytes[nth * 7 % bytes.len()];
         seen[usize::from(byte >> 6)] |= 1 << (byte & 63);
@@ -146,7 +152,7 @@ fn is_noise(page: &[u8], room: &mut [u8]) -> bool {
     seen.iter().map(|word| word.count_ones()).sum::<u32>() >= NOISE_MIN && Lz4.compress(page, room).is_err()
 }
 
-/// One of each codec, for one thread.
+/// The codecs of one thread, one of each.
 #[derive(Debug, Default)]
 pub struct Codecs {
     lz4: Lz4,
@@ -155,7 +161,7 @@ pub struct Codecs {
 }
 
 impl Codecs {
-    /// What compresses like this.
+    /// Returns the codec that compresses in this way.
     pub fn encoder(&mut self, compression: Compression) -> &mut dyn Codec {
         self.zstd.set_level(if compression.compressor == Compressor::Zstd {
             compression.level.into()
@@ -165,7 +171,7 @@ impl Codecs {
         self.decoder(compression.compressor)
     }
 
-    /// What decompresses what this compressor made, at whatever level.
+    /// Returns the codec that decompresses the output of this compressor, whatever its level was.
     pub fn decoder(&mut self, compressor: Compressor) -> &mut dyn Codec {
         match compressor {
             Compressor::None => &mut self.raw,

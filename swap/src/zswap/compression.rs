@@ -1,40 +1,50 @@
-//! How pages are compressed: the codecs, and how users name them.
+//! Compression as users name it: a codec and its level.
 
 pagetide_page::numbered_enum! {
     /// A codec of the compressed pool.
     #[derive(Default)]
     pub enum Compressor: u8 {
-        /// LZ4 block format.
+        /// The LZ4 block format.
         #[default]
         Lz4 = 1,
         /// Zstandard.
         Zstd = 2,
-        /// Stores pages as they are.
+        /// No compression: pages are stored as they are.
         None = 0,
     }
 }
 
-/// How pages are compressed that are stored from now on.
+/// The way in which pages are compressed: a codec and its level.
+///
+/// ```
+/// use pagetide_swap::{Compression, Compressor};
+///
+/// let compression: Compression = "zstd:3".parse()?;
+/// assert_eq!(compression, Compression { compressor: Compressor::Zstd, level: 3 });
+/// assert_eq!(compression.to_string(), "zstd:3");
+/// assert!("lz4:3".parse::<Compression>().is_err(), "only zstd has levels");
+/// # Ok::<(), String>(())
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Compression {
     /// The codec.
     pub compressor: Compressor,
-    /// How hard Zstandard tries; negative levels are faster. 0 for the others.
+    /// The level of Zstandard, from -7 (fast) to 19 (small); 0 for the other codecs.
     pub level: i8,
 }
 
 impl Compression {
-    /// Levels that Zstandard has, those below being little else than copies.
+    /// The levels of Zstandard that can be chosen. Those below do little else than copy.
     pub const ZSTD_LEVELS: std::ops::RangeInclusive<i8> = -7..=19;
-    /// The level if none is given.
+    /// The level of Zstandard if none is given.
     pub const ZSTD_LEVEL: i8 = 1;
 
-    /// As one word.
+    /// Returns the compression as one word.
     pub const fn to_bits(self) -> u64 {
         self.compressor as u64 | (self.level as u8 as u64) << 8
     }
 
-    /// From [`Compression::to_bits`]; the default for others.
+    /// Returns the compression from its word; the default if the word names no codec.
     pub fn from_bits(bits: u64) -> Self {
         let level =
             |bits: u64| ((bits >> 8) as u8 as i8).clamp(*Self::ZSTD_LEVELS.start(), *Self::ZSTD_LEVELS.end());
@@ -56,7 +66,7 @@ impl std::fmt::Display for Compression {
 impl std::str::FromStr for Compression {
     type Err = String;
 
-    /// `lz4`, `zstd`, `zstd:LEVEL` or `none`.
+    /// Reads `lz4`, `zstd`, `zstd:LEVEL` or `none`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, level) = text.split_once(':').map_or((text, None), |(name, level)| (name, Some(level)));
         let compressor = match name {

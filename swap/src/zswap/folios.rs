@@ -1,4 +1,4 @@
-//! Folios in the pool: sixteen pages that left together, one object.
+//! Folios in the pool: sixteen pages that left together are one object.
 //!
 //! One handle stands for the sixteen, so the table needs one word for them ([`crate::Word::nth`]). Each is read and
 //! freed alone. Folios lie one after the other in spans of 256 KiB. When an eighth of a span is dead, the rest slides
@@ -22,60 +22,61 @@ use crate::sync::{Mutex, MutexGuard, lock};
 use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Folios in a span at most.
+/// The number of folios in a span at most.
 const FOLIOS_MAX: usize = 1 << FOLIO_BITS;
 const FOLIO_BITS: u32 = 9;
 const SPANS_MAX: usize = 1 << (32 - FOLIO_BITS);
 /// Spans in the first segment of their slab.
 const FIRST_SEGMENT: usize = 8;
-/// What stands in a folio's head for each piece: its check, and behind all checks its length.
+/// Bytes in a folio's head for each piece: its check, and behind all checks its length.
 const HEAD_EACH: usize = CHECK_BYTES + 2;
 const CHECK_BYTES: usize = size_of::<Check>();
-/// The largest folio.
+/// Bytes of the largest folio.
 const FOLIO_MAX: usize = FOLIO_PAGES * (HEAD_EACH + PAGE_SIZE);
-/// A span with at least this much that is dead, and a part of it, is closed up.
+/// A span is closed up when at least this many bytes of it are dead, and this part of it.
 const DEAD_MIN: usize = PAGE_SIZE;
 const DEAD_PART: usize = 8;
 const _: () = assert!(FOLIO_MAX <= FOLIO_SPAN_BYTES);
 
-/// One page of a folio.
+/// A piece of a folio: one page, encoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// Of the page's hash.
+    /// The half of the page's hash that the folio keeps.
     pub check: Check,
-    /// How the payload is encoded.
+    /// The codec of the payload.
     pub codec: Compressor,
     /// Bytes of the payload.
     pub length: usize,
-    /// The encoded page. Of one that only a trace knows there is nothing to be stored.
+    /// The encoded page; empty if a trace knows only its length.
     pub payload: &'a [u8],
 }
 
 impl<'a> Piece<'a> {
-    /// A page with its payload.
+    /// Returns the piece of a page with its payload.
     pub fn new(check: Check, codec: Compressor, payload: &'a [u8]) -> Self {
         Self { check, codec, length: payload.len(), payload }
     }
 
-    /// A page that only a trace knows: room is taken for its payload, and nothing written there.
+    /// Returns the piece of a page of which a trace knows only the length. Room is taken for its payload, and nothing
+    /// is written there.
     pub fn unknown(check: Check, length: usize) -> Self {
         Self { check, codec: Compressor::None, length, payload: &[] }
     }
 
-    /// Length and codec, as they are stored.
+    /// Returns length and codec as one word, as they are stored.
     pub fn word(&self) -> [u8; 2] {
         (self.length as u16 | (self.codec as u16) << CODEC_SHIFT).to_ne_bytes()
     }
 }
 
-/// Length and codec from their word.
+/// Returns length and codec number from their word.
 pub fn split_word(word: [u8; 2]) -> (usize, u16) {
     let word = u16::from_ne_bytes(word);
     (usize::from(word & ((1 << CODEC_SHIFT) - 1)), word >> CODEC_SHIFT)
 }
 
-/// Whether nothing is written in the room for a payload: see [`Piece::unknown`]. Of a page that is stored as it is it
-/// has the size of one.
+/// Returns whether nothing is written in the room for a payload: see [`Piece::unknown`]. A page that is stored as it is
+/// has a payload of a whole page.
 pub fn is_unknown(codec: u16, length: usize) -> bool {
     codec == Compressor::None as u16 && length < PAGE_SIZE
 }
@@ -83,19 +84,19 @@ pub fn is_unknown(codec: u16, length: usize) -> bool {
 #[derive(Clone, Copy, Default)]
 struct Folio {
     start: u32,
-    /// Those that are there. None: the number is free.
+    /// The pieces that are there, a bit each. Without any the folio's number is free.
     pieces: u16,
-    /// Those that its head has, and for which there is room behind it: they were there when it was laid.
+    /// The pieces that the folio's head has, and for which there is room behind it: they were there when it was laid.
     laid: u16,
 }
 
 impl Folio {
-    /// How many the head has.
+    /// Returns how many pieces the head has.
     fn count(self) -> usize {
         self.laid.count_ones() as usize
     }
 
-    /// How many of them lie before a piece.
+    /// Returns how many of the head's pieces lie before a piece.
     fn before(self, piece: usize) -> usize {
         (self.laid & ((1 << piece) - 1)).count_ones() as usize
     }
@@ -257,7 +258,7 @@ fn length_of(pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
 }
 
 impl<S: SpanSource> Folios<S> {
-    /// None yet.
+    /// Returns an empty store of folios on memory from `source`.
     pub fn new(source: S) -> Self {
         let lists = Lists { source, spans: 0, open: None, roomy: Vec::new() };
         Self {
@@ -320,7 +321,7 @@ impl<S: SpanSource> Folios<S> {
         Some(id)
     }
 
-    /// Lends a piece.
+    /// Lends a piece to `use_it`; `None` if there is no such piece.
     pub fn read<T>(&self, folio: u32, piece: usize, use_it: impl FnOnce(Piece<'_>) -> T) -> Option<T> {
         let (id, number) = split(folio);
         let guard = lock(self.spans.get(id)?);
@@ -328,7 +329,7 @@ impl<S: SpanSource> Folios<S> {
         Some(use_it(span.piece(number, piece)?))
     }
 
-    /// Whether the folio is shared with another process by fork.
+    /// Returns whether the folio is shared with another process by fork.
     pub fn is_frozen(&self, folio: u32) -> bool {
         self.span(split(folio).0).as_ref().is_some_and(|span| span.frozen)
     }
@@ -336,7 +337,7 @@ impl<S: SpanSource> Folios<S> {
     /// Frees a piece, and returns the bytes of its payload.
     ///
     /// # Panics
-    /// If it is not there: one that is freed twice would be somebody else's the second time.
+    /// If it is not there: a piece that is freed twice would be another page's the second time.
     pub fn remove(&self, folio: u32, piece: usize) -> usize {
         let (id, number) = split(folio);
         let mut lists = lock(&self.lists);
@@ -367,17 +368,17 @@ impl<S: SpanSource> Folios<S> {
         length
     }
 
-    /// Pages of memory held.
+    /// Returns the number of pages of memory that are held.
     pub fn pages(&self) -> usize {
         self.pages.load(Relaxed)
     }
 
-    /// Pages of memory that are shared by fork.
+    /// Returns the number of pages of memory that are shared by fork.
     pub fn frozen_pages(&self) -> usize {
         self.frozen.load(Relaxed)
     }
 
-    /// Bytes of what leads to the folios.
+    /// Returns the bytes of the index that leads to the folios.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Relaxed)
     }

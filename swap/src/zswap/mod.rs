@@ -30,19 +30,19 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use switches::Switches;
 
-/// Bytes before the payload of a page alone.
+/// The number of bytes before the payload in the object of a page that left alone.
 pub const HEADER_BYTES: usize = size_of::<Check>() + 2;
-/// Above the length of a payload: its codec.
+/// The shift of the codec's number, which stands above the length of the payload.
 const CODEC_SHIFT: u32 = 13;
 const _: () = assert!(PAGE_SIZE < 1 << CODEC_SHIFT);
-/// Pages of a folio that may be stored as they are, so that the others stay together.
+/// The number of pages of a folio that may be stored as they are, so that the others stay together.
 const RAW_MAX: usize = FOLIO_PAGES / 8;
-/// A pool at this part of its limit gives something up.
+/// The part of its limit from which on the pool gives entries up.
 const NEARLY_FULL: (usize, usize) = (15, 16);
-/// Below this part it has room.
+/// The part of its limit below which the pool has room.
 const ROOM: (usize, usize) = (7, 8);
 
-/// What one thread needs to compress and decompress: kept, so that no page allocates.
+/// The memory in which one thread compresses and decompresses. It is kept, so that no page allocates.
 #[derive(Debug, Default)]
 pub struct Scratch {
     codecs: Codecs,
@@ -50,7 +50,7 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Room for the compressed forms of `pages` pages.
+    /// Returns the codecs, and room for the compressed forms of `pages` pages.
     fn room(&mut self, pages: usize) -> (&mut Codecs, std::slice::ChunksExactMut<'_, u8>) {
         if self.compressed.len() < pages * PAGE_SIZE {
             self.compressed.resize(pages * PAGE_SIZE, 0);
@@ -59,23 +59,49 @@ impl Scratch {
     }
 }
 
-/// The compressed store.
+/// The compressed pool.
+///
+/// ```
+/// use pagetide_swap::hash::HashKey;
+/// use pagetide_swap::zswap::Zswap;
+/// use pagetide_swap::zswap::pool::Heap;
+/// use pagetide_swap::{Allocator, Scratch, StoreError, Switches};
+///
+/// let pool = Zswap::new(Heap, Allocator::default(), Switches::default());
+/// let key = HashKey::new([1, 2, 3, 4]);
+/// let page: Vec<u8> = (0..4096).map(|at| (at / 16) as u8).collect();
+/// let mut scratch = Scratch::default();
+///
+/// // A pool takes no memory before it is allowed some.
+/// assert_eq!(pool.store(&page, key.hash(&page), &mut scratch), Err(StoreError::PoolLimit));
+/// pool.set_pages_max(100);
+/// pool.reopen();
+/// let handle = pool.store(&page, key.hash(&page), &mut scratch)?;
+/// assert!(pool.length(handle).is_some_and(|bytes| bytes < 3072));
+///
+/// let mut back = [0; 4096];
+/// assert_eq!(pool.load(handle, &mut back, &key, &mut scratch), Ok(key.hash(&page)));
+/// assert!(back == page[..]);
+/// pool.free(handle);
+/// assert_eq!(pool.stored(), (0, 0));
+/// # Ok::<(), StoreError>(())
+/// ```
 #[derive(Debug)]
 pub struct Zswap<S: SpanSource> {
     pages: Box<dyn Zpool>,
-    /// Pages that leave together, if that allocator is for all sizes.
+    /// Pages that leave together, where the allocator is zsmalloc.
     folios: Option<Folios<S>>,
     switches: AtomicU64,
-    /// Pages that the pool may take at most.
+    /// The number of pages that the pool may take.
     pages_max: AtomicUsize,
-    /// Whether it has reached that, and not fallen below the threshold since.
+    /// Whether the pool has reached its limit, and has not fallen below the threshold since.
     full: AtomicBool,
     stored: Stored,
     /// Bytes that a zero page compresses to, once a replay has asked.
     zero_bytes: OnceLock<usize>,
 }
 
-/// What is in the pool.
+/// Counts of the entries in the pool: of all, of the bytes of their payload, and of those that are stored as they are.
 #[derive(Debug, Default)]
 struct Stored {
     entries: AtomicU64,
@@ -115,7 +141,7 @@ fn object(bytes: &[u8]) -> Option<Piece<'_>> {
 }
 
 impl<S: SpanSource + Clone + 'static> Zswap<S> {
-    /// An empty store on memory from `source`, that may not take any yet.
+    /// Returns an empty pool on memory from `source`. It takes none before [`Zswap::set_pages_max`] has allowed some.
     pub fn new(source: S, allocator: Allocator, switches: Switches) -> Self {
         let (pages, folios): (Box<dyn Zpool>, _) = match allocator {
             Allocator::Zsmalloc => (Box::new(Zsmalloc::new(source.clone())), Some(Folios::new(source))),
@@ -134,30 +160,31 @@ impl<S: SpanSource + Clone + 'static> Zswap<S> {
 }
 
 impl<S: SpanSource> Zswap<S> {
-    /// The switches.
+    /// Returns the switches.
     pub fn switches(&self) -> Switches {
         Switches::from_bits(self.switches.load(Relaxed))
     }
 
-    /// Changes the switches: what is stored stays readable.
+    /// Changes the switches. Stored pages stay readable.
     pub fn switch(&self, to: Switches) {
         self.switches.store(to.to_bits(), Relaxed);
     }
 
-    /// How many pages the pool may take.
+    /// Returns the number of pages that the pool may take.
     pub fn pages_max(&self) -> usize {
         self.pages_max.load(Relaxed)
     }
 
-    /// Sets how many pages the pool may take.
+    /// Sets the number of pages that the pool may take.
     pub fn set_pages_max(&self, pages: usize) {
         self.pages_max.store(pages, Relaxed);
     }
 
-    /// Whether pages are stored just now: after the limit has been reached, not before the pool is below the threshold.
+    /// Checks whether pages are stored just now. After the limit has been reached they are not before the pool has
+    /// fallen below the threshold.
     ///
     /// # Errors
-    /// Why not.
+    /// [`StoreError::Disabled`] if the pool is switched off, [`StoreError::PoolLimit`] if it has reached its limit.
     pub fn accepts(&self) -> Result<(), StoreError> {
         let switches = self.switches();
         if !switches.enabled {
@@ -171,18 +198,18 @@ impl<S: SpanSource> Zswap<S> {
         if full { Err(StoreError::PoolLimit) } else { Ok(()) }
     }
 
-    /// Forgets that the limit was reached: below it pages are stored, whatever the threshold.
+    /// Forgets that the limit was reached: pages are stored again below the limit, whatever the threshold.
     pub fn reopen(&self) {
         self.full.store(false, Relaxed);
     }
 
-    /// Whether the pool may take what it need not take.
+    /// Returns whether the pool has room to spare: for pages that could as well be elsewhere.
     pub fn has_room(&self) -> bool {
         self.switches().enabled && self.pool_pages() * ROOM.1 < self.pages_max() * ROOM.0
     }
 
-    /// Whether the pool is so near its limit that it should give something up; after it was reached, until the pool
-    /// takes pages again.
+    /// Returns whether the pool is so near its limit that it should give entries up. After the limit was reached it
+    /// should until it takes pages again.
     pub fn is_nearly_full(&self) -> bool {
         let (pages, most) = (self.pool_pages(), self.pages_max());
         pages * NEARLY_FULL.1 >= most * NEARLY_FULL.0
@@ -192,7 +219,8 @@ impl<S: SpanSource> Zswap<S> {
     /// Compresses a page for the store.
     ///
     /// # Errors
-    /// It would take nearly as much as the page itself, or the codec failed.
+    /// [`StoreError::Incompressible`] if the compressed form would exceed the largest that is stored; the codec's error
+    /// otherwise.
     fn encode<'a>(
         switches: Switches,
         page: &[u8],
@@ -208,7 +236,8 @@ impl<S: SpanSource> Zswap<S> {
     /// Stores a page alone.
     ///
     /// # Errors
-    /// It does not compress well enough, or there is no room or no memory.
+    /// [`StoreError::Incompressible`] or [`StoreError::Compress`] if the codec cannot make it small enough;
+    /// [`StoreError::Disabled`], [`StoreError::PoolLimit`] or [`StoreError::NoMemory`] if the pool takes nothing.
     pub fn store(&self, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> Result<Handle, StoreError> {
         self.accepts()?;
         let (codecs, mut rooms) = scratch.room(1);
@@ -223,11 +252,11 @@ impl<S: SpanSource> Zswap<S> {
         Ok(Handle::page(number))
     }
 
-    /// Stores sixteen pages that lie one behind the other, `page(0)` and so on, as one entry: the handles follow each
-    /// other. Where that cannot be, those in `alone` are stored alone, and the others are not.
+    /// Stores the sixteen pages of a folio, `page(0)` to `page(15)`, as one entry: their handles follow each other.
+    /// Where one entry cannot be had, the pages in `alone`, a bit each, are stored alone, and the others are refused.
     ///
-    /// Some that do not compress may be among them, and are stored as they are: while there is room, for none gives
-    /// more memory when it goes to the device.
+    /// While the pool has room, up to two pages that do not compress may be among them. They are stored as they are:
+    /// no other page would give more memory by going to the device.
     pub fn store_folio<'a>(
         &self,
         page: impl Fn(usize) -> &'a [u8],
@@ -251,7 +280,7 @@ impl<S: SpanSource> Zswap<S> {
         )
     }
 
-    /// Stores sixteen pieces as one entry, of which few are not encoded, or those in `alone` each by itself.
+    /// Stores sixteen pieces, of which a few may be `raw`, as one entry, or those in `alone` each by itself.
     fn insert_folio<'a>(
         &self,
         encoded: &[Result<Piece<'a>, StoreError>; FOLIO_PAGES],
@@ -275,16 +304,17 @@ impl<S: SpanSource> Zswap<S> {
         })
     }
 
-    /// Stores what stands for a page whose compressed form has this size: of pages that only a trace knows.
+    /// Stores an entry for a page of which a trace knows only the size of its compressed form, in bytes.
     ///
     /// # Errors
-    /// As [`Zswap::store`].
+    /// As [`Zswap::store`] returns.
     pub fn store_sized(&self, size: usize, hash: PageHash) -> Result<Handle, StoreError> {
         self.accepts()?;
         self.store_piece(&self.sized(size, hash)?)
     }
 
-    /// The same for pages that leave together: see [`Zswap::store_folio`].
+    /// Stores a folio, as [`Zswap::store_folio`] does, of which a trace knows only the sizes of the compressed forms,
+    /// in bytes.
     pub fn store_folio_sized(
         &self,
         sizes: &[usize; FOLIO_PAGES],
@@ -301,7 +331,7 @@ impl<S: SpanSource> Zswap<S> {
         self.insert_folio(&encoded, |nth| Piece::unknown(check_of(hashes[nth]), PAGE_SIZE), alone)
     }
 
-    /// Bytes that a repeated word takes in a folio of others.
+    /// Returns the bytes that a repeated word takes in a folio of other pages.
     fn zero_bytes(&self) -> usize {
         *self.zero_bytes.get_or_init(|| {
             let mut scratch = Scratch::default();
@@ -334,7 +364,11 @@ impl<S: SpanSource> Zswap<S> {
         }
     }
 
-    /// Reads a page back and proves it: what comes out is what was stored, or an error.
+    /// Reads a page back into `out` and proves by its hash, which it returns, that it is the page that was stored.
+    ///
+    /// # Errors
+    /// [`LoadError::Decompress`] if the entry is damaged or there is none, [`LoadError::Hash`] if it holds another
+    /// page.
     pub fn load(
         &self,
         handle: Handle,
@@ -350,7 +384,7 @@ impl<S: SpanSource> Zswap<S> {
         if check_of(hash) == check { Ok(hash) } else { Err(LoadError::Hash) }
     }
 
-    /// Whether an entry holds `page`, whose hash is `hash`.
+    /// Returns whether an entry holds `page`, whose hash is `hash`. It compares the bytes.
     pub fn holds(&self, handle: Handle, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> bool {
         let compare = |Piece { check, codec, payload, .. }: Piece<'_>| {
             let (codecs, mut rooms) = scratch.room(1);
@@ -361,17 +395,20 @@ impl<S: SpanSource> Zswap<S> {
         self.read(handle, compare).unwrap_or(false)
     }
 
-    /// Whether an entry was stored under `hash`, as far as it keeps that.
+    /// Returns whether an entry was stored under `hash`, as far as the half tells that it keeps.
     pub fn is_of(&self, handle: Handle, hash: PageHash) -> bool {
         self.read(handle, |piece| piece.check == check_of(hash)).unwrap_or(false)
     }
 
-    /// Bytes of an entry's payload.
+    /// Returns the length of an entry's payload in bytes; `None` if there is no such entry.
     pub fn length(&self, handle: Handle) -> Option<usize> {
         self.read(handle, |piece| piece.payload.len())
     }
 
     /// Frees an entry.
+    ///
+    /// # Panics
+    /// If there is no such entry: an entry freed twice would be another page's the second time.
     pub fn free(&self, handle: Handle) {
         let mut length = 0;
         match handle.entry() {
@@ -383,7 +420,7 @@ impl<S: SpanSource> Zswap<S> {
         self.stored.remove(length);
     }
 
-    /// Whether an entry is shared with another process by fork: it gives no memory when it goes.
+    /// Returns whether an entry is shared with another process by fork: it gives no memory when it goes.
     pub fn is_frozen(&self, handle: Handle) -> bool {
         match handle.entry() {
             Entry::Page(number) => self.pages.is_frozen(number),
@@ -391,24 +428,25 @@ impl<S: SpanSource> Zswap<S> {
         }
     }
 
-    /// Pages that would become free if entries lay as close as they can.
+    /// Returns the number of pages that would become free if entries lay as close as they can.
     pub fn loose_pages(&self) -> usize {
         self.pages.loose_pages()
     }
 
-    /// Chooses what is to be emptied so that they do: see [`Zpool::compact`].
+    /// Chooses the memory that is to be emptied so that entries lie closer: see [`Zpool::compact`].
     pub fn compact(&self) {
         self.pages.compact();
     }
 
-    /// Chooses everything: for tests in which there is little.
+    /// Chooses all memory to be emptied: for tests, in which there is little.
     #[cfg(feature = "shuttle")]
     pub fn empty(&self) {
         self.pages.empty();
     }
 
-    /// Copies an entry that lies where memory is to be emptied to somewhere else, and returns its handle there. Its
-    /// owner then names that one, and lets the old one go by [`Zswap::vacate`].
+    /// Copies an entry out of memory that is to be emptied, and returns the handle of the copy; `None` if the entry
+    /// lies elsewhere, or no copy can be had. The caller then names the copy in the page's word, and frees the old
+    /// entry by [`Zswap::vacate`].
     pub fn relocate(&self, handle: Handle) -> Option<Handle> {
         let Entry::Page(number) = handle.entry() else { return None };
         if !self.pages.is_leaving(number) {
@@ -426,29 +464,29 @@ impl<S: SpanSource> Zswap<S> {
         self.pages.insert([&copy[..written], &[]], length).map(Handle::page)
     }
 
-    /// Frees an entry of which there is a copy.
+    /// Frees an entry of which [`Zswap::relocate`] made a copy.
     pub fn vacate(&self, handle: Handle) {
         if let Entry::Page(number) = handle.entry() {
             self.pages.remove(number, &mut |_| {});
         }
     }
 
-    /// Pages of memory that the pool holds.
+    /// Returns the number of pages of memory that the pool holds.
     pub fn pool_pages(&self) -> usize {
         self.pages.size().pages + self.folios.as_ref().map_or(0, Folios::pages)
     }
 
-    /// Bytes of what leads to the entries.
+    /// Returns the bytes of the index that leads to the entries.
     pub fn bytes(&self) -> usize {
         self.pages.size().index_bytes + self.folios.as_ref().map_or(0, Folios::bytes)
     }
 
-    /// Pages that the pool holds and shares by fork.
+    /// Returns the number of pages of memory that the pool holds and shares by fork.
     pub fn frozen_pages(&self) -> usize {
         self.pages.size().frozen + self.folios.as_ref().map_or(0, Folios::frozen_pages)
     }
 
-    /// Ends the freeze: see [`Zpool::thaw`].
+    /// Makes frozen memory ordinary: see [`Zpool::thaw`].
     pub fn thaw(&self) {
         self.pages.thaw();
         self.folios.iter().for_each(Folios::thaw);
@@ -460,12 +498,12 @@ impl<S: SpanSource> Zswap<S> {
         self.folios.iter().for_each(Folios::freeze);
     }
 
-    /// Stored entries, and the bytes of their payload.
+    /// Returns the number of entries, and the bytes of their payload.
     pub fn stored(&self) -> (u64, u64) {
         (self.stored.entries.load(Relaxed), self.stored.payload.load(Relaxed))
     }
 
-    /// Entries that are stored as they are.
+    /// Returns the number of entries that are stored as they are, uncompressed.
     pub fn stored_raw(&self) -> u64 {
         self.stored.raw.load(Relaxed)
     }

@@ -1,61 +1,74 @@
-//! How much of the pool may be written back under pressure, and which of it: two schemes of Linux's zswap shrinker.
+//! Shrinkers, which tell how many entries of the pool may be written back under pressure, and which: two schemes of
+//! Linux's zswap.
 //!
 //! | | [`SecondChance`] (Linux 6.12) | [`Decay`] (Linux 6.8) |
 //! |---|---|---|
 //! | which entries | one that was stored or spared since the hand last came by is passed over once | in order |
-//! | what is protected | as many as were read from the device of late; consumed as it is used | a number that grows by one with each store and each swapin, and is halved at a store where it exceeds a quarter of the entries |
+//! | how many are protected | as many as were read from the device of late; consumed as it is used | a number that grows by one with each store and each swapin, and is halved at a store where it exceeds a quarter of the entries |
 //!
-//! What is eligible is scaled by the compression ratio: an entry gives that much less memory than a page does. The
-//! kernel's reclaim then asks for twice the part of it that it scans of other memory ([`SCAN_RATE`]).
+//! The other entries are eligible. Their number is scaled by the compression ratio, for an entry gives that much less
+//! memory than a page does. The kernel's reclaim then scans twice the part of them that it scans of other memory
+//! ([`SCAN_RATE`]).
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Of what is eligible, so much more is scanned than of the memory in the program: 4 / `DEFAULT_SEEKS` of the kernel's
-/// `do_shrink_slab`.
+/// The part of the eligible entries that is scanned, against the part of the program's memory: 4 / `DEFAULT_SEEKS` of
+/// the kernel's `do_shrink_slab`.
 pub const SCAN_RATE: f64 = 2.0;
 
 pagetide_page::numbered_enum! {
     /// A scheme by which the pool gives entries up.
     #[derive(Default)]
     pub enum Shrinker: u8 {
-        /// [`SecondChance`].
+        /// The scheme [`SecondChance`].
         #[default]
         SecondChance = 0,
-        /// [`Decay`].
+        /// The scheme [`Decay`].
         Decay = 1,
         /// The pool gives nothing up before it nears its limit, and then in order.
         None = 2,
     }
 }
 
-/// What is in the pool: entries, and the pages that it takes for them.
+/// The contents of the pool: entries, and the memory that they take.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Pooled {
-    /// Entries.
+    /// The number of entries.
     pub stored: u64,
-    /// Pages.
+    /// The number of pages of memory that the pool takes.
     pub backing: u64,
 }
 
-/// `count` entries in pages of the pool.
+/// Returns the number of pages of the pool that `count` entries take.
 fn scaled(count: u64, pooled: Pooled) -> u64 {
     (u128::from(count) * u128::from(pooled.backing) / u128::from(pooled.stored.max(1))) as u64
 }
 
-/// After `zswap_shrinker_count` of Linux 6.12 (Pham 2024).
+/// The second-chance shrinker, after `zswap_shrinker_count` of Linux 6.12 (Pham 2024).
+///
+/// ```
+/// use pagetide_swap::zswap::shrinker::{Pooled, SecondChance};
+///
+/// let shrinker = SecondChance::default();
+/// let pooled = Pooled { stored: 1000, backing: 250 };
+/// shrinker.note_disk_swapins(600);
+/// // 600 entries are protected; the other 400 take 100 pages.
+/// assert_eq!(shrinker.eligible(pooled), 100);
+/// assert_eq!(shrinker.eligible(pooled), 250, "the protection is consumed");
+/// ```
 #[derive(Debug, Default)]
 pub struct SecondChance {
     disk_swapins: AtomicU64,
 }
 
 impl SecondChance {
-    /// So many pages came in from the device: those nobody waited for too.
+    /// Notes that `pages` pages came in from the device, on demand or ahead of it.
     pub fn note_disk_swapins(&self, pages: u64) {
         self.disk_swapins.fetch_add(pages, Relaxed);
     }
 
-    /// What may be written back: had as many entries been spared as came back from the device, they would not have had
-    /// to.
+    /// Returns how much may be written back, in pages of the pool. It protects as many entries as pages came back from
+    /// the device: had those been spared, they would not have had to.
     pub fn eligible(&self, pooled: Pooled) -> u64 {
         let consume = |swapins: u64| Some(swapins.saturating_sub(pooled.stored));
         let swapins = self.disk_swapins.fetch_update(Relaxed, Relaxed, consume).unwrap_or_default();
@@ -63,14 +76,14 @@ impl SecondChance {
     }
 }
 
-/// After `zswap_lru_add`, `zswap_folio_swapin` and `zswap_shrinker_count` of Linux 6.8.
+/// The decaying shrinker, after `zswap_lru_add`, `zswap_folio_swapin` and `zswap_shrinker_count` of Linux 6.8.
 #[derive(Debug, Default)]
 pub struct Decay {
     protected: AtomicU64,
 }
 
 impl Decay {
-    /// An entry was stored; there are `stored` now.
+    /// Notes that an entry was stored. There are `stored` entries now.
     pub fn note_store(&self, stored: u64) {
         let decay = |protected: u64| {
             let grown = protected + 1;
@@ -79,17 +92,17 @@ impl Decay {
         _ = self.protected.fetch_update(Relaxed, Relaxed, decay);
     }
 
-    /// A page came in that was waited for.
+    /// Notes that a page came in for which a fault waited.
     pub fn note_swapin(&self) {
         self.protected.fetch_add(1, Relaxed);
     }
 
-    /// What may be written back.
+    /// Returns how much may be written back, in pages of the pool.
     pub fn eligible(&self, pooled: Pooled) -> u64 {
         scaled(pooled.stored.saturating_sub(self.protected()), pooled)
     }
 
-    /// Whether `scan` entries can be scanned without touching those that are protected.
+    /// Returns whether `scan` entries can be scanned without touching those that are protected.
     pub fn permits(&self, scan: u64, stored: u64) -> bool {
         self.protected() < stored.saturating_sub(scan)
     }

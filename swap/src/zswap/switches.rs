@@ -1,23 +1,24 @@
-//! What of the pool may change while a run goes on.
+//! Switches of the pool: settings that may change while a run goes on.
 
 use super::compression::{Compression, Compressor};
 use super::shrinker::Shrinker;
 use pagetide_page::PAGE_SIZE;
 
-/// What may change while a run goes on: see [`crate::zswap::Zswap::switch`].
+/// The switches of the pool, which [`crate::zswap::Zswap::switch`] changes while a run goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switches {
-    /// Whether pages are stored in the pool at all. What is there stays readable.
+    /// Whether pages are stored in the pool at all. Stored ones stay readable in any case.
     pub enabled: bool,
-    /// How pages are compressed.
+    /// The way in which pages are compressed from now on.
     pub compression: Compression,
-    /// A page whose compressed form is larger than this, in percent, is incompressible.
+    /// The largest compressed form that is stored, in percent of a page: a page that needs more is incompressible.
     pub max_compression_ratio: u8,
-    /// A pool that has reached its limit takes pages again when it is below this part of it, in percent.
+    /// The part of its limit, in percent, below which a pool must fall that has reached the limit, before it takes
+    /// pages again.
     pub accept_threshold_percent: u8,
-    /// What of the pool is written back under pressure.
+    /// The shrinker, which tells what is written back under pressure.
     pub shrinker: Shrinker,
-    /// Whether the pool may take its most whatever misses cost, and the shrinker is asked whenever pages leave the
+    /// Whether the pool may grow to its limit whatever misses cost, and the shrinker is asked whenever pages leave the
     /// program.
     pub fixed_share: bool,
 }
@@ -36,7 +37,7 @@ impl Default for Switches {
 }
 
 impl Switches {
-    /// As one word.
+    /// Returns the switches as one word.
     pub const fn to_bits(self) -> u64 {
         self.compression.to_bits()
             | (self.enabled as u64) << 16
@@ -46,7 +47,7 @@ impl Switches {
             | (self.fixed_share as u64) << 48
     }
 
-    /// From [`Switches::to_bits`].
+    /// Returns the switches from their word. Values out of range become the nearest in range, or the default.
     pub fn from_bits(bits: u64) -> Self {
         Self {
             enabled: bits >> 16 & 1 == 1,
@@ -58,7 +59,7 @@ impl Switches {
         }
     }
 
-    /// The largest compressed form that is stored, in bytes.
+    /// Returns the size of the largest compressed form that is stored, in bytes.
     pub const fn compressed_max(self) -> usize {
         match self.compression.compressor {
             Compressor::None => PAGE_SIZE,

@@ -7,11 +7,11 @@ pub mod zsmalloc;
 use pagetide_page::PAGE_SIZE;
 use std::ops::DerefMut;
 
-/// Bytes of a pool span, the unit in which the pool takes and returns memory.
+/// Bytes of a span, the unit in which allocators take memory and return it.
 pub const SPAN_BYTES: usize = 64 * 1024;
-/// Pages of a pool span.
+/// Pages of a span.
 pub const SPAN_PAGES: usize = SPAN_BYTES / PAGE_SIZE;
-/// Bytes of a span of folios: it takes and returns memory by the page.
+/// Bytes of a span of folios, whose memory is taken and returned by the page.
 pub const FOLIO_SPAN_BYTES: usize = 256 * 1024;
 
 const _: () = assert!(SPAN_BYTES.is_multiple_of(PAGE_SIZE) && FOLIO_SPAN_BYTES.is_multiple_of(PAGE_SIZE));
@@ -20,36 +20,35 @@ pagetide_page::numbered_enum! {
     /// An allocator of the pool's memory, for pages that leave alone.
     #[derive(Default)]
     pub enum Allocator: u64 {
-        /// [`zsmalloc`], and [`crate::zswap::folios`] for pages that leave together.
+        /// The allocator [`zsmalloc`], with [`crate::zswap::folios`] for pages that leave together.
         #[default]
         Zsmalloc = 0,
-        /// [`zbud`].
+        /// The allocator [`zbud`].
         Zbud = 1,
     }
 }
 
-/// Where the pool's memory comes from.
+/// A source of the pool's memory.
 ///
-/// A span is owned, and returned to the source when it is dropped. Freeing must not allocate.
+/// Its caller owns a span, and returns it to the source by dropping it. Freeing must not allocate.
 pub trait SpanSource: Send {
-    /// One span's memory.
+    /// The memory of one span.
     type Span: SpanMemory;
-    /// Takes a span of [`SPAN_BYTES`], of
-    /// [`FOLIO_SPAN_BYTES`] or of a page; `None` when there is no memory.
+    /// Takes a span of `bytes` bytes: [`SPAN_BYTES`], [`FOLIO_SPAN_BYTES`] or a page. `None` if there is no memory.
     fn take(&self, bytes: usize) -> Option<Self::Span>;
 }
 
-/// A span's memory, which is taken from the system when it is written.
+/// The memory of a span. It is taken from the system when it is written to.
 pub trait SpanMemory: DerefMut<Target = [u8]> + Send {
-    /// Gives back all pages beyond the first `used` bytes: what they held is lost.
+    /// Gives back all pages beyond the first `used` bytes. Their contents are lost.
     fn trim(&mut self, used: usize);
 }
 
-/// Memory from the heap, as much as is asked for: for tests and measurements.
+/// A source without limit, on the heap: for tests and measurements.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Heap;
 
-/// What a span holds that nobody has written, or that was given back.
+/// The byte that unwritten memory of a span holds, and memory that was given back.
 const UNWRITTEN: u8 = 0xEE;
 
 impl SpanSource for Heap {
@@ -65,54 +64,54 @@ impl SpanMemory for Vec<u8> {
     }
 }
 
-/// Keeps objects of up to a page and a little, and hands out handles for them.
+/// An allocator of the pool: it stores objects of up to a page and a little, and hands out handles for them.
 ///
-/// Objects never move by themselves: who knows the owners of handles empties what [`Zpool::compact`] has chosen, by
-/// storing anew what lies there.
+/// Objects never move by themselves: the caller, who knows the owners of handles, empties the memory that
+/// [`Zpool::compact`] has chosen, by storing anew the objects that lie there.
 ///
 /// Frozen memory is shared with another process by fork: read and freed, never written, so that it stays shared.
 pub trait Zpool: Send + Sync + std::fmt::Debug {
-    /// Stores an object of `length` bytes and returns its handle. It begins with `parts`, one behind the other; what
-    /// lies behind those is not written. `None` if it is too large, or no memory can be had.
+    /// Stores an object of `length` bytes and returns its handle; `None` if it is too large, or no memory can be had.
+    /// The object begins with the two `parts`, one behind the other; the bytes behind them are not written.
     fn insert(&self, parts: [&[u8]; 2], length: usize) -> Option<u32>;
 
-    /// Lends an object, and what lies behind it up to the rounding. False if there is none.
+    /// Lends an object, with the bytes behind it up to which its size was rounded. Returns false if there is none.
     fn read(&self, handle: u32, lend: &mut dyn FnMut(&[u8])) -> bool;
 
-    /// The same to write to: for tests of damage.
+    /// Lends an object to write to: for tests of damage.
     #[doc(hidden)]
     fn damage(&self, handle: u32, lend: &mut dyn FnMut(&mut [u8]));
 
     /// Frees an object, and lends it for the last time.
     ///
     /// # Panics
-    /// If the handle names none: an object freed twice would be somebody else's the second time.
+    /// If the handle names no object: one that is freed twice would be another page's the second time.
     fn remove(&self, handle: u32, lend: &mut dyn FnMut(&[u8]));
 
-    /// Whether an object is frozen: it gives no memory when it goes.
+    /// Returns whether an object is frozen: it gives no memory when it goes.
     fn is_frozen(&self, handle: u32) -> bool;
 
-    /// Freezes all memory: before a fork, in the name of both processes. What is stored from now on goes elsewhere.
+    /// Freezes all memory, before a fork and for both processes. Objects that are stored from now on lie elsewhere.
     fn freeze(&self);
 
-    /// Makes frozen memory ordinary: nobody shares it any more, or what it costs to write to it is no matter.
+    /// Makes frozen memory ordinary: no process shares it any more, or the cost of writing to it does not matter.
     fn thaw(&self);
 
-    /// What the pool takes.
+    /// Returns the memory that the pool takes.
     fn size(&self) -> PoolSize;
 
-    /// Pages that would become free if objects lay as close as they can.
+    /// Returns the number of pages that would become free if objects lay as close as they can.
     fn loose_pages(&self) -> usize;
 
-    /// Chooses memory that is to be emptied, as much as [`Zpool::loose_pages`] says, and stores nothing there. What was
-    /// chosen before and not emptied is ordinary again.
+    /// Chooses memory that is to be emptied, as much as [`Zpool::loose_pages`] says, and stores nothing there from now
+    /// on. Memory that was chosen before and not emptied is ordinary again.
     fn compact(&self);
 
-    /// Chooses all memory: for tests in which there is little.
+    /// Chooses all memory to be emptied: for tests, in which there is little.
     #[cfg(feature = "shuttle")]
     fn empty(&self) {}
 
-    /// Whether an object lies in memory that is to be emptied.
+    /// Returns whether an object lies in memory that is to be emptied.
     fn is_leaving(&self, handle: u32) -> bool;
 }
 
@@ -123,14 +122,14 @@ fn lay(to: &mut [u8], parts: [&[u8]; 2]) {
     rest[..parts[1].len()].copy_from_slice(parts[1]);
 }
 
-/// What a pool takes.
+/// The memory that a pool takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PoolSize {
     /// Pages of memory held.
     pub pages: usize,
-    /// Those of them that are frozen.
+    /// Pages of those that are frozen.
     pub frozen: usize,
-    /// Bytes of what leads to the objects.
+    /// Bytes of the index that leads to the objects.
     pub index_bytes: usize,
 }
 

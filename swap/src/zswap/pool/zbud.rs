@@ -1,4 +1,4 @@
-//! Two objects a page, one from its start and one up to its end (after zbud, Jennings 2013).
+//! The zbud allocator: two objects a page, one from its start and one up to its end (after zbud, Jennings 2013).
 //!
 //! An object that goes gives its page back if it was alone there: how much memory comes back is known beforehand. No
 //! page holds more than two, so at best half of the memory is saved.
@@ -53,7 +53,7 @@ struct Lists<S> {
     frames: Links,
 }
 
-/// The pool.
+/// A zbud pool.
 ///
 /// Lock order: the lists, then a frame; two frames are never locked at once.
 pub struct Zbud<S: SpanSource> {
@@ -76,7 +76,7 @@ const fn split(handle: u32) -> (u32, usize) {
 }
 
 impl<S: SpanSource> Zbud<S> {
-    /// An empty pool.
+    /// Returns an empty pool on memory from `source`.
     pub fn new(source: S) -> Self {
         Self {
             frames: Slab::default(),

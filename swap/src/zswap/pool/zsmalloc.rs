@@ -162,7 +162,7 @@ struct Listed {
     pages: usize,
 }
 
-/// The pool.
+/// A zsmalloc pool.
 ///
 /// Lock order: the lists, then a span; two spans are never locked at once.
 pub struct Zsmalloc<S: SpanSource> {
@@ -188,7 +188,7 @@ fn split(handle: u32) -> (u32, usize) {
 }
 
 impl<S: SpanSource> Zsmalloc<S> {
-    /// An empty pool.
+    /// Returns an empty pool on memory from `source`.
     pub fn new(source: S) -> Self {
         let classes: Vec<Class> = class_sizes()
             .into_iter()
