@@ -5,7 +5,7 @@ use crate::{Completion, Cost, Device, Request, lock};
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-/// Holds every request until it is released.
+/// A device in memory that holds every request until a test releases it.
 ///
 /// ```
 /// use pagetide_device::deferred::Deferred;
@@ -29,17 +29,18 @@ pub struct Deferred {
 }
 
 impl Deferred {
-    /// A device of `blocks` blocks.
+    /// Returns a device of `blocks` blocks, all zero.
     pub fn new(blocks: u64) -> Self {
         Self { ram: Ram::new(blocks), held: Mutex::default() }
     }
 
-    /// Requests that wait.
+    /// Returns the number of requests that are held.
     pub fn held(&self) -> usize {
         lock(&self.held).len()
     }
 
-    /// Performs and completes the request that has waited in place `nth`. Returns whether there was one.
+    /// Performs and completes the request that stands in place `nth`, by age, among those that are held. Returns
+    /// whether there was one.
     pub fn release(&self, nth: usize) -> bool {
         let Some(request) = lock(&self.held).remove(nth) else { return false };
         let completion = self.ram.perform(request);

@@ -54,13 +54,13 @@ pub struct Faulty {
 }
 
 impl Faulty {
-    /// Fails every `nth` request of `direction` (counted from one; zero means never).
+    /// Returns a device that fails every `nth` request of `direction`, counted from one; none if `nth` is 0.
     pub fn new(inner: Box<dyn Device>, direction: Direction, nth: u64, failure: Failure) -> Self {
         let which = Which::Nth { nth, count: AtomicU64::new(0) };
         Self { inner, direction, which, failure, failing: Mutex::default() }
     }
 
-    /// Fails the requests of `direction` in which `block` is.
+    /// Returns a device that fails the requests of `direction` which comprise `block`.
     pub fn at_block(inner: Box<dyn Device>, direction: Direction, block: u64, failure: Failure) -> Self {
         Self { inner, direction, which: Which::Block(block), failure, failing: Mutex::default() }
     }

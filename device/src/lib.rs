@@ -1,7 +1,7 @@
-//! Where pages go when memory is short.
+//! Devices: where pages go when memory is short.
 //!
 //! A [`Device`] is a run of page-sized blocks that takes requests and gives completions. It owns the
-//! buffers of requests under way, and nothing else: which block holds what is told by the swap crate.
+//! buffers of requests under way, and nothing else: the swap crate knows which block holds which page.
 #![forbid(unsafe_code)]
 
 pub mod deferred;
@@ -19,12 +19,12 @@ use std::io;
 /// Bytes in a block.
 pub const BLOCK: usize = pagetide_page::PAGE_SIZE;
 
-/// A read or a write of whole blocks.
+/// A request: a read or a write of whole blocks.
 #[derive(Debug)]
 pub struct Request {
-    /// The caller's name for it.
+    /// The caller's name for the request.
     pub token: u64,
-    /// The direction.
+    /// Whether blocks are read or written.
     pub direction: Direction,
     /// The first block.
     pub block: u64,
@@ -32,10 +32,10 @@ pub struct Request {
     pub buffer: Buffer,
 }
 
-/// A request that has ended.
+/// A completion: a request that has ended.
 #[derive(Debug)]
 pub struct Completion {
-    /// The caller's name for it.
+    /// The caller's name for the request.
     pub token: u64,
     /// The buffer: filled, if it was a read that succeeded.
     pub buffer: Buffer,
@@ -43,7 +43,7 @@ pub struct Completion {
     pub result: io::Result<()>,
 }
 
-/// The cost of a read, as a device declares it. It stands until there are reads to measure: the balance
+/// The cost of a read, as a device declares it. It is used until there are reads to measure: the balance
 /// between the program and the pool begins with it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Cost {
@@ -52,15 +52,38 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// A copy in memory.
+    /// The cost of a copy in memory: 1 µs.
     pub const MEMORY: Self = Self { read_ns: 1_000 };
-    /// A read of a flash disk.
+    /// The cost of a read of a flash disk: 100 µs.
     pub const FLASH: Self = Self { read_ns: 100_000 };
 }
 
-/// A place for pages, in blocks.
+/// A device: a place for pages, in blocks.
+///
+/// ```
+/// use pagetide_device::ram::Ram;
+/// use pagetide_device::{BLOCK, Buffer, Completion, Device, Direction, Request};
+///
+/// fn transfer(device: &dyn Device, direction: Direction, block: u64, buffer: Buffer) -> Completion {
+///     device.submit(Request { token: 1, direction, block, buffer }).expect("none is under way");
+///     let mut done = Vec::new();
+///     while done.is_empty() {
+///         device.wait(&mut done);
+///     }
+///     done.remove(0)
+/// }
+///
+/// let device = Ram::new(16);
+/// let mut page = Buffer::new(1);
+/// page.fill(7);
+/// assert!(transfer(&device, Direction::Write, 3, page).result.is_ok());
+/// // Block 2 was never written; block 3 has the page.
+/// let read = transfer(&device, Direction::Read, 2, Buffer::new(2));
+/// assert!(read.buffer[..BLOCK].iter().all(|&byte| byte == 0));
+/// assert!(read.buffer[BLOCK..].iter().all(|&byte| byte == 7));
+/// ```
 pub trait Device: Send + Sync + std::fmt::Debug {
-    /// Returns the number of its blocks.
+    /// Returns the number of the device's blocks.
     fn blocks(&self) -> u64;
 
     /// Returns the cost that a read of `block` is expected to have.
@@ -72,10 +95,10 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// The request itself: too many are under way.
     fn submit(&self, request: Request) -> Result<(), Request>;
 
-    /// Waits until a request has ended or somebody called [`Device::nudge`], and appends what has ended.
+    /// Waits until a request has ended or [`Device::nudge`] is called, and appends the requests that have ended.
     fn wait(&self, into: &mut Vec<Completion>);
 
-    /// Makes [`Device::wait`] return.
+    /// Makes [`Device::wait`] return, now or when it is called next.
     fn nudge(&self);
 }
 

@@ -1,10 +1,10 @@
-//! A device in memory: answers at once. For tests, and for measuring what a device of no latency gives.
+//! A device in memory, which answers at once: for tests, and for measuring a device without latency.
 
 use crate::{BLOCK, Completion, Cost, Device, Direction, Mailbox, Request, lock};
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-/// Blocks in memory.
+/// A device whose blocks are in memory.
 #[derive(Debug)]
 pub struct Ram {
     blocks: u64,
@@ -13,7 +13,7 @@ pub struct Ram {
 }
 
 impl Ram {
-    /// A device of `blocks` blocks, all zero.
+    /// Returns a device of `blocks` blocks, all zero.
     pub fn new(blocks: u64) -> Self {
         Self { blocks, contents: Mutex::default(), mailbox: Mailbox::default() }
     }
