@@ -13,9 +13,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// Requests under way at most.
+/// The number of requests under way at most.
 const DEPTH: u32 = 64;
-/// Threads for positioned reads and writes.
+/// The number of threads for positioned reads and writes.
 const WORKERS: usize = 4;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const RAMFS_MAGIC: u64 = 0x8584_58f6;
@@ -23,20 +23,20 @@ const RAMFS_MAGIC: u64 = 0x8584_58f6;
 /// The calls by which a file is read and written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FileKind {
-    /// io_uring if it can be had.
+    /// By io_uring if it can be had, by positioned reads and writes otherwise.
     Auto,
-    /// Positioned reads and writes.
+    /// By positioned reads and writes.
     Positioned,
 }
 
-/// Why a swap file cannot be made.
+/// The reason for which a swap file cannot be made or opened.
 #[derive(Debug)]
 pub enum OpenError {
     /// The directory lies in memory: swapping there would take the memory that it is to save.
     InMemory,
     /// The path is that of another file by now.
     Another,
-    /// The system says no.
+    /// A system call failed with this error.
     System(Errno),
 }
 
@@ -81,10 +81,10 @@ pub fn create(directory: &Path) -> Result<OwnedFd, OpenError> {
 /// A name that tells a file from all others: its device and its number there.
 pub type Identity = (u64, u64);
 
-/// The identity of an open file.
+/// Returns the identity of an open file.
 ///
 /// # Errors
-/// The descriptor cannot be asked.
+/// [`OpenError::System`]: the file system does not tell.
 pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
     rustix::fs::fstat(file).map(|stat| (stat.st_dev, stat.st_ino)).map_err(OpenError::System)
 }
@@ -97,7 +97,9 @@ pub fn identity(file: &OwnedFd) -> Result<Identity, OpenError> {
 /// the file longer to workers of the thread that asked. A thread does not end before its workers have begun them all.
 ///
 /// # Errors
-/// The path is not the file's any more, or the file system knows no `fallocate`: nothing was waited for.
+/// Nothing was waited for:
+/// - [`OpenError::Another`]: the path is that of another file by now.
+/// - [`OpenError::System`]: the path cannot be opened, or the file system knows no `fallocate`.
 pub fn await_writes(path: &Path, identity: Identity) -> Result<(), OpenError> {
     let file =
         rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(OpenError::System)?;
@@ -136,16 +138,16 @@ pub fn takes_direct(directory: &Path) -> Result<bool, OpenError> {
 /// The room of a file system, in bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Room {
-    /// Bytes that there are for us, taken or free: as `df` counts, without those that are kept for root.
+    /// Bytes for unprivileged users, taken or free: as `df` counts, without those that are kept for root.
     pub total: u64,
-    /// Bytes of them that are free.
+    /// Bytes of those that are free.
     pub free: u64,
 }
 
-/// The room of the file system in which a file lies.
+/// Returns the room of the file system in which a file lies.
 ///
 /// # Errors
-/// The file system cannot be asked.
+/// [`OpenError::System`]: the file system does not tell.
 pub fn room(file: &OwnedFd) -> Result<Room, OpenError> {
     rustix::fs::fstatvfs(file).map(|stat| room_of(&stat)).map_err(OpenError::System)
 }
@@ -156,19 +158,19 @@ fn room_of(stat: &rustix::fs::StatVfs) -> Room {
     Room { total: bytes(taken.saturating_add(stat.f_bavail)), free: bytes(stat.f_bavail) }
 }
 
-/// Bytes of disk that a file takes.
+/// Returns the bytes of disk that a file takes.
 ///
 /// # Errors
-/// The descriptor cannot be asked.
+/// [`OpenError::System`]: the file system does not tell.
 pub fn taken_bytes(file: &OwnedFd) -> Result<u64, OpenError> {
     // 512-byte blocks, whatever the file system's.
     rustix::fs::fstat(file).map(|stat| stat.st_blocks as u64 * 512).map_err(OpenError::System)
 }
 
-/// Bytes that are free for us in the file system of `directory`.
+/// Returns the bytes that are free for unprivileged users in the file system of `directory`.
 ///
 /// # Errors
-/// The file system cannot be asked.
+/// [`OpenError::System`]: the file system does not tell.
 pub fn free_bytes(directory: &Path) -> Result<u64, OpenError> {
     let stat = rustix::fs::statvfs(directory).map_err(OpenError::System)?;
     Ok(room_of(&stat).free)
@@ -218,7 +220,7 @@ struct Workers {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Reads that somebody waits for.
+    /// Reads, which go before writes: faults wait for them.
     reads: VecDeque<Request>,
     writes: VecDeque<Request>,
     closed: bool,

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 
-/// Tiers, one behind the other: the first has blocks `0..n`, the second `n..m`, and so on.
+/// A device of tiers, one behind the other: the first has blocks `0..n`, the second `n..m`, and so on.
 ///
 /// A request of which two tiers have a part is split, and ends when all its parts have: with an error if one has.
 /// Parts are copied, so blocks that are read together should lie in one tier.
@@ -38,7 +38,7 @@ pub struct Tiered {
     shared: Arc<Shared>,
 }
 
-/// The part of the device that the threads of its tiers share.
+/// The state of the device that the threads of its tiers share.
 #[derive(Debug)]
 struct Shared {
     tiers: Vec<Tier>,
@@ -72,10 +72,10 @@ struct UnderWay {
 }
 
 impl Tiered {
-    /// A device of these tiers.
+    /// Returns a device of these tiers.
     ///
     /// # Errors
-    /// There is no thread for one of them.
+    /// The error of making a thread for one of them.
     pub fn new(devices: Vec<Box<dyn Device>>) -> io::Result<Self> {
         let mut end = 0;
         let tiers = devices.into_iter().map(|device| {

@@ -123,7 +123,11 @@ impl FakeMemory {
 
     // ---- the program ----------------------------------------------------------------------------
 
-    /// The page's contents.
+    /// Reads a page as the program does.
+    ///
+    /// # Errors
+    /// [`Miss::Fault`] with a token if the page is not there: the thread counts as parked until the engine has answered
+    /// the fault. [`Miss::Poisoned`] if its contents are lost.
     pub fn read(&self, page: PageIndex) -> Result<Box<Bytes>, Miss> {
         Ok(match lock(&self.state).reach(page)? {
             Page::Zero => Box::new([0; PAGE_SIZE]),
@@ -131,12 +135,21 @@ impl FakeMemory {
         })
     }
 
-    /// Overwrites the page.
+    /// Overwrites a page as the program does.
+    ///
+    /// # Errors
+    /// As for [`FakeMemory::read`].
     pub fn write(&self, page: PageIndex, bytes: &Bytes) -> Result<(), Miss> {
         self.update(page, |old| old.copy_from_slice(bytes))
     }
 
-    /// Changes the page in one step.
+    /// Changes a page in one step as the program does. Returns the result of `change`.
+    ///
+    /// # Errors
+    /// As for [`FakeMemory::read`].
+    ///
+    /// # Panics
+    /// If the page is read-only.
     pub fn update<T>(&self, page: PageIndex, change: impl FnOnce(&mut Bytes) -> T) -> Result<T, Miss> {
         let mut state = lock(&self.state);
         assert!(!state.read_only.contains(&page.0), "a write to {page:?}, which is read-only");

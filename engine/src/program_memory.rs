@@ -86,7 +86,8 @@ impl ProgramMemory {
     /// Registers a range.
     ///
     /// # Errors
-    /// What the kernel says; a range with another kind of mapping in it is EINVAL.
+    /// EINVAL if something else than private anonymous memory, or nothing, is mapped in a part of the range; EBUSY if
+    /// another userfaultfd has it.
     pub fn register(&self, range: Range<PageIndex>) -> Result<(), std::io::Error> {
         let (start, length) = bytes(&range);
         Ok(self.kernel.register(start, length)?)
@@ -95,7 +96,7 @@ impl ProgramMemory {
     /// Takes a range out of our care until it is registered anew: for a mapping call that moves it.
     ///
     /// # Errors
-    /// What the kernel says.
+    /// EINVAL if something is mapped in the range that could not be registered.
     pub fn unregister(&self, range: Range<PageIndex>) -> Result<(), std::io::Error> {
         let (start, length) = bytes(&range);
         Ok(self.kernel.unregister(start, length)?)

@@ -25,10 +25,11 @@ fn append(file: &mut File, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Writes down that `process` has ended: all that it had is forgotten.
+/// Writes into the trace at `path` that `process` has ended: an event that discards all of its pages.
 ///
 /// # Errors
-/// The trace at `path` cannot be written.
+/// The error of the system: the trace cannot be opened or written to. `StorageFull` if only a part of the event was
+/// written.
 pub fn note_end(path: &Path, process: u64) -> io::Result<()> {
     let mut chunk = Chunk::with_room(0);
     chunk.push(Event::Discard { page: PageIndex(0), pages: u64::MAX });
@@ -57,15 +58,16 @@ pub struct Writer {
 }
 
 impl Recorder {
-    /// Notes an event.
+    /// Notes an event. It is lost if there is no room for it.
     pub fn note(&self, event: Event) {
         self.chunk.lock().unwrap_or_else(PoisonError::into_inner).push(event);
     }
 
-    /// Writes what there is.
+    /// Writes the events that were noted since the last call.
     ///
     /// # Errors
-    /// It cannot be written: a part of a chunk may be there, so nothing more should be.
+    /// The error of the system, or `StorageFull` if only a part was written. The caller writes nothing more then: the
+    /// trace may end amid a chunk.
     pub fn flush(&self, to: &mut Writer) -> io::Result<()> {
         std::mem::swap(&mut *self.chunk.lock().unwrap_or_else(PoisonError::into_inner), &mut to.spare);
         let written = to.spare.finish(to.process).map_or(Ok(()), |bytes| append(&mut to.file, bytes));
@@ -75,15 +77,15 @@ impl Recorder {
 }
 
 impl Writer {
-    /// Writes at the end of the trace at `path`, in the name of `process`.
+    /// Opens the trace at `path` to write at its end, in the name of `process`.
     ///
     /// # Errors
-    /// It cannot be opened.
+    /// The error of the system: the trace cannot be opened.
     pub fn open(path: &Path, process: u64) -> io::Result<Self> {
         Ok(Self { file: open(path)?, process, spare: Chunk::with_room(ROOM), lost: 0 })
     }
 
-    /// Events that came when there was no room for more.
+    /// Returns the number of events that came when there was no room for more.
     pub fn lost(&self) -> u64 {
         self.lost
     }

@@ -106,7 +106,7 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 /// Sockets that wait for whoever asks at an address: for its path, if it has one, and its abstract name.
 ///
 /// # Errors
-/// A name is taken, or cannot be bound.
+/// ADDRINUSE if a name is taken; another error if a socket cannot be made or bound.
 pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
     // A queue that is full makes whoever comes wait; it takes nothing.
     const QUEUE: i32 = 1024;
@@ -126,7 +126,7 @@ pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
 /// Takes the next connection at such a socket, without waiting.
 ///
 /// # Errors
-/// AGAIN if nobody has come.
+/// AGAIN if no process has connected.
 pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK)
 }
@@ -134,7 +134,8 @@ pub fn accept(listener: impl AsFd) -> Result<OwnedFd, Errno> {
 /// Receives what a connection asks for, without waiting.
 ///
 /// # Errors
-/// AGAIN if it has not asked yet; BADMSG if it asks for nothing that there is; CONNRESET if nobody is there any more.
+/// AGAIN if the process has not asked yet; BADMSG if it asks for a thing that is not known; CONNRESET if it has closed
+/// the connection.
 pub fn asked(connection: impl AsFd) -> Result<Thing, Errno> {
     let mut bytes = [0; LENGTH + 1];
     let (_, length) = rustix::net::recv(connection, &mut bytes[..], RecvFlags::DONTWAIT)?;
@@ -172,7 +173,7 @@ pub fn remember(address: Address, pid: u32) {
 /// Asks for a thing, and waits for it: as long as whoever hands out lives.
 ///
 /// # Errors
-/// NOENT if nobody was named; what connecting says; what the answer says.
+/// NOENT if no launcher was named; the error of connecting to it; the error that it answers.
 pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
     let (address, pid) = GIVER.get().ok_or(Errno::NOENT)?;
     let connection = connect(address, *pid)?;

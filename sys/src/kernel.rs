@@ -60,7 +60,7 @@ impl Kernel {
     /// Opens it. Descriptors land in the table of the calling thread.
     ///
     /// # Errors
-    /// There is no userfaultfd, or `/proc` does not show the memory of this process.
+    /// The error of [`Uffd::open`], or of the files in `/proc` that show the memory of this process.
     ///
     /// # Safety
     /// From now on the safe methods may take memory away and bring it back at any address that is passed
@@ -91,7 +91,7 @@ impl Kernel {
     /// Slots for pages on their way out.
     ///
     /// # Errors
-    /// NOMEM: there is no address space.
+    /// NOMEM if there is not so much address space.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         Staging::slots(count)
     }

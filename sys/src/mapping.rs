@@ -57,7 +57,7 @@ impl Reservation {
     /// ```
     ///
     /// # Errors
-    /// NOMEM: there is no address space.
+    /// NOMEM if there is not so much address space.
     pub fn new(length: usize, align: usize) -> Result<Self, Errno> {
         let whole = length.checked_add(align).ok_or(Errno::NOMEM)?;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
@@ -124,6 +124,9 @@ impl Reservation {
     }
 
     /// Gives the memory of a part back; it reads as zeroes afterwards.
+    ///
+    /// # Panics
+    /// If the part does not lie in the mapping.
     ///
     /// # Safety
     /// Nothing may hold a reference into the part.

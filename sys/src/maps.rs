@@ -43,7 +43,7 @@ impl Maps {
     /// Opens the view of the calling process.
     ///
     /// # Errors
-    /// `/proc` does not show them, and nobody hands them out.
+    /// The error of the file in `/proc`, if it cannot be opened and the launcher hands out no descriptor of it.
     pub fn open() -> Result<Self, Errno> {
         crate::pagemap::open_own("/proc/self/maps", crate::handout::Thing::Maps).map(Self)
     }
@@ -51,7 +51,7 @@ impl Maps {
     /// The mapping in which an address lies, if there is one.
     ///
     /// # Errors
-    /// The file cannot be read.
+    /// The error of reading the file in `/proc`.
     pub fn find(&self, address: usize) -> Result<Option<Mapping>, Errno> {
         match self.query(address) {
             Err(Errno::NOTTY | Errno::INVAL | Errno::NOSYS) => self.read(address),

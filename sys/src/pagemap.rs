@@ -76,7 +76,7 @@ impl Pagemap {
     /// Opens the view of the calling process.
     ///
     /// # Errors
-    /// `/proc` does not show them, and nobody hands them out.
+    /// The error of the file in `/proc`, if it cannot be opened and the launcher hands out no descriptor of it.
     pub fn open() -> Result<Self, Errno> {
         let fd = open_own("/proc/self/pagemap", Thing::Pagemap)?;
         Ok(Self { fd, scan: AtomicBool::new(true) })
@@ -91,7 +91,7 @@ impl Pagemap {
     /// Looks at `[start, start + length)`, which lies in one cluster.
     ///
     /// # Errors
-    /// The page tables cannot be read.
+    /// The error of reading the file in `/proc`.
     pub fn presence(&self, start: usize, length: usize) -> Result<Presence, Errno> {
         debug_assert!(start / CLUSTER_SIZE == (start + length - 1) / CLUSTER_SIZE);
         if self.scan.load(Relaxed) {

@@ -31,7 +31,7 @@ impl Shared {
     /// ```
     ///
     /// # Errors
-    /// There is no memory, or no descriptor.
+    /// NOMEM if there is no memory; MFILE or NFILE if there is no descriptor.
     pub fn create(name: &str, length: usize) -> Result<(OwnedFd, Self), Errno> {
         // The kernel would not just refuse, but send SIGXFSZ.
         if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < length as u64) {
@@ -50,7 +50,7 @@ impl Shared {
     /// Maps shared memory that another process created, by its name under `/proc`.
     ///
     /// # Errors
-    /// The path cannot be opened, or mapped.
+    /// The error of the call that failed: the path cannot be opened, or its file not mapped.
     pub fn open(path: &Path) -> Result<Self, Errno> {
         Self::adopt(&rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
     }
@@ -58,7 +58,7 @@ impl Shared {
     /// Maps shared memory of which this process was handed a descriptor.
     ///
     /// # Errors
-    /// It cannot be mapped.
+    /// The error of the call that failed: the file cannot be mapped.
     pub fn adopt(fd: &OwnedFd) -> Result<Self, Errno> {
         let length = rustix::fs::fstat(fd)?.st_size as usize;
         Self::map(fd, length)

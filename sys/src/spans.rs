@@ -39,7 +39,7 @@ impl Spans {
     /// Reserves address space for `bytes` of spans of each size. A size is some pages.
     ///
     /// # Errors
-    /// NOMEM: there is no address space.
+    /// NOMEM if there is not so much address space.
     pub fn new(bytes: usize, sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
         let area = |&span: &usize| {
             let count = bytes / span;

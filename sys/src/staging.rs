@@ -60,7 +60,7 @@ impl Staging {
     /// Reserves address space for `count` slots.
     ///
     /// # Errors
-    /// NOMEM: there is no address space.
+    /// NOMEM if there is not so much address space.
     pub fn slots(count: u16) -> Result<Vec<Slot>, Errno> {
         // A cluster at either end stays empty. A mapping that is moved next to one that the same userfaultfd
         // serves becomes one with it, and takes its registration away: evicted pages of a mapping of the
@@ -372,7 +372,10 @@ impl Slot {
         refused
     }
 
-    /// Moves a run of frames to missing pages at `dst`; what is moved is no frame any more.
+    /// Moves a run of frames to missing pages at `dst`. Frames that were moved are none any more.
+    ///
+    /// # Panics
+    /// If a page of the run is not in a frame.
     ///
     /// # Safety
     /// As for [`Uffd::move_pages`].

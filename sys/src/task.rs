@@ -27,7 +27,7 @@ pub unsafe fn leave_descriptor_table() -> Result<(), Errno> {
 /// Returns whether two processes share their memory, as a child of `vfork` does with its parent.
 ///
 /// # Errors
-/// Nobody tells: they are gone, not to be looked at, or the kernel does not compare.
+/// ESRCH if one of them is gone, EPERM if this process may not look at them, ENOSYS if the kernel has no `kcmp`.
 pub fn share_memory(one: u32, other: u32) -> Result<bool, Errno> {
     const KCMP_VM: u32 = 1;
     // SAFETY: numbers are passed.

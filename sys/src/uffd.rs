@@ -104,7 +104,8 @@ impl Uffd {
     /// Opens a userfaultfd that serves faults from kernel mode too, and probes its features.
     ///
     /// # Errors
-    /// EPERM without permission: see the ways to get it in the documentation of `pagetide run`.
+    /// EPERM if neither the system call nor the device gives one: see the ways to get the permission in the
+    /// documentation of `pagetide run`.
     pub fn open() -> Result<Self, Errno> {
         let [probe, mut this] = Self::open_two()?;
         let mut arg = ApiArg { api: API, ..ApiArg::default() };

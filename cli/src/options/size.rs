@@ -29,6 +29,9 @@ fn number(text: &str) -> Option<(f64, &str)> {
 }
 
 /// Reads a size: `512M`, `1.5GiB`, `60%`. Units are binary.
+///
+/// # Errors
+/// A text for the user that says which forms there are, or that the size is more than any machine has.
 pub fn parse_size(text: &str) -> Result<Size, String> {
     let wrong = || "expected a number with K, M, G or T, or a percentage: 512M, 1.5G, 60%".to_owned();
     let (value, unit) = number(text).ok_or_else(wrong)?;
@@ -54,6 +57,9 @@ pub fn parse_size(text: &str) -> Result<Size, String> {
 }
 
 /// Reads a time: `500ms`, `60s`, `2m`, `1h`. Without a unit it is seconds.
+///
+/// # Errors
+/// A text for the user that says which forms there are, or that the time is zero or too long.
 pub fn parse_time(text: &str) -> Result<Duration, String> {
     let wrong = || "expected a number with ms, s, m or h: 500ms, 60s, 2m".to_owned();
     let (value, unit) = number(text).ok_or_else(wrong)?;

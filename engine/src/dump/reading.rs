@@ -104,7 +104,7 @@ pub fn heap<M: Memory>(board: Board, memory: M) -> Heap<M> {
 /// Returns where the table lies of the engine whose board this is.
 ///
 /// # Errors
-/// Memory cannot be read.
+/// A text for people: the engine's memory cannot be read, or does not hold what it should.
 pub fn table<M: Memory>(board: Board, heap: &Heap<M>) -> Result<Outside<'_, Heap<M>>, String> {
     let segments = [Root::Units, Root::Pages, Root::Flats].map(|root| board.root(root));
     Outside::open(heap, Anatomy { leaves: board.root(Root::Leaves), segments })
@@ -113,7 +113,7 @@ pub fn table<M: Memory>(board: Board, heap: &Heap<M>) -> Result<Outside<'_, Heap
 /// Reads the counts of an engine.
 ///
 /// # Errors
-/// Memory cannot be read.
+/// A text for people: the engine's memory cannot be read, or does not hold what it should.
 pub fn counts<M: Memory>(board: Board, heap: &Heap<M>) -> Result<Counts, String> {
     let word = |root| heap.words(board.root(root)).map(|[word]: [u64; 1]| word);
     let number = |root| word(root).map(|word| word as i64);

@@ -15,16 +15,17 @@ pub struct DeviceSpec {
 }
 
 impl DeviceSpec {
-    /// The path under which processes of the run find it, by the pid of the launcher.
+    /// Returns the path under which processes of the run find the device, by the pid of the launcher.
     pub fn path(&self, launcher: u32) -> PathBuf {
         format!("/proc/{launcher}/fd/{}", self.fd).into()
     }
 
-    /// Opens it, with `blocks` blocks, at the first of `paths` where it is; or as the launcher hands it out, to a
-    /// process that has given up its privileges.
+    /// Opens the device, with `blocks` blocks, at the first of `paths` where it is, or else takes it from the launcher,
+    /// which hands it out to processes that have given up their privileges.
     ///
     /// # Errors
-    /// What the last path says.
+    /// The error at the last path, where no path leads to the device and the launcher hands it out to nobody:
+    /// [`OpenError::Another`] if another file is there by now, [`OpenError::System`] if it cannot be opened.
     ///
     /// # Panics
     /// If there is no path.

@@ -11,18 +11,21 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 impl Group {
-    /// Counters and latencies of processes that have died.
+    /// Returns the slot that keeps the counters and latencies of processes that have died.
     pub fn dead(&self) -> ProcessSlot {
         ProcessSlot { words: self.slot_words(0), index: usize::MAX }
     }
 
-    /// A process's slot.
+    /// Returns the slot of this number.
+    ///
+    /// # Panics
+    /// If there are not so many slots.
     pub fn slot(&self, index: usize) -> ProcessSlot {
         assert!(index < self.slots);
         ProcessSlot { words: self.slot_words(index + 1), index }
     }
 
-    /// The slots that are taken.
+    /// Returns the slots that are taken.
     pub fn live(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
         let seen = self.header[Header::SlotsSeen as usize].load(Acquire) as usize;
         (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)

@@ -102,7 +102,7 @@ impl Group {
     /// Creates the group page.
     ///
     /// # Errors
-    /// There is no memory for it, or no descriptor.
+    /// The error of the system: there is no memory for the page, or no descriptor.
     pub fn create(setup: Setup) -> Result<(OwnedFd, Self), std::io::Error> {
         let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks))?;
         let header = shared.words(0, HEADER_WORDS);

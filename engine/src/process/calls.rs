@@ -298,8 +298,11 @@ impl Entered<'_> {
         }
     }
 
-    /// A mapping moves or changes size: `call` is the system call and returns the new address. Returns by how many
-    /// pages the charge is more than before, too.
+    /// Moves a mapping, or changes its size, to `new_pages` pages. `call` makes the system call and returns the first
+    /// page of the new place. Returns that page, and the number of pages by which the charge is more than before.
+    ///
+    /// # Errors
+    /// The errno with which `call` failed. Then nothing has changed.
     pub fn remapping(
         &self,
         old: Range<PageIndex>,

@@ -263,7 +263,11 @@ impl Runtime {
         lock(&result).take().expect("the job has run")
     }
 
-    /// Registers a range that is mapped anew, and takes what is in it into account.
+    /// Registers a range that is mapped anew with the userfaultfd.
+    ///
+    /// # Errors
+    /// EINVAL if something else than private anonymous memory, or nothing, is mapped in a part of the range; EBUSY if
+    /// another userfaultfd has it.
     pub fn register(&self, range: Range<PageIndex>) -> std::io::Result<()> {
         self.run_control_task(|runtime| runtime.engine.memory().register(range))
     }
@@ -275,6 +279,10 @@ impl Runtime {
 
     /// Prepares a range for being moved: brings back into the program what is on probation there, and takes
     /// the range out of our care until it is registered anew.
+    ///
+    /// # Errors
+    /// EINVAL if something is mapped in the range that could not be registered, or a part of it was unmapped by a call
+    /// that we did not see.
     pub fn release(&self, range: Range<PageIndex>) -> std::io::Result<()> {
         self.run_control_task(|runtime| {
             runtime.engine.recall(range.clone());

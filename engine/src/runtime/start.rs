@@ -34,14 +34,14 @@ use std::time::Instant;
 pub(super) const RESERVED_CLUSTERS: u32 = 2;
 pub(super) const RESERVED_UNITS: u32 = 32;
 
-/// Why the engine did not start.
+/// The reason for which an engine did not start.
 #[derive(Debug)]
 pub enum StartError {
-    /// No userfaultfd.
+    /// No userfaultfd can be had.
     Userfault(std::io::Error),
-    /// No swap file.
+    /// The swap file cannot be opened.
     SwapFile(pagetide_device::OpenError),
-    /// No memory or no threads.
+    /// There is no memory or no thread.
     Resources(std::io::Error),
 }
 
@@ -61,16 +61,16 @@ impl std::fmt::Display for StartError {
 
 impl std::error::Error for StartError {}
 
-/// A running engine, or why there is none.
+/// A running engine, or the reason for which there is none.
 pub type Started = Result<&'static Runtime, StartError>;
 
 /// Makes the calling thread an engine thread (a descriptor table of its own) and opens the kernel's side of the
-/// program's memory. Whoever preloads us vouches for what that takes.
+/// program's memory. The preloaded library gives this function, and vouches for its conditions.
 pub type OpenKernel = fn() -> std::io::Result<Kernel>;
 
 /// The arguments with which an engine starts.
 pub struct StartArgs {
-    /// The group.
+    /// The group page of the run.
     pub group: Group,
     /// The process's slot.
     pub slot: ProcessSlot,
@@ -78,12 +78,12 @@ pub struct StartArgs {
     pub mode: StartMode,
     /// Opens the kernel's side of the program's memory.
     pub open: OpenKernel,
-    /// Whether the program has opened something through which its pages may be pinned.
+    /// Whether the program has opened a descriptor through which its pages may be pinned.
     pub pins: Arc<AtomicBool>,
-    /// Held while a mapping moves.
+    /// The lock that is held while a mapping moves.
     pub layout: Arc<Mutex<()>>,
-    /// Called when the threads are there: stops whoever changes the managed ranges, and gives them. They are
-    /// registered, and what is in them is taken into account.
+    /// Called when the threads are there: keeps threads of the program from changing the managed ranges, and returns
+    /// these. The engine registers them, and takes the pages in them into account.
     pub stop: Box<dyn FnOnce() -> Regions + Send>,
     /// Called when the engine is about to answer faults, or will not.
     pub ended: Box<dyn FnOnce(Started) + Send>,
@@ -131,7 +131,7 @@ impl Runtime {
     /// Starts an engine, on a thread of its own which becomes its control thread.
     ///
     /// # Errors
-    /// There is no thread: nothing of `beginning` was called.
+    /// [`StartError::Resources`] if there is no thread for it: then no function of `args` was called.
     pub fn start(args: StartArgs) -> Result<(), StartError> {
         // Engine threads have no descriptor 2: the standard hook would say nothing.
         std::panic::set_hook(Box::new(|panic| {

@@ -30,7 +30,7 @@ pub fn thread_pointer() -> usize {
 /// ```
 ///
 /// # Errors
-/// As for the call.
+/// The errno of the system call.
 ///
 /// # Safety
 /// As for the call.
@@ -54,7 +54,7 @@ pub unsafe fn system_call(number: i64, arguments: [usize; 6]) -> Result<usize, c
 /// Makes a thread by `clone(2)`, which calls `enter` with `argument`.
 ///
 /// # Errors
-/// As for the call.
+/// The errno of the system call.
 ///
 /// # Safety
 /// - Below `stack`, which is a multiple of 16, there must be room that is nobody else's.

@@ -36,7 +36,7 @@ impl Identity {
     /// and the name fits more than one.
     ///
     /// # Errors
-    /// Nobody can tell: a file cannot be opened, for want of descriptors or of permission.
+    /// The error of the file that tells and cannot be opened, for want of descriptors or of permission.
     pub fn pids(self) -> Result<Vec<u32>, Errno> {
         if self.fits(self.pid)? {
             return Ok(vec![self.pid]);
