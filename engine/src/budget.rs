@@ -1,31 +1,41 @@
-//! What this process may still use: pages granted and not in use.
+//! The budget of a process: pages that it was granted and does not use.
 
 use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 
-/// A count of free pages. May go below zero for memory that is in use already (a page table, a pool
+/// The budget: a count of free pages. It may go below zero for memory that is in use already (a page table, a pool
 /// span needed to free more than it takes): reclaim then makes it good.
+///
+/// ```
+/// use pagetide::budget::Budget;
+///
+/// let budget = Budget::default();
+/// budget.give(10);
+/// assert!(budget.try_take(7) && !budget.try_take(7));
+/// budget.take(5);
+/// assert_eq!(budget.free(), -2);
+/// ```
 #[derive(Debug, Default)]
 pub struct Budget(AtomicI64);
 
 impl Budget {
-    /// Pages that are free.
+    /// Returns the number of free pages.
     pub fn free(&self) -> i64 {
         self.0.load(Relaxed)
     }
 
-    /// Takes `pages` if they are free.
+    /// Takes `pages` if so many are free. Returns whether it did.
     pub fn try_take(&self, pages: usize) -> bool {
         self.0
             .fetch_update(Relaxed, Relaxed, |free| (free >= pages as i64).then_some(free - pages as i64))
             .is_ok()
     }
 
-    /// Takes `pages` in any case.
+    /// Takes `pages`, whether or not they are free.
     pub fn take(&self, pages: i64) {
         self.0.fetch_sub(pages, Relaxed);
     }
 
-    /// Gives pages back.
+    /// Gives `pages` back.
     pub fn give(&self, pages: i64) {
         self.0.fetch_add(pages, Relaxed);
     }

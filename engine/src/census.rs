@@ -1,10 +1,10 @@
-//! What of a process's memory cannot leave, and why: the figures on which the end of a run for want of memory rests.
+//! Memory of a process that cannot leave, by reason: the figures on which the end of a run for want of memory rests.
 //!
 //! No time decides that. A *round* ([`crate::engine::Engine::census_step`]) tries once to get each page out that is in
-//! memory. A round in which one left proves nothing, nor does one that met something on its way: that may make room
-//! yet. What a complete round leaves is a [`Tally`].
+//! memory. A round in which a page left proves nothing, nor does one that met a page on its way: that may make room
+//! yet. A complete round leaves a [`Tally`].
 
-/// Why a page that is in memory does not leave.
+/// The reason for which a page that is in memory does not leave.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Reason {
@@ -16,18 +16,18 @@ pub enum Reason {
     Kept,
     /// The kernel holds it, for I/O: no way out but one that it refuses.
     Pinned,
-    /// The same where the program may not write it.
+    /// The kernel holds it, for I/O, and the program may not write to it.
     Guarded,
     /// It is part of the stack of a thread that works in the engine just now.
     Used,
 }
 
 impl Reason {
-    /// Every reason.
+    /// All reasons, in the order in which they are counted.
     pub const ALL: [Self; 6] =
         [Self::NoPlace, Self::Locked, Self::Kept, Self::Pinned, Self::Guarded, Self::Used];
 
-    /// Its name in statistics.
+    /// Returns the reason's name in statistics.
     pub const fn name(self) -> &'static str {
         match self {
             Self::NoPlace => "no_place",
@@ -39,7 +39,7 @@ impl Reason {
         }
     }
 
-    /// What a message says of such pages.
+    /// Returns the words by which messages tell of such pages.
     pub const fn text(self) -> &'static str {
         match self {
             Self::NoPlace => "have no place to go to",
@@ -51,7 +51,7 @@ impl Reason {
         }
     }
 
-    /// Whether it may be over in a moment, without anything of ours: one round is no proof then.
+    /// Returns whether it may be over in a moment, without anything of ours: one round is no proof then.
     const fn is_passing(self) -> bool {
         matches!(self, Self::Pinned | Self::Guarded | Self::Used)
     }
@@ -62,17 +62,17 @@ impl Reason {
 pub struct Tally([u64; Reason::ALL.len()]);
 
 impl Tally {
-    /// From counts in the order of [`Reason::ALL`].
+    /// Returns the tally of counts in the order of [`Reason::ALL`].
     pub const fn from_counts(counts: [u64; Reason::ALL.len()]) -> Self {
         Self(counts)
     }
 
-    /// Counts pages.
+    /// Counts `pages` more pages for a reason.
     pub fn add(&mut self, reason: Reason, pages: usize) {
         self.0[reason as usize] += pages as u64;
     }
 
-    /// Adds another's.
+    /// Adds the counts of another tally.
     pub fn add_all(&mut self, other: &Self) {
         self.iter_mut().zip(other.0).for_each(|(sum, pages)| *sum += pages);
     }
@@ -81,12 +81,12 @@ impl Tally {
         self.0.iter_mut()
     }
 
-    /// Pages for a reason.
+    /// Returns the number of pages for a reason.
     pub fn get(&self, reason: Reason) -> u64 {
         self.0[reason as usize]
     }
 
-    /// Pages in all.
+    /// Returns the number of pages for all reasons.
     pub fn total(&self) -> u64 {
         self.0.iter().sum()
     }
@@ -96,29 +96,29 @@ impl Tally {
     }
 }
 
-/// How a round goes on.
+/// The outcome of one step of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
     /// There is more to try.
     Goes,
-    /// Something left, or is about to.
+    /// A page left, or is about to.
     Left,
-    /// All was tried, and something is on its way: in a request, in a call of the program, in a fault.
+    /// All pages were tried, and some are on their way: in a request, in a call of the program, in a fault.
     Moving,
-    /// All was tried, and nothing left.
+    /// All pages were tried, and none left, for these reasons.
     Stuck(Tally),
 }
 
-/// Complete rounds after which what may be over in a moment is taken for lasting; they are a hundredth of a second
-/// apart.
+/// The number of complete rounds, a hundredth of a second apart, after which a reason that may pass is taken for
+/// lasting.
 const PASSING_ROUNDS: usize = 50;
 
-/// Rounds in a row in which nothing left.
+/// A count of rounds in a row in which no page left.
 #[derive(Debug, Default)]
 pub struct Rounds(usize);
 
 impl Rounds {
-    /// Notes how a round ended. True if nothing can leave.
+    /// Notes how a round ended. Returns whether it is proved that no page can leave.
     pub fn note(&mut self, step: Step) -> bool {
         match step {
             Step::Stuck(tally) => {

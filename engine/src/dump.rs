@@ -1,4 +1,4 @@
-//! What an engine shows of itself to `pagetide dump`, and how that is read from outside.
+//! The state that an engine shows to `pagetide dump`, and the reading of it from outside.
 //!
 //! ```text
 //! group page                              memory of the process
@@ -10,7 +10,7 @@
 //! └─────────────────────────────┘         └────────────────────────────┘
 //! ```
 //!
-//! A [`board::Board`] is written by plain stores: whoever looks sees what a thread did last, also where that thread has
+//! A [`board::Board`] is written by plain stores: a reader sees what a thread did last, also where that thread has
 //! stopped for good. All else is read from the memory of the process ([`reading`]), at addresses that the board tells.
 //! No thread of that process is asked for anything, and no lock is taken.
 

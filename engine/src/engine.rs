@@ -2,7 +2,7 @@
 //!
 //! It owns staging, the budget and requests under way; the swap crate owns every decision about a page's
 //! word. No method waits for I/O: a fault whose page is on the device, or for which there is no room, is
-//! left parked, and whoever brings the page or makes the room answers it.
+//! left parked, and the thread that brings the page or makes the room answers it.
 //!
 //! Lock order: regions → cluster → slot → lists of probation, donors, requests, waiting faults (leaves). The cluster
 //! lock is held across a take-out (about 10 µs), never across a codec or I/O.
@@ -53,15 +53,15 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use wait_list::WaitList;
 
-/// What storing a page is taken to cost before it has been seen.
+/// The time in nanoseconds that storing a page is taken to cost before any store was measured.
 const STORE_NS_FIRST: u64 = 5_000;
-/// Pages to and from the device between two looks with which buffers keep their memory.
+/// The number of pages that must go to and from the device between two looks for buffers to keep their memory.
 const BUSY_PAGES: u64 = 256;
 
 /// A source of time in nanoseconds: the kernel's, or a test's.
 pub type Clock = fn() -> u64;
 
-/// Memory that a thread of the engine works in.
+/// The memory in which a thread of the engine works: buffers for pages, codecs and lists. Each thread has one.
 #[derive(Debug)]
 pub struct Workspace {
     scratch: Scratch,
@@ -76,7 +76,7 @@ impl Default for Workspace {
 }
 
 impl Workspace {
-    /// Grows with the windows that a thread reads: most threads of most processes read single pages.
+    /// Makes room for a window of `pages` pages. It grows by need: most threads of most processes read single pages.
     fn make_room(&mut self, pages: usize) {
         if self.pages.len() < pages * PAGE_SIZE {
             self.pages = Buffer::new(pages.next_power_of_two());
@@ -84,25 +84,25 @@ impl Workspace {
     }
 }
 
-/// Counts of the engine's own, in pages.
+/// The memory that an engine accounts for, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Usage {
-    /// In the program.
+    /// Pages in the program.
     pub resident: i64,
-    /// In frames.
+    /// Pages in frames: on probation, or kept for runs that come in.
     pub frames: i64,
-    /// In the pool, without what is shared by fork.
+    /// Pages of the pool that are not shared by fork.
     pub pool: i64,
-    /// In the pool, shared by fork.
+    /// Pages of the pool that are shared by fork.
     pub pool_shared: i64,
-    /// Tables and hashes.
+    /// Pages of tables, hashes and the pool's index.
     pub metadata: i64,
 }
 
-/// What keeps pages from the device.
+/// The reasons for which pages do not go to the device.
 #[derive(Debug, Default)]
 struct Outage {
-    /// Set when a write failed: no more are tried, what is stored stays readable.
+    /// Whether a write has failed: then no more are tried. Stored pages stay readable.
     failed: AtomicBool,
     full: full::Full,
     /// Whether the device is, or goes, out of use.
@@ -112,7 +112,7 @@ struct Outage {
     refused: AtomicUsize,
 }
 
-/// What is measured.
+/// Measurements of the engine.
 struct Meters {
     clock: Clock,
     latency: Latency,
@@ -121,11 +121,11 @@ struct Meters {
     stalled: AtomicI64,
     /// Nanoseconds that reads have taken.
     read_ns: AtomicU64,
-    /// What it costs to store a page anew, of late, in nanoseconds.
+    /// The time that it takes to store a page anew, of late, in nanoseconds.
     store_ns: AtomicU64,
 }
 
-/// How the program is given pages of its own in place of those that it shares since a fork.
+/// The progress of giving the program pages of its own in place of those that it shares since a fork.
 #[derive(Debug, Default)]
 struct Unsharing {
     /// The thread that does so just now, and may fault; 0 if there is none.
@@ -154,11 +154,11 @@ pub struct Engine<M: Memory> {
     unsharing: Unsharing,
     mask: Mask,
     recorder: Option<Recorder>,
-    /// What was charged for the pool at last look.
+    /// The pages that were charged for the pool at the last look.
     pool_charged: AtomicI64,
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
-    /// Clusters that should leave whatever room there is.
+    /// The number of clusters that should leave however much room there is.
     hastened: AtomicUsize,
     /// Pages that had gone to and from the device when buffers were looked at last.
     buffers_moved: AtomicU64,
@@ -175,33 +175,33 @@ impl<M: Memory> std::fmt::Debug for Engine<M> {
     }
 }
 
-/// Everything that an engine is made of.
+/// The parts of which an engine is made.
 #[derive(Debug)]
 pub struct Parts<M: Memory> {
     /// The swap subsystem.
     pub swap: Swap<M::Spans>,
     /// The program's memory.
     pub memory: M,
-    /// Staging, empty.
+    /// The slots of staging, all empty.
     pub slots: Vec<M::Slot>,
     /// The device, if there is one.
     pub device: Option<Box<dyn Device>>,
     /// The managed ranges.
     pub regions: Regions,
-    /// Limits.
+    /// The limits of probation and of free pages.
     pub limits: Limits,
-    /// Where latencies are counted.
+    /// The histogram in which latencies of faults are counted.
     pub latency: Latency,
-    /// The clock.
+    /// The clock, in nanoseconds.
     pub clock: Clock,
-    /// What is masked.
+    /// The ways of moving pages that are masked.
     pub mask: Mask,
-    /// Where what happens is written down, if it is.
+    /// The recorder of the run's trace, if there is one.
     pub recorder: Option<Recorder>,
 }
 
 impl<M: Memory> Engine<M> {
-    /// An engine with nothing to spend: give it a budget.
+    /// Returns an engine whose budget is empty: give it some pages before it serves faults.
     pub fn new(parts: Parts<M>) -> Self {
         let Parts { swap, memory, slots, device, regions, limits, latency, clock, mask, recorder } = parts;
         let pool_charged =
@@ -239,73 +239,73 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// The swap subsystem.
+    /// Returns the swap subsystem.
     pub fn swap(&self) -> &Swap<M::Spans> {
         &self.swap
     }
-    /// The program's memory.
+    /// Returns the program's memory.
     pub fn memory(&self) -> &M {
         &self.memory
     }
-    /// The device.
+    /// Returns the device, if there is one.
     pub fn device(&self) -> Option<&dyn Device> {
         self.device.as_deref()
     }
-    /// What may still be used.
+    /// Returns the budget: the pages that may still be used.
     pub fn budget(&self) -> &Budget {
         &self.budget
     }
-    /// Whether buffers for I/O keep their memory: while much goes to and from the device. To be called a few times a
-    /// second.
+    /// Has buffers for I/O keep their memory while many pages go to and from the device, and give it back otherwise. To
+    /// be called a few times a second.
     pub fn size_buffers(&self) {
         let counters = self.swap.counters();
         let moved = counters.get(Counter::pswpin) + counters.get(Counter::pswpout);
         let busy = moved.saturating_sub(self.buffers_moved.swap(moved, Relaxed)) >= BUSY_PAGES;
         pagetide_device::keep_buffers(if busy { self.watermarks.high() as usize * PAGE_SIZE } else { 0 });
     }
-    /// Faults that are parked just now.
+    /// Returns the number of faults that are parked, for room or for the device.
     pub fn stalled(&self) -> i64 {
         self.meters.stalled.load(Relaxed)
     }
-    /// What it costs to store a page anew, of late, in nanoseconds.
+    /// Returns the time that it takes to store a page anew, of late, in nanoseconds.
     pub fn store_ns(&self) -> u64 {
         self.meters.store_ns.load(Relaxed)
     }
-    /// Says whether copies of pages that come in from the pool stay there.
+    /// Sets whether copies of pages that come in from the pool stay there.
     pub fn keep_copies(&self, keep: bool) {
         self.copies_kept.store(keep, Relaxed);
     }
-    /// Nanoseconds that reads have taken so far.
+    /// Returns the time that reads from the device have taken so far, in nanoseconds.
     pub fn read_ns(&self) -> u64 {
         self.meters.read_ns.load(Relaxed)
     }
-    /// Whether nothing is written to the device any more, since a write failed.
+    /// Returns whether nothing is written to the device any more, since a write failed.
     pub fn has_failed_writes(&self) -> bool {
         self.outage.failed.load(Relaxed)
     }
-    /// Whether the device had no room of late.
+    /// Returns whether the device had no room of late.
     pub fn is_full(&self) -> bool {
         self.outage.full.is_recent(self.now())
     }
-    /// Has blocks that the device had no room for tried again by the next writes. False if there are none.
+    /// Has the next writes try blocks again for which the device had no room. Returns whether there are any.
     pub fn retry_refused_blocks(&self) -> bool {
         self.swap.blocks().unpark()
     }
-    /// Requests on their way to or from the device.
+    /// Returns the number of requests to the device that are under way.
     pub fn requests(&self) -> usize {
         self.requests.count()
     }
-    /// Faults that wait for room.
+    /// Returns the number of faults that wait for room.
     pub fn waiting(&self) -> usize {
         self.parked.waiting()
     }
 
-    /// Whether clusters should leave whatever room there is.
+    /// Returns whether there are clusters that should leave however much room there is.
     pub fn is_hastened(&self) -> bool {
         self.hastened.load(Relaxed) > 0
     }
 
-    /// The clusters of a range are the next to leave; `at_once`, they leave although there is room.
+    /// Makes the clusters of a range the next to leave. With `at_once` they leave although there is room.
     pub fn hasten(&self, range: Range<PageIndex>, at_once: bool) {
         let count = self.swap.hasten(range);
         if at_once {
@@ -313,7 +313,7 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// What is in use.
+    /// Returns the memory that is in use.
     pub fn usage(&self) -> Usage {
         let shared = self.swap.zswap().frozen_pages() as i64;
         Usage {
@@ -329,7 +329,7 @@ impl<M: Memory> Engine<M> {
         (self.meters.clock)()
     }
 
-    /// What happens is written down here, if it is.
+    /// Returns the recorder of the run's trace, if there is one.
     pub fn recorder(&self) -> Option<&Recorder> {
         self.recorder.as_ref()
     }
@@ -340,7 +340,7 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Notes what a page takes that was stored.
+    /// Notes in the trace how many bytes a page takes that was stored.
     fn note_stored(&self, page: PageIndex, stored: Stored) {
         if self.recorder.is_none() {
             return;
@@ -360,7 +360,8 @@ impl<M: Memory> Engine<M> {
         self.swap.counters().add(counter, count as u64);
     }
 
-    /// Charges or releases what the pool has grown or shrunk by.
+    /// Charges the budget for the pages by which the pool has grown since the last call, or gives it those by which the
+    /// pool has shrunk.
     pub fn charge_pool(&self) {
         let shared = self.swap.zswap().frozen_pages() as i64;
         let now = self.swap.zswap().pool_pages() as i64 - shared;
@@ -368,7 +369,7 @@ impl<M: Memory> Engine<M> {
         self.budget.take(now - before);
     }
 
-    /// What is known of the pages on probation.
+    /// Returns the slots with pages on probation.
     fn probation(&self) -> &Probation {
         &self.reclaimer.probation
     }

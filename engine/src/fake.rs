@@ -1,9 +1,9 @@
 //! A program's memory in a map: the whole engine runs on it, under a model, without a kernel.
 //!
-//! It does what the kernel does as far as the engine can tell: a page that is missing parks whoever
-//! touches it until somebody wakes that page, and it parks in the same step in which it looks; mapping
-//! stops at the first page that is there; only MOVE refuses. What a kernel may do behind the engine's
-//! back, a test does by hand: [`FakeMemory::drop_pages`], [`FakeMemory::put`].
+//! It does what the kernel does as far as the engine can tell: a thread that touches a missing page is parked until
+//! that page is woken, in the same step in which it looks; mapping stops at the first page that is there; only MOVE
+//! refuses. Changes that a kernel makes without the engine's knowledge, a test makes by hand:
+//! [`FakeMemory::drop_pages`], [`FakeMemory::put`].
 //!
 //! It owns the program's pages and counts its frames. It does *not* know regions: a test keeps
 //! [`crate::regions`] and this memory in step.
@@ -34,16 +34,16 @@ enum Page {
     Own(Box<Bytes>),
 }
 
-/// Why a page was not reached.
+/// The reason for which a page was not reached.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Miss {
-    /// It is missing: the thread is parked until [`FakeMemory::is_woken`], and touches it again then.
+    /// The page is missing: the thread is parked until [`FakeMemory::is_woken`], and touches the page again then.
     Fault(FaultToken),
-    /// It was poisoned: SIGBUS.
+    /// The page was poisoned: a real access would get SIGBUS.
     Poisoned,
 }
 
-/// A parked thread.
+/// A token that names a parked thread.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct FaultToken(u64);
 
@@ -61,7 +61,7 @@ struct State {
     next_ticket: u64,
 }
 
-/// The program's memory.
+/// The memory of a program that does not run: its pages are in a map.
 #[derive(Debug, Default)]
 pub struct FakeMemory {
     state: Mutex<State>,
@@ -98,7 +98,7 @@ impl State {
         Ok(self.pages.get_mut(&page.0).expect("looked at above"))
     }
 
-    /// What stops a mapping at `page`.
+    /// Returns the error that stops a mapping at `page`, if there is one.
     fn obstacle(&self, page: u64) -> Option<MapError> {
         if self.gone.contains(&page) {
             Some(MapError::Gone)
@@ -111,12 +111,12 @@ impl State {
 }
 
 impl FakeMemory {
-    /// Slots of staging whose frames this memory counts.
+    /// Returns slots of staging whose frames this memory counts.
     pub fn slots(&self, count: usize) -> Vec<FakeSlot> {
         (0..count).map(|_| FakeSlot { frames: Arc::clone(&self.frames), ..FakeSlot::default() }).collect()
     }
 
-    /// Frames that take memory, of all slots.
+    /// Returns the number of frames that take memory, of all slots.
     pub fn frames(&self) -> i64 {
         self.frames.load(Relaxed)
     }
@@ -161,7 +161,7 @@ impl FakeMemory {
         Ok(change(bytes))
     }
 
-    /// Looks at the page if it is there; parks nobody.
+    /// Returns the contents of a page if it is in the program. Parks no thread.
     pub fn peek(&self, page: PageIndex) -> Option<Box<Bytes>> {
         match lock(&self.state).pages.get(&page.0)? {
             Page::Zero => Some(Box::new([0; PAGE_SIZE])),
@@ -169,12 +169,12 @@ impl FakeMemory {
         }
     }
 
-    /// Whether the parked thread was woken: it may touch its page again.
+    /// Returns whether the parked thread was woken: it may touch its page again.
     pub fn is_woken(&self, token: FaultToken) -> bool {
         !lock(&self.state).parked.contains_key(&token)
     }
 
-    /// Waits until the parked thread is woken. False if that took longer than `guard`.
+    /// Waits until the parked thread is woken. Returns false if that took longer than `guard`.
     pub fn wait_woken(&self, token: FaultToken, guard: Duration) -> bool {
         let state = lock(&self.state);
         let parked = |state: &mut State| state.parked.contains_key(&token);
@@ -183,29 +183,29 @@ impl FakeMemory {
         !outcome.timed_out()
     }
 
-    /// Threads that are parked.
+    /// Returns the number of threads that are parked.
     pub fn parked(&self) -> usize {
         lock(&self.state).parked.len()
     }
 
-    /// Wake-ups so far.
+    /// Returns the number of wake-ups so far.
     pub fn wakes(&self) -> u64 {
         self.wakes.load(Relaxed)
     }
 
-    /// Pages in the program.
+    /// Returns the pages in the program, ascending.
     pub fn present(&self) -> Vec<PageIndex> {
         lock(&self.state).pages.keys().map(|&page| PageIndex(page)).collect()
     }
 
-    /// Poisoned pages.
+    /// Returns the poisoned pages, ascending.
     pub fn poisoned(&self) -> Vec<PageIndex> {
         lock(&self.state).poisoned.iter().map(|&page| PageIndex(page)).collect()
     }
 
     // ---- system calls ---------------------------------------------------------------------------
 
-    /// MADV_DONTNEED.
+    /// Drops pages, as MADV_DONTNEED does.
     pub fn drop_pages(&self, range: Range<PageIndex>) {
         let mut state = lock(&self.state);
         for page in numbers(&range) {
@@ -215,7 +215,7 @@ impl FakeMemory {
         }
     }
 
-    /// munmap.
+    /// Unmaps a range, as `munmap` does.
     pub fn unmap(&self, range: Range<PageIndex>) {
         self.drop_pages(range.clone());
         let mut state = lock(&self.state);
@@ -226,14 +226,14 @@ impl FakeMemory {
         }
     }
 
-    /// mmap, over whatever is there.
+    /// Maps a range anew, as `mmap` does, over any mapping that is there.
     pub fn map(&self, range: Range<PageIndex>) {
         self.unmap(range.clone());
         let mut state = lock(&self.state);
         numbers(&range).for_each(|page| _ = state.gone.remove(&page));
     }
 
-    /// mprotect.
+    /// Sets whether the program may write to a range, as `mprotect` does.
     pub fn protect(&self, range: Range<PageIndex>, writable: bool) {
         let mut state = lock(&self.state);
         for page in numbers(&range) {
@@ -245,7 +245,7 @@ impl FakeMemory {
         }
     }
 
-    /// mremap: moves `length` pages, with the old mapping left in place.
+    /// Moves `length` pages, as `mremap` does, and leaves the old mapping in place.
     pub fn remap(&self, from: PageIndex, to: PageIndex, length: u64) {
         let mut state = lock(&self.state);
         for nth in 0..length {
@@ -267,7 +267,7 @@ impl FakeMemory {
         }
     }
 
-    /// Puts a page in, as what ran before the engine did. `None` is the kernel's zero page.
+    /// Puts a page into the program without the engine's knowledge. `None` stands for the kernel's zero page.
     pub fn put(&self, page: PageIndex, bytes: Option<&Bytes>) {
         let page_contents = bytes.map_or(Page::Zero, |bytes| Page::Own(Box::new(*bytes)));
         lock(&self.state).pages.insert(page.0, page_contents);
@@ -276,17 +276,17 @@ impl FakeMemory {
 
     // ---- switches -------------------------------------------------------------------------------
 
-    /// Whether MOVE works.
+    /// Sets whether MOVE works.
     pub fn set_can_move(&self, on: bool) {
         self.no_move.store(!on, Relaxed);
     }
 
-    /// Whether `mremap(DONTUNMAP)` works.
+    /// Sets whether `mremap(DONTUNMAP)` works.
     pub fn set_can_remap(&self, on: bool) {
         self.no_remap.store(!on, Relaxed);
     }
 
-    /// Whether pages may be pinned.
+    /// Sets whether pages may be pinned.
     pub fn set_may_pin(&self, on: bool) {
         self.pins.store(on, Relaxed);
     }
@@ -297,7 +297,7 @@ impl FakeMemory {
         state.shared = state.pages.keys().copied().collect();
     }
 
-    /// Pins a page, or lets it go: MOVE refuses it.
+    /// Pins a page, which MOVE then refuses, or lets it go.
     pub fn pin(&self, page: PageIndex, on: bool) {
         let mut state = lock(&self.state);
         if on {
@@ -326,7 +326,7 @@ impl FakeMemory {
         }
     }
 
-    /// Maps pages one by one until something is in the way; `contents` gives them up one by one.
+    /// Maps pages one by one until there is an obstacle. `contents` gives their contents, one by one.
     fn map_run(
         &self,
         to: PageIndex,

@@ -14,7 +14,7 @@
 //! # Memory, as the group sees it
 //! `free` + the grants of all slots = the cap. A process uses no more than its grant, but for what it
 //! cannot know beforehand (its unmanaged memory): the launcher samples that, and takes from `free`, which
-//! may then be negative until somebody gives back.
+//! may then be negative until a process gives back.
 
 mod asking;
 mod board;
@@ -45,11 +45,11 @@ use pagetide_sys::shared::Shared;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU8, AtomicU64};
 
-/// Names the group page to the processes of a run: a path.
+/// The environment variable that has the path of the group page, for the processes of a run.
 pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
-/// Pages that a process may have in memory whatever the others have.
+/// The number of pages that a process may have in memory however much the others have.
 pub const RESIDENT_MIN: i64 = 128;
-/// Processes that a run may have at one time.
+/// The number of processes that a run may have at one time.
 pub const SLOTS: usize = 250;
 
 /// A handle on the group page.
@@ -62,12 +62,12 @@ pub struct Group {
 }
 
 impl Group {
-    /// The path under which processes of this run open the swap file.
+    /// Returns the path under which processes of this run open the swap file.
     pub fn swap_path(&self) -> PathBuf {
         self.setup.device.path(self.setup.launcher.pid)
     }
 
-    /// Where the trace is found, if there is one.
+    /// Returns the path under which processes of this run open the trace, if there is one.
     pub fn trace_path(&self) -> Option<PathBuf> {
         Some(format!("/proc/{}/fd/{}", self.setup.launcher.pid, self.setup.trace_fd?).into())
     }
@@ -77,19 +77,19 @@ impl Group {
         self.shared.words((HEADER_WORDS + index * SLOT_WORDS) * 8, SLOT_WORDS)
     }
 
-    /// How many processes use each block of the swap file.
+    /// Returns the number of processes that hold each block of the swap file.
     pub fn block_counts(&self) -> &'static [AtomicU8] {
         let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8;
         self.shared.bytes(offset, self.setup.blocks as usize)
     }
 
-    /// How far the swap file is in use.
+    /// Returns the frontier of the swap file, below which blocks are in use.
     pub fn frontier(&self) -> Frontier {
         let words = self.header[Header::Frontier as usize..].first_chunk();
         Frontier::new(self.setup.blocks, words.expect("the header has room for all its words"))
     }
 
-    /// Which blocks a process holds.
+    /// Returns the bitmap of the blocks that a process holds.
     pub fn held(&self, slot: ProcessSlot) -> Held {
         let words = held_words(self.setup.blocks);
         let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8 + counts_bytes(self.setup.blocks);

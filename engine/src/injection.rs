@@ -5,23 +5,23 @@ use pagetide_device::{Device, Direction};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// How long a thread is stalled.
+/// The time for which a thread is stalled.
 const STALL: Duration = Duration::from_millis(50);
 
 pagetide_page::numbered_enum! {
-    /// What goes wrong.
+    /// A kind of fault that is injected.
     pub enum Fault: u8 {
         /// A read of the swap file fails with EIO.
         ReadError = 1,
-        /// It ends before all is read.
+        /// A read of the swap file ends before all is read.
         ReadShort = 2,
-        /// It returns other bytes than were written, and says that all is well.
+        /// A read of the swap file returns other bytes than were written, and reports no error.
         ReadCorrupt = 3,
-        /// It returns what lies in another place of the file.
+        /// A read of the swap file returns the bytes of another place, and reports no error.
         ReadMisplaced = 4,
         /// A write to the swap file fails with EIO.
         WriteError = 5,
-        /// It fails with ENOSPC.
+        /// A write to the swap file fails with ENOSPC.
         WriteFull = 6,
         /// The pool gets no memory.
         Pool = 7,
@@ -35,7 +35,7 @@ pagetide_page::numbered_enum! {
         StallControl = 11,
         /// The process is told to rest, or to go on: at every n-th round of its control thread.
         Rest = 12,
-        /// It is told to rest, and nobody tells it to go on.
+        /// The process is told to rest, and is not told to go on.
         RestForgotten = 13,
         /// A thread that answers faults panics.
         PanicFault = 14,
@@ -56,7 +56,7 @@ pagetide_page::numbered_enum! {
     }
 }
 
-/// The names, as in the environment variable `PAGETIDE_FAIL`.
+/// The names of all kinds, as in the environment variable `PAGETIDE_FAIL`.
 pub const NAMES: [(&str, Fault); 21] = [
     ("read-error", Fault::ReadError),
     ("read-short", Fault::ReadShort),
@@ -81,12 +81,12 @@ pub const NAMES: [(&str, Fault); 21] = [
     ("hang-control", Fault::HangControl),
 ];
 
-/// One kind of fault, and of how many occasions it happens at one; or none.
+/// A plan: a kind of fault and the number n if it happens at every n-th occasion, or no fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Plan(Option<(Fault, u32)>);
 
 impl Plan {
-    /// What `NAME:N` says; nothing says nothing.
+    /// Reads a plan as `NAME:N`; an empty text is no fault. `None` if it is neither.
     pub fn parse(text: &str) -> Option<Self> {
         if text.is_empty() {
             return Some(Self::default());
@@ -97,19 +97,19 @@ impl Plan {
         Some(Self(Some((*fault, nth))))
     }
 
-    /// As a number, for the group page.
+    /// Returns the plan as a number, for the group page.
     pub fn bits(self) -> u64 {
         self.0.map_or(0, |(fault, nth)| u64::from(fault.to_bits()) << 32 | u64::from(nth))
     }
 
-    /// From its number.
+    /// Returns the plan from its number; no fault if that is of none.
     pub fn from_bits(bits: u64) -> Self {
         let fault = u8::try_from(bits >> 32).ok().and_then(Fault::from_bits);
         Self(fault.map(|fault| (fault, bits as u32)))
     }
 }
 
-/// One kind of fault, at every n-th occasion.
+/// A plan under way: it counts occasions, and tells whether the fault happens at one.
 #[derive(Debug, Default)]
 pub struct Injection {
     plan: Plan,
@@ -117,26 +117,26 @@ pub struct Injection {
 }
 
 impl Injection {
-    /// What goes by `plan`.
+    /// Returns an injection that follows `plan`, before the first occasion.
     pub fn new(plan: Plan) -> Self {
         Self { plan, count: AtomicU64::new(0) }
     }
 
-    /// Whether `fault` happens now.
+    /// Returns whether `fault` happens now.
     pub fn happens(&self, fault: Fault) -> bool {
         let Some((_, nth)) = self.plan.0.filter(|&(known, _)| known == fault) else { return false };
         (self.count.fetch_add(1, Relaxed) + 1).is_multiple_of(nth.into())
     }
 
-    /// Whether a thread of that kind has stopped for good.
+    /// Returns whether a thread of that kind has stopped for good.
     fn hangs(&self, fault: Fault) -> bool {
         self.plan.0.is_some_and(|(known, nth)| known == fault && self.count.load(Relaxed) >= nth.into())
     }
 
-    /// Stops the calling thread, or has it panic, if that is what happens now.
+    /// Stops the calling thread if the fault `stall` happens now.
     ///
     /// # Panics
-    /// If that is what happens.
+    /// If the fault `panic` happens now.
     pub fn strike(&self, stall: Fault, panic: Fault) {
         if self.happens(stall) {
             std::thread::sleep(STALL);
@@ -153,7 +153,7 @@ impl Injection {
         assert!(!self.happens(panic), "injected");
     }
 
-    /// A device that fails where this says so.
+    /// Returns a device that does what `inner` does, but for the faults of this plan.
     pub fn device(&self, inner: Box<dyn Device>) -> Box<dyn Device> {
         const EIO: i32 = 5;
         const ENOSPC: i32 = 28;

@@ -4,9 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Buckets: 32 octaves, from 64 ns to 4 minutes.
+/// The number of buckets: 32 octaves, from 64 ns to 4 minutes.
 pub const BUCKETS: usize = 128;
-/// Words that a histogram takes: its buckets and the maximum.
+/// The number of words that a histogram takes: its buckets and the maximum.
 pub const WORDS: usize = BUCKETS + 1;
 const FIRST_OCTAVE: u32 = 6;
 
@@ -27,12 +27,12 @@ fn upper_bound(bucket: usize) -> u64 {
 }
 
 impl Latency {
-    /// A histogram in `words`.
+    /// Returns the histogram that stands in `words`.
     pub fn new(words: &'static [AtomicU64]) -> Self {
         Self(&words[..WORDS])
     }
 
-    /// Counts one fault.
+    /// Counts one fault of this latency.
     pub fn record(self, latency: Duration) {
         let nanos = latency.as_nanos() as u64;
         self.0[bucket(nanos)].fetch_add(1, Relaxed);
@@ -48,7 +48,7 @@ impl Latency {
     }
 }
 
-/// The latency in nanoseconds that a share `quantile` of the faults in `sum` did not exceed.
+/// Returns the latency in nanoseconds that a share `quantile`, from 0 to 1, of the faults in `sum` did not exceed.
 pub fn quantile_ns(sum: &[u64; WORDS], quantile: f64) -> u64 {
     let total = sum[..BUCKETS].iter().fold(0u64, |total, &count| total.saturating_add(count));
     let rank = (total as f64 * quantile).ceil() as u64;

@@ -1,9 +1,17 @@
-//! The ways in which pages leave and come back, and which of them are masked.
+//! Masks: the ways in which pages leave and come back, of which some are not to be used.
 //!
 //! Every way has a complete fallback. Tests mask ways to run each of them alone; so does a kernel that
 //! lacks one.
 
-/// Ways that are masked.
+/// A set of ways that are masked.
+///
+/// ```
+/// use pagetide::mask::Mask;
+///
+/// let mask = Mask::parse("move,ring").unwrap();
+/// assert!(mask.masks(Mask::NO_MOVE) && !mask.masks(Mask::NO_POOL));
+/// assert_eq!(Mask::parse("move,sideways"), Err("sideways"));
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Mask(u64);
 
@@ -21,7 +29,7 @@ impl Mask {
     /// No pool: every page goes to the device.
     pub const NO_POOL: Self = Self(32);
 
-    /// The names, as in the environment variable `PAGETIDE_MASK`.
+    /// The names of all ways, as in the environment variable `PAGETIDE_MASK`.
     pub const NAMES: [(&'static str, Self); 6] = [
         ("remap", Self::NO_REMAP),
         ("move", Self::NO_MOVE),
@@ -31,10 +39,10 @@ impl Mask {
         ("pool", Self::NO_POOL),
     ];
 
-    /// The set that a comma-separated list of names masks.
+    /// Reads a comma-separated list of names.
     ///
     /// # Errors
-    /// The name that is none.
+    /// The first name in the list that no way has.
     pub fn parse(list: &str) -> Result<Self, &str> {
         let mut mask = Self::default();
         for name in list.split(',').filter(|name| !name.is_empty()) {
@@ -44,17 +52,17 @@ impl Mask {
         Ok(mask)
     }
 
-    /// The set as a number, for the group page.
+    /// Returns the set as a number, for the group page.
     pub const fn bits(self) -> u64 {
         self.0
     }
 
-    /// The set from its number.
+    /// Returns the set from its number.
     pub const fn from_bits(bits: u64) -> Self {
         Self(bits)
     }
 
-    /// Whether all that `mask` has is masked.
+    /// Returns whether all ways in `mask` are masked.
     pub const fn masks(self, mask: Self) -> bool {
         self.0 & mask.0 == mask.0
     }

@@ -1,4 +1,4 @@
-//! What the engine needs of a program's memory: the seam between policy and the kernel.
+//! The memory of a program, as the engine needs it: the seam between policy and the kernel.
 //!
 //! [`crate::program_memory`] implements it with userfaultfd; [`crate::fake`] with a map in memory, so that the
 //! whole engine runs under a model, without a kernel.
@@ -9,16 +9,16 @@ pub use pagetide_sys::pagemap::Presence;
 pub use pagetide_sys::staging::TakeOutWay;
 use std::ops::Range;
 
-/// How mapping a run of pages ended.
+/// The outcome of mapping a run of pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapped {
-    /// Pages mapped, from the first on.
+    /// The number of pages that were mapped, from the first on.
     pub pages: usize,
-    /// What stopped it.
+    /// The error that stopped it at the next page.
     pub error: Option<MapError>,
 }
 
-/// Why a page was not mapped.
+/// The reason for which a page was not mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapError {
     /// There is a page already.
@@ -33,13 +33,13 @@ pub enum MapError {
 
 /// A slot of staging memory that the engine owns.
 pub trait StagingSlot: Send {
-    /// Pages of the slot that are there: its frames.
+    /// Returns the pages of the slot that are there: its frames.
     fn populated(&self) -> PageSet;
-    /// Frames that take memory.
+    /// Returns the number of frames that take memory: those of the kernel's zero page do not.
     fn memory_pages(&self) -> usize;
-    /// A frame's bytes.
+    /// Returns the bytes of a frame; `None` if it is not there.
     fn frame(&self, page: usize) -> Option<&[u8]>;
-    /// A run of frames to be overwritten, if each is memory of its own.
+    /// Returns a run of `count` frames to be overwritten; `None` unless each is there and has memory of its own.
     fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]>;
     /// Gives all frames back to the system but those of `kept`.
     fn retain(&mut self, kept: PageSet);
@@ -47,26 +47,26 @@ pub trait StagingSlot: Send {
     fn abandon(&mut self);
 }
 
-/// A program's memory.
+/// The memory of a program.
 pub trait Memory: Send + Sync + 'static {
-    /// Staging.
+    /// A slot of staging.
     type Slot: StagingSlot;
-    /// Memory for the pool.
+    /// The source of memory for the pool.
     type Spans: SpanSource + Send;
 
-    /// Whether frames can be moved into the program.
+    /// Returns whether frames can be moved into the program.
     fn can_move(&self) -> bool;
-    /// Whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may take
-    /// any.
+    /// Returns whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may
+    /// take any.
     fn may_pin(&self) -> bool;
-    /// Makes whoever waits for these pages look again.
+    /// Wakes the threads that wait for `count` pages from `page` on: they touch their page again.
     fn wake(&self, page: PageIndex, count: usize);
-    /// Copies bytes to missing pages and wakes.
+    /// Copies bytes to missing pages, and wakes the threads that wait for them.
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped;
-    /// Makes a page unreadable and wakes. False if the system cannot.
+    /// Makes a page unreadable, and wakes the threads that wait for it. Returns false if the system cannot do so.
     fn poison(&self, page: PageIndex) -> bool;
-    /// Takes the pages of `range`, which lies in one cluster, out of the program into `slot`. False if
-    /// this way did not work at all; with [`TakeOutWay::Move`] and [`TakeOutWay::Sift`] some pages may stay.
+    /// Takes the pages of `range`, which lies in one cluster, out of the program into `slot`. Returns
+    /// false if this way did not work at all; with [`TakeOutWay::Move`] and [`TakeOutWay::Sift`] some pages may stay.
     fn take_out(
         &self,
         range: Range<PageIndex>,
@@ -74,15 +74,15 @@ pub trait Memory: Send + Sync + 'static {
         way: TakeOutWay,
         slot: &mut Self::Slot,
     ) -> bool;
-    /// Gives the program pages of its own where it shares them with other processes since a fork: what is shared
-    /// does not leave by [`TakeOutWay::Move`]. Takes memory for each such page. If a page is missing after all,
-    /// the calling thread faults, like one of the program's. False if nothing was done, since a mapping is moving.
+    /// Gives the program pages of its own where it shares them with other processes since a fork: what is shared does
+    /// not leave by [`TakeOutWay::Move`]. Takes memory for each such page. If a page is missing after all, the calling
+    /// thread faults, like one of the program's. Returns false if nothing was done, since a mapping is moving.
     fn unshare(&self, range: Range<PageIndex>) -> bool;
-    /// Which pages of `range`, which lies in one cluster, are in the program. A page may be said to be there
-    /// that is not, never the other way round.
+    /// Returns the pages of `range`, which lies in one cluster, that are in the program. It may name a page that is not
+    /// there, but leaves out none that is.
     fn presence(&self, range: Range<PageIndex>) -> Presence;
-    /// Copies frames of `slot` to missing pages and wakes.
+    /// Copies `count` frames of `slot` to missing pages, and wakes the threads that wait for them.
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped;
-    /// Moves frames of `slot` to missing pages and wakes.
+    /// Moves `count` frames of `slot` to missing pages, and wakes the threads that wait for them.
     fn move_from(&self, slot: &mut Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped;
 }

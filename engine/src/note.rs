@@ -25,7 +25,7 @@ pub struct Note {
 }
 
 impl Note {
-    /// The note of this version.
+    /// Returns the note of this version.
     pub const fn own() -> Self {
         let mut name = [0; NAME];
         name.split_at_mut(OWNER.len()).0.copy_from_slice(OWNER.as_bytes());
@@ -39,7 +39,7 @@ impl Note {
     }
 }
 
-/// What the note of this version says.
+/// Returns the description in the note of this version.
 pub const fn description() -> [u8; DESCRIPTION] {
     let mut bytes = [0; DESCRIPTION];
     let (form, package) = bytes.split_at_mut(4);
@@ -48,7 +48,7 @@ pub const fn description() -> [u8; DESCRIPTION] {
     bytes
 }
 
-/// The package's version in a note's description, for messages.
+/// Returns the package's version in a note's description, for messages.
 pub fn version(description: &[u8]) -> String {
     let package = description.get(4..).unwrap_or_default();
     let end = package.iter().position(|&byte| byte == 0).unwrap_or(package.len());

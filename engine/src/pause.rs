@@ -1,4 +1,4 @@
-//! Stopping all work of the engine between two pieces of it: for a fork.
+//! The pause of an engine: for a fork, all its work stops between two pieces of it.
 //!
 //! Three kinds of work are told apart, since they wait for each other: *calls* (a thread of the program in
 //! a mapping call), *work* (faults, reclaim, control) and *completions* (what a device request led to).
@@ -8,7 +8,7 @@
 use crate::dump::board::{Board, Root};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Who works, and who has stopped everybody.
+/// A count of the work under way, and the thread that has stopped it, if one has.
 #[derive(Debug, Default)]
 pub struct Pause {
     state: Mutex<State>,
@@ -36,7 +36,7 @@ impl Pause {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells on `board` where its state lies. It must stay there.
+    /// Shows on `board` where this state lies. It must stay there.
     pub fn show_on(&self, board: Board) {
         let state = self.lock();
         board.show(Root::Calls, &state.calls);
@@ -73,7 +73,8 @@ impl Pause {
         self.end(self.lock(), |state| &mut state.calls);
     }
 
-    /// Begins to serve a fault of thread `tid`. False while frozen by another thread: park it.
+    /// Begins to serve a fault of thread `tid`. Returns false while another thread has stopped work: then the fault is
+    /// to be parked.
     pub fn try_work(&self, tid: u32) -> bool {
         let mut state = self.lock();
         let may = !state.frozen || state.serving || state.closed_by == Some(tid);
@@ -81,7 +82,7 @@ impl Pause {
         may
     }
 
-    /// Whether a fork is about to stop everybody, or has.
+    /// Returns whether a fork is about to stop all work, or has.
     pub fn is_closed(&self) -> bool {
         self.lock().closed_by.is_some()
     }
@@ -135,8 +136,8 @@ impl Pause {
         self.quiesce();
     }
 
-    /// Waits, frozen, until all work and all handling of completions has ended. What serves a fault goes on
-    /// for a moment after the thread that waited for it.
+    /// Waits, while work is stopped, until all of it and all handling of completions has ended: the thread that serves
+    /// a fault goes on for a moment after the thread that waited for it.
     pub fn quiesce(&self) {
         let mut state = self.lock();
         while state.working > 0 || state.completing > 0 {
@@ -144,7 +145,7 @@ impl Pause {
         }
     }
 
-    /// Lets everybody work again.
+    /// Lets all threads work again.
     pub fn thaw(&self) {
         let mut state = self.lock();
         state.closed_by = None;

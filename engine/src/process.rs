@@ -1,12 +1,11 @@
-//! One process of a run, from its first mapping to its last.
+//! A process of a run, from its first mapping to its last.
 //!
 //! At first nothing happens but book-keeping: memory is charged to the process's grant as it is handed
 //! out. When the group has no more to grant, or others ask for what the process holds, the engine starts,
-//! registers what is mapped, and from then on charges what is really there.
+//! registers the mappings, and from then on charges the pages that are really there.
 //!
-//! The calls below come from the program's own threads. Whoever is about to take a lock of the engine
-//! blocks signals and keeps its stack where it is ([`Process::enter`]): a fault with the lock held would
-//! wait for itself.
+//! The calls below come from the program's own threads. A thread that is about to take a lock of the engine blocks
+//! signals and keeps its stack where it is ([`Process::enter`]): a fault with the lock held would wait for itself.
 
 mod arm;
 mod calls;
@@ -33,7 +32,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 /// Forks of forks, each without an exec in between, that one chain of processes may have.
 const GENERATIONS: usize = 256;
 
-/// The process.
+/// A process of a run.
 ///
 /// A forked child may find any lock held by a thread that it does not have. So everything that changes
 /// lives in a *generation*, and a child begins a new one.
@@ -107,7 +106,7 @@ impl Generation {
         }
     }
 
-    /// Whether the engine runs, or never will.
+    /// Returns whether the engine runs, or never will.
     fn has_started(&self) -> bool {
         self.runtime.get().is_some() || self.failed.load(Relaxed)
     }
@@ -144,7 +143,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Process {
     /// Joins a run: takes a slot, and a grant for what the process has already.
     ///
-    /// `None` if the run has as many processes as it may have.
+    /// Returns `None` if the run has as many processes as it may have.
     pub fn join(group: Group, open: OpenKernel) -> Option<Self> {
         let own = Identity::own();
         Self::leave_as(group, own);
@@ -180,18 +179,18 @@ impl Process {
         self.generations[self.current.load(Relaxed)].get().expect("set before it becomes current")
     }
 
-    /// Whether this process calls: not a child of `vfork`, which works in its memory.
+    /// Returns whether the caller is this process, and not a child of `vfork`, which works in its memory.
     pub fn is_current(&self) -> bool {
         std::process::id() == self.generation().pid
     }
 
-    /// The engine, if it runs.
+    /// Returns the running engine; `None` before it runs.
     pub fn runtime(&self) -> Option<&'static Runtime> {
         self.generation().runtime.get().copied()
     }
 
-    /// The program is about to open something through which its pages may be pinned. From the return on none leaves in
-    /// a way that takes pinned ones along.
+    /// Notes that the program is about to open a descriptor through which its pages may be pinned. From the return on
+    /// no page leaves in a way that takes pinned ones along.
     pub fn note_pins(&self) {
         self.pins.store(true, SeqCst);
         // Either the engine that starts meanwhile sees this before it takes anything out, or it is seen here.
@@ -201,12 +200,12 @@ impl Process {
         }
     }
 
-    /// Whether anything is known of the pages of `range`. Takes no lock.
+    /// Returns whether the table has a page of `range` that is no hole. Takes no lock.
     pub fn knows(&self, range: Range<PageIndex>) -> bool {
         self.runtime().is_some_and(|runtime| words(runtime, range).any(|(_, word)| word != Word::HOLE))
     }
 
-    /// Prepares for taking locks of the engine.
+    /// Prepares the calling thread for taking locks of the engine, until the result is dropped.
     pub fn enter(&self) -> Entered<'_> {
         let signals = SignalsBlocked::new();
         let generation = self.generation();

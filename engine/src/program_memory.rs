@@ -24,16 +24,16 @@ pub struct ProgramMemory {
     layout: Arc<Mutex<()>>,
 }
 
-/// The pool's memory.
+/// The source of the pool's memory in this process.
 #[derive(Clone, Debug)]
 pub struct PoolMemory {
-    /// Where it comes from.
+    /// The address space that spans are taken from.
     pub spans: Spans,
-    /// What is to go wrong.
+    /// The faults that are injected, for tests.
     pub injection: Arc<Injection>,
 }
 
-/// A span of it.
+/// A span of the pool's memory.
 #[derive(Debug)]
 pub struct PoolSpan(Span);
 
@@ -64,8 +64,8 @@ impl std::ops::DerefMut for PoolSpan {
 }
 
 impl ProgramMemory {
-    /// The memory behind `kernel`, by the ways that are not masked. `may_pin`: whether the kernel may pin pages of it;
-    /// `layout` is held while a mapping moves.
+    /// Returns the memory behind `kernel`, which moves pages in ways that are not masked. `may_pin` tells whether the
+    /// kernel may pin pages of it; `layout` is held while a mapping moves.
     pub fn new(kernel: Kernel, mask: Mask, may_pin: Arc<AtomicBool>, layout: Arc<Mutex<()>>) -> Self {
         if mask.masks(Mask::NO_SCAN) {
             kernel.pagemap().mask_scan();
@@ -73,17 +73,17 @@ impl ProgramMemory {
         Self { kernel, mask, may_pin, layout }
     }
 
-    /// The kernel's side.
+    /// Returns the kernel's side of the memory.
     pub fn kernel(&self) -> &Kernel {
         &self.kernel
     }
 
-    /// The program has opened something through which the kernel may pin its pages.
+    /// Notes that the program has opened a descriptor through which the kernel may pin its pages.
     pub fn note_pins(&self) {
         self.may_pin.store(true, SeqCst);
     }
 
-    /// Registers a range.
+    /// Registers a range with the userfaultfd.
     ///
     /// # Errors
     /// EINVAL if something else than private anonymous memory, or nothing, is mapped in a part of the range; EBUSY if

@@ -62,12 +62,12 @@ impl Readers {
         self.processors.len().clamp(1, READERS_MAX)
     }
 
-    /// Whether several threads of the program fault just now.
+    /// Returns whether several threads of the program fault just now.
     fn is_crowd(&self) -> bool {
         self.crowd.load(Relaxed)
     }
 
-    /// Whether each processor has a reader of its own.
+    /// Returns whether each processor has a reader of its own.
     fn cover(&self) -> bool {
         self.processors.len() <= READERS_MAX
     }

@@ -1,4 +1,4 @@
-//! Records what an engine sees, for replay.
+//! The recorder of an engine's events, for replay.
 
 use pagetide_swap::PageIndex;
 use pagetide_swap::trace::{Chunk, Event};
@@ -36,7 +36,7 @@ pub fn note_end(path: &Path, process: u64) -> io::Result<()> {
     append(&mut open(path)?, chunk.finish(process).unwrap_or_default())
 }
 
-/// Events on their way to a file. Whoever sees one takes no memory and does no I/O.
+/// A recorder: events on their way to the trace. Noting one takes no memory and does no I/O.
 #[derive(Debug)]
 pub struct Recorder {
     chunk: Mutex<Chunk>,
@@ -48,7 +48,7 @@ impl Default for Recorder {
     }
 }
 
-/// The other end: writes chunks to the trace, by the one thread that does.
+/// The writer of a recorder's events to the trace. One thread has it.
 #[derive(Debug)]
 pub struct Writer {
     file: File,

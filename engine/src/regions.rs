@@ -1,13 +1,13 @@
-//! The program's managed memory: ranges of private anonymous mappings.
+//! Regions: the ranges of private anonymous mappings that are managed.
 
 use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What the program may do with a range.
+/// The access that the program has to a range.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Access {
-    /// Nothing: reserved.
+    /// None: the range is reserved.
     None,
     /// Read (or execute) only.
     Read,
@@ -15,7 +15,7 @@ pub enum Access {
     Write,
 }
 
-/// How the memory of a range was charged before the engine ran.
+/// The way in which the memory of a range was charged before the engine ran.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Charging {
     /// All of it when it becomes accessible.
@@ -24,33 +24,33 @@ pub enum Charging {
     ByCommit,
 }
 
-/// What a forked child finds in a range (see `madvise(2)`): what the parent had there, unless one of these is set, each
-/// for itself.
+/// The contents of a range in a forked child (see `madvise(2)`): those of the parent, unless one of these is set. Each
+/// is set and undone for itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct AtFork {
-    /// Zeroes: MADV_WIPEONFORK, undone by MADV_KEEPONFORK.
+    /// Whether the child finds zeroes: MADV_WIPEONFORK, undone by MADV_KEEPONFORK.
     pub wipe: bool,
-    /// No mapping: MADV_DONTFORK, undone by MADV_DOFORK.
+    /// Whether the child has no mapping there: MADV_DONTFORK, undone by MADV_DOFORK.
     pub omit: bool,
 }
 
-/// What is known of a range.
+/// The attributes of a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attributes {
-    /// What the program may do there.
+    /// The access that the program has.
     pub access: Access,
-    /// How it is charged.
+    /// The way in which it is charged.
     pub charging: Charging,
     /// Whether its pages stay in memory: `mlock(2)`.
     pub locked: bool,
     /// Whether its pages stay in memory for the kernel, which writes there when a thread ends and waits for nobody.
     pub kept: bool,
-    /// What a forked child finds there.
+    /// The contents in a forked child.
     pub at_fork: AtFork,
 }
 
 impl Attributes {
-    /// Those of a new mapping.
+    /// Returns the attributes of a new mapping.
     pub fn new(access: Access, charging: Charging) -> Self {
         Self { access, charging, locked: false, kept: false, at_fork: AtFork::default() }
     }
@@ -61,29 +61,42 @@ impl Attributes {
 pub struct Region {
     /// The first page beyond it.
     pub end: PageIndex,
-    /// What is known of it.
+    /// Its attributes.
     pub attributes: Attributes,
 }
 
-/// All managed ranges, by their first page. Ranges never overlap; neighbours with the same attributes
-/// are one.
+/// All managed ranges, by their first page. Ranges never overlap; neighbours with the same attributes are one.
+///
+/// ```
+/// use pagetide::regions::{Access, Attributes, Charging, Regions};
+/// use pagetide_swap::PageIndex;
+///
+/// let mut regions = Regions::default();
+/// let attributes = Attributes::new(Access::Write, Charging::ByMapping);
+/// regions.insert(PageIndex(0)..PageIndex(10), attributes);
+/// regions.insert(PageIndex(10)..PageIndex(20), attributes);
+/// assert_eq!(regions.iter().count(), 1, "they are one range");
+/// let removed = regions.remove(PageIndex(5)..PageIndex(8));
+/// assert_eq!(removed[0].0, PageIndex(5)..PageIndex(8));
+/// assert!(regions.find(PageIndex(6)).is_none() && regions.find(PageIndex(8)).is_some());
+/// ```
 #[derive(Debug, Default)]
 pub struct Regions(BTreeMap<PageIndex, Region>);
 
 impl Regions {
-    /// The range that holds `page`.
+    /// Returns the range that holds `page`; `None` if the page is not managed.
     pub fn find(&self, page: PageIndex) -> Option<Region> {
         let (_, region) = self.0.range(..=page).next_back()?;
         (page < region.end).then_some(*region)
     }
 
-    /// The range that holds `page`, and what is known of it.
+    /// Returns the bounds and the attributes of the range that holds `page`; `None` if the page is not managed.
     pub fn around(&self, page: PageIndex) -> Option<(Range<PageIndex>, Attributes)> {
         let (&start, region) = self.0.range(..=page).next_back()?;
         (page < region.end).then_some((start..region.end, region.attributes))
     }
 
-    /// The parts of `range` that are managed, ascending.
+    /// Returns the parts of `range` that are managed, ascending.
     pub fn pieces(&self, range: Range<PageIndex>) -> impl Iterator<Item = (Range<PageIndex>, Region)> + '_ {
         let before = self.0.range(..range.start).next_back();
         let inside = self.0.range(range.clone());
@@ -93,18 +106,18 @@ impl Regions {
         })
     }
 
-    /// The parts of a cluster that are managed.
+    /// Returns the parts of a cluster that are managed, ascending.
     pub fn pieces_of(&self, cluster: ClusterNumber) -> impl Iterator<Item = (Range<PageIndex>, Region)> + '_ {
         let start = cluster.page(0);
         self.pieces(start..start.plus(CLUSTER_PAGES as u64))
     }
 
-    /// Every range.
+    /// Returns all ranges by their first pages, ascending.
     pub fn iter(&self) -> impl Iterator<Item = (PageIndex, Region)> + '_ {
         self.0.iter().map(|(&start, &region)| (start, region))
     }
 
-    /// Forgets `range`. Returns what was managed there.
+    /// Forgets `range`. Returns the parts of it that were managed.
     pub fn remove(&mut self, range: Range<PageIndex>) -> Vec<(Range<PageIndex>, Region)> {
         let removed: Vec<_> = self.pieces(range.clone()).collect();
         if removed.is_empty() {
@@ -130,7 +143,7 @@ impl Regions {
         removed
     }
 
-    /// Manages `range`, in place of whatever was managed there.
+    /// Adds `range` with these attributes, in place of all that was managed there.
     pub fn insert(&mut self, range: Range<PageIndex>, attributes: Attributes) {
         if range.is_empty() {
             return;
@@ -154,7 +167,7 @@ impl Regions {
         self.0.insert(start, region);
     }
 
-    /// What a forked child has of them, if nothing was out.
+    /// Returns the ranges that a forked child has, if no page was out at the fork.
     pub fn inherited(&self) -> Self {
         let omitted = |region: &Region| region.attributes.at_fork.omit;
         let mut inherited = Self::default();
@@ -165,7 +178,7 @@ impl Regions {
         inherited
     }
 
-    /// Changes the attributes of what is managed of `range`.
+    /// Changes the attributes of those parts of `range` that are managed.
     pub fn change(&mut self, range: Range<PageIndex>, change: impl Fn(&mut Attributes)) {
         let pieces: Vec<_> = self.pieces(range).collect();
         for (part, Region { mut attributes, .. }) in pieces {

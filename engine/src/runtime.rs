@@ -43,7 +43,7 @@ use wakeup::Wakeup;
 
 type ProgramEngine = Engine<ProgramMemory>;
 
-/// A running engine.
+/// A running engine: the engine of a process, with its threads.
 #[derive(Debug)]
 pub struct Runtime {
     engine: ProgramEngine,
@@ -51,7 +51,7 @@ pub struct Runtime {
     pub pause: Pause,
     group: Group,
     slot: ProcessSlot,
-    /// Where it shows what it does.
+    /// The board on which it shows what it does.
     board: Board,
     wakeup: Wakeup,
     readers: Readers,
@@ -60,7 +60,7 @@ pub struct Runtime {
     control_tasks: Mutex<Vec<Arc<ControlTask>>>,
     unmanaged: AtomicI64,
     watched: Mutex<procfs::Watched>,
-    /// What was charged for tables and hashes at last look.
+    /// The pages that were charged for tables and hashes at the last look.
     metadata: AtomicI64,
     sharing: Mutex<Sharing>,
     discount: Mutex<Discount>,
@@ -73,7 +73,7 @@ pub struct Runtime {
     /// Whether it may stay awake without work, and whether it has of late.
     may_spin: AtomicBool,
     spun: AtomicBool,
-    /// What is to go wrong, for tests.
+    /// The faults that are injected, for tests.
     injection: Injection,
     /// When reclaim looks next at descriptors that pin, by the clock.
     pins_due: AtomicU64,
@@ -86,7 +86,7 @@ pub struct Runtime {
     /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when
     /// it started, and in one of its own pid namespace.
     swap_paths: Vec<PathBuf>,
-    /// Where what happens is written down, if it is.
+    /// The writer of the run's trace, if there is one.
     trace: Mutex<Option<Writer>>,
 }
 
@@ -95,34 +95,34 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Runtime {
-    /// The engine.
+    /// Returns the engine.
     pub fn engine(&self) -> &ProgramEngine {
         &self.engine
     }
 
-    /// This process's slot.
+    /// Returns this process's slot.
     pub fn slot(&self) -> ProcessSlot {
         self.slot
     }
 
-    /// Whether pages can come in without others having to leave.
+    /// Returns whether pages can come in although no others leave.
     pub fn has_room(&self) -> bool {
         self.engine.budget().free() > self.engine.limits().low
     }
 
-    /// Lets the process have all the memory that it takes, from now on: it is about to end.
+    /// Lifts the cap for this process from now on, since it is about to end.
     pub fn lift_cap(&self) {
         if !self.lifted.swap(true, SeqCst) {
             self.engine.budget().give(i64::MAX / 4);
         }
     }
 
-    /// Pages that are not managed, as last sampled.
+    /// Returns the number of pages that are not managed, as last sampled.
     pub fn unmanaged(&self) -> i64 {
         self.unmanaged.load(Relaxed)
     }
 
-    /// The group's memory.
+    /// Returns the group page.
     pub fn group(&self) -> Group {
         self.group
     }

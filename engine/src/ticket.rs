@@ -1,8 +1,8 @@
-//! What a process knows of its run from its environment.
+//! The ticket of a run: the facts that a process knows of it from its environment.
 //!
-//! Every process of a run can write to all of the group page, and they need not be the same user's. So what decides
-//! which files a process opens, and whether what it writes there is encrypted, does not come from there: a process has
-//! it, as it has its library, from whoever started it.
+//! Every process of a run can write to all of the group page, and they need not be the same user's. So the facts that
+//! decide which files a process opens, and whether it encrypts what it writes there, do not come from the group page: a
+//! process has them, as it has its library, from the process that started it.
 
 use crate::group::{DeviceSpec, Group, OpenError, Setup};
 use pagetide_sys::handout::{self, Address, Thing};
@@ -10,19 +10,19 @@ use pagetide_sys::procfs::Identity;
 use std::path::Path;
 use std::str::FromStr;
 
-/// Names a run's ticket to its processes.
+/// The environment variable that has a run's ticket, for its processes.
 pub const ENVIRONMENT: &str = "PAGETIDE_RUN";
 
 /// The facts that the launcher tells the processes of its run.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ticket {
-    /// The launcher.
+    /// The identity of the launcher.
     pub launcher: Identity,
-    /// The group page's descriptor there.
+    /// The number of the group page's descriptor in the launcher.
     pub group_fd: u64,
     /// The swap file.
     pub device: DeviceSpec,
-    /// The trace's descriptor, if there is one.
+    /// The number of the trace's descriptor in the launcher, if there is one.
     pub trace_fd: Option<u64>,
     /// Whether the swap file is encrypted.
     pub encrypt: bool,
@@ -31,24 +31,24 @@ pub struct Ticket {
 }
 
 impl Ticket {
-    /// The ticket of a run.
+    /// Returns the ticket of a run with this setup.
     pub fn new(setup: &Setup, group_fd: u64, address: Option<Address>) -> Self {
         let &Setup { launcher, device, trace_fd, encrypt, .. } = setup;
         Self { launcher, group_fd, device, trace_fd, encrypt, address }
     }
 
-    /// The setup of the run, as far as the group page is to be believed.
+    /// Returns `setup`, as the group page tells it, with the facts of the ticket in place of the page's.
     pub fn correct(&self, setup: Setup) -> Setup {
         let &Self { launcher, device, trace_fd, encrypt, .. } = self;
         Setup { launcher, device, trace_fd, encrypt, ..setup }
     }
 
-    /// Whether the group page at `path` is that of the same run.
+    /// Returns whether the group page at `path` is that of the same run.
     pub fn is_for(&self, path: &Path) -> bool {
         path == Path::new(&format!("/proc/{}/fd/{}", self.launcher.pid, self.group_fd))
     }
 
-    /// Remembers where descriptors are handed out.
+    /// Remembers the address where descriptors are handed out, for this process.
     pub fn remember(&self) {
         if let Some(address) = &self.address {
             handout::remember(address.clone(), self.launcher.pid);
@@ -90,7 +90,7 @@ impl Group {
     /// Opens the group page of the run of which the process has a ticket.
     ///
     /// # Errors
-    /// As for [`Group::open`]; it is of another run than the ticket, or of another version.
+    /// As for [`Group::open`]. [`OpenError::Foreign`] also if the page is of another run than the ticket.
     pub fn join(path: &Path, ticket: &Ticket) -> Result<Self, OpenError> {
         if !ticket.is_for(path) {
             return Err(OpenError::Foreign);

@@ -37,12 +37,12 @@ const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
 /// Places to park: latches share them.
 const LOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Whether the word of a latch that was read from outside says that somebody holds it.
+/// Returns whether the word of a latch that was read from outside says that somebody holds it.
 pub(crate) const fn is_held(word: u32) -> bool {
     word & HELD != 0
 }
 
-/// Whether it says that somebody is parked.
+/// Returns whether it says that somebody is parked.
 pub(crate) const fn is_parked(word: u32) -> bool {
     word & PARKED != 0
 }
@@ -123,7 +123,7 @@ impl Latch {
         (word & HELD == 0).then_some(Version(word & !FLAGS))
     }
 
-    /// Whether nobody has held it since `version`: then what was read belongs together.
+    /// Returns whether nobody has held it since `version`: then what was read belongs together.
     #[inline]
     pub(crate) fn is_still(&self, version: Version) -> bool {
         fence(Acquire);

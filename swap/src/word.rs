@@ -104,12 +104,13 @@ impl Word {
         self.0 >> PLACE_SHIFT & ((1 << Place::KIND_BITS) - 1)
     }
 
-    /// Whether the page is at a block of the device, or a copy of it is.
+    /// Returns whether the page is at a block of the device, or a copy of it is.
     pub(crate) const fn is_at_block(self, block: u64) -> bool {
         self.0 & PLACE_MASK == (Place::KIND_DEVICE | block << Place::KIND_BITS) << PLACE_SHIFT
     }
 
-    /// Whether a word that was read from outside can be one: its state is known, and no word of its run overflows.
+    /// Returns whether a word that was read from outside can be one: its state is known, and no word of its run
+    /// overflows.
     pub(crate) const fn is_possible(self) -> bool {
         self.0 & 7 <= State::Poisoned as u64 && self.0 & PLACE_MASK <= PLACE_MASK - ((512 << BLOCK_SHIFT) - 1)
     }

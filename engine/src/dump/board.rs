@@ -15,15 +15,15 @@ use std::sync::atomic::{
     AtomicU64, Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 
-/// The form of a board, and of all that its addresses lead to.
+/// The version of a board's form, and of all that its addresses lead to.
 pub const VERSION: u64 = 1;
 const MAGIC: u64 = u64::from_le_bytes(*b"pt-board");
 
-/// Threads of an engine: control, reclaim, requests, and readers of faults.
+/// The number of threads that are shown: control, reclaim, requests, and readers of faults.
 pub const THREADS: usize = 16;
-/// Parked faults that are shown; more are only counted.
+/// The number of parked faults that are shown; more are only counted.
 pub const PARKED: usize = 64;
-/// Requests that are shown.
+/// The number of requests that are shown.
 pub const REQUESTS: usize = 64;
 
 const THREAD_WORDS: usize = 8;
@@ -33,7 +33,7 @@ const ROOTS_AT: usize = 16;
 const THREADS_AT: usize = 64;
 const PARKED_AT: usize = THREADS_AT + THREADS * THREAD_WORDS;
 const REQUESTS_AT: usize = 512;
-/// Words of a board.
+/// The number of words of a board.
 pub const WORDS: usize = REQUESTS_AT + REQUESTS * REQUEST_WORDS;
 const _: () = assert!(ROOTS_AT + Root::ALL.len() <= THREADS_AT);
 const _: () = assert!(PARKED_AT + PARKED * PARKED_WORDS <= REQUESTS_AT);
@@ -63,10 +63,10 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// All of them, in the order of their numbers.
+            /// All variants, in the order of their numbers.
             pub const ALL: &[Self] = &[$(Self::$variant,)+];
 
-            /// Returns what it is called.
+            /// Returns the variant's name in a dump.
             pub fn text(self) -> &'static str {
                 match self {
                     $(Self::$variant => $text,)+
@@ -96,7 +96,7 @@ numbered! {
 }
 
 numbered! {
-    /// What a thread does, or waits for.
+    /// The activity of a thread: what it does, or waits for.
     Activity {
         /// It has not begun.
         Starts => "starts",
@@ -132,7 +132,7 @@ numbered! {
 }
 
 impl Activity {
-    /// Whether a thread that does this has nothing to do.
+    /// Returns whether a thread that does this has nothing to do.
     pub fn is_idle(self) -> bool {
         matches!(
             self,
@@ -142,7 +142,7 @@ impl Activity {
 }
 
 numbered! {
-    /// What a parked fault waits for.
+    /// The condition that a parked fault waits for.
     Why {
         /// Memory.
         Room => "room",
@@ -154,7 +154,7 @@ numbered! {
 }
 
 numbered! {
-    /// What a request is for.
+    /// The purpose of a request.
     Purpose {
         /// A fault waits for what is read.
         Read => "read",
@@ -170,31 +170,31 @@ numbered! {
 numbered! {
     /// Addresses of what is read from the memory of the process, and a few numbers that lead on from there.
     Root {
-        /// The engine's heap, in which all other addresses lie: from here
+        /// The start of the engine's heap, in which all other addresses lie.
         HeapStart => "heap start",
-        /// to here.
+        /// The end of the engine's heap.
         HeapEnd => "heap end",
-        /// The table: its leaves,
+        /// The leaves of the table.
         Leaves => "leaves",
-        /// its units,
+        /// The units of the table.
         Units => "units",
-        /// pages
+        /// The pages of the table.
         Pages => "pages",
-        /// and flat clusters.
+        /// The flat clusters of the table.
         Flats => "flats",
-        /// Slots on probation,
+        /// The first slot of staging.
         Slots => "slots",
-        /// how many,
+        /// The number of slots.
         SlotCount => "slot count",
-        /// what lies between two,
+        /// Bytes from one slot to the next.
         SlotStride => "slot stride",
-        /// and where in a slot are its references,
+        /// The offset of the references in a slot.
         SlotRefs => "slot references",
-        /// its cluster,
+        /// The offset of the cluster in a slot.
         SlotCluster => "slot cluster",
-        /// whether it is queued,
+        /// The offset of whether a slot is queued.
         SlotQueued => "slot queued",
-        /// and whether it is late.
+        /// The offset of whether a slot is late.
         SlotLate => "slot late",
         /// Pages that may be used still.
         Free => "free",
@@ -291,7 +291,7 @@ pub struct ThreadShown {
     pub since: u64,
 }
 
-/// Where a thread says what it does.
+/// The seat of a thread: the place on a board where it shows what it does.
 #[derive(Clone, Copy, Debug)]
 pub struct Seat {
     board: Board,
@@ -299,7 +299,7 @@ pub struct Seat {
 }
 
 impl Seat {
-    /// Says what the calling thread does from now on, in time of the engine's clock. `what` is a page, or a count.
+    /// Shows what the calling thread does from now on, in time of the engine's clock. `what` is a page, or a count.
     #[inline]
     pub fn now(&self, activity: Activity, what: u64, since: u64) {
         // The activity last: whoever sees it sees the rest.
@@ -308,7 +308,7 @@ impl Seat {
         self.board.set(self.at + 1, activity as u64 + 1);
     }
 
-    /// Says the same without a new time: the wait for the next piece of work begins where the last one was read.
+    /// Shows an activity without a new time: the wait for the next piece of work begins where the last one was read.
     #[inline]
     pub fn idles(&self, activity: Activity) {
         self.board.set(self.at + 1, activity as u64 + 1);
@@ -316,7 +316,7 @@ impl Seat {
 }
 
 impl Board {
-    /// The board in these words.
+    /// Returns the board in these words.
     pub(crate) fn of(words: &'static [AtomicU64]) -> Self {
         let epoch = words.get(Header::Epoch as usize).map_or(0, |word| word.load(Acquire));
         Self { words, epoch }
@@ -351,7 +351,7 @@ impl Board {
         self.show_root(root, std::ptr::from_ref(value).addr() as u64);
     }
 
-    /// The board may be read from now on.
+    /// Opens the board: it may be read from now on.
     pub fn open(&self) {
         let (start, end) = pagetide_sys::heap::range();
         self.show_root(Root::HeapStart, start as u64);
@@ -385,7 +385,7 @@ impl Board {
         Some(place)
     }
 
-    /// A fault is parked no more. `place` is what [`Board::park`] returned.
+    /// Shows a parked fault no more. `place` is the place that [`Board::park`] returned.
     pub fn unpark(&self, place: Option<u8>) {
         let Some(mask) = self.words.get(Header::ParkedMask as usize) else { return };
         match place {
@@ -412,14 +412,14 @@ impl Board {
         self.set(at, pages << 8 | (purpose as u64 + 1));
     }
 
-    /// A request has ended.
+    /// Shows a request no more, since it has ended.
     pub fn end_request(&self, token: u64) {
         if token < REQUESTS as u64 {
             self.set(REQUESTS_AT + token as usize * REQUEST_WORDS, 0);
         }
     }
 
-    /// Whether the board is that of the process with this tenancy, and of the form that this build reads.
+    /// Returns whether the board is that of the process with this tenancy, and of the form that this build reads.
     ///
     /// # Errors
     /// It is of another form, which the text names.

@@ -1,4 +1,4 @@
-//! What is read from the memory of a process, at addresses that its board tells.
+//! Reading from the memory of a process, at addresses that its board tells.
 
 use super::board::{Board, Root};
 use pagetide_swap::ClusterNumber;
@@ -27,12 +27,12 @@ impl<M: Memory> Memory for Heap<M> {
     }
 }
 
-/// Who has stopped the work of an engine.
+/// A fork that has stopped the work of an engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Fork {
     /// The thread that forks, as the process sees it.
     pub tid: u32,
-    /// Since when, in nanoseconds of the kernel's clock.
+    /// The time of the kernel's clock at which it began, in nanoseconds.
     pub since: u64,
     /// Whether work is stopped by now.
     pub frozen: bool,
@@ -45,9 +45,9 @@ pub struct Fork {
 pub struct Slot {
     /// Its number.
     pub number: u16,
-    /// Pages that are in it, and one for whoever processes it.
+    /// References: one for each of its pages on probation, and one for the thread that processes it.
     pub references: u64,
-    /// Of which cluster.
+    /// The cluster of its pages.
     pub cluster: ClusterNumber,
     /// Whether it waits to be processed.
     pub queued: bool,
@@ -58,11 +58,11 @@ pub struct Slot {
 /// The counts of an engine, in pages, as they are at this instant.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
-    /// Pages that may be used still.
+    /// Pages that may still be used.
     pub free: i64,
-    /// Reclaim begins below,
+    /// Free pages below which reclaim begins.
     pub low: i64,
-    /// and ends above.
+    /// Free pages above which reclaim ends.
     pub high: i64,
     /// Pages that frames take.
     pub frames: i64,
@@ -70,7 +70,7 @@ pub struct Counts {
     pub stalled: i64,
     /// Requests under way.
     pub requests: u64,
-    /// Those of them that write.
+    /// Requests of those that write.
     pub writes: u64,
     /// Whether waiting faults are held back for a fork.
     pub held: bool,
@@ -82,17 +82,17 @@ pub struct Counts {
     pub refused: u64,
     /// The cluster of the take-out under way.
     pub taking: Option<ClusterNumber>,
-    /// Mapping calls, pieces of work and completions under way.
+    /// Mapping calls of the program under way.
     pub calls: u64,
-    /// See `calls`.
+    /// Pieces of work under way.
     pub working: u64,
-    /// See `calls`.
+    /// Completions under way.
     pub completing: u64,
     /// A fork, if one is under way.
     pub fork: Option<Fork>,
-    /// How many slots there are.
+    /// The number of slots.
     pub slots: usize,
-    /// Those that are not empty.
+    /// The slots that are not empty.
     pub used: Vec<Slot>,
 }
 

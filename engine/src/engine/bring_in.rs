@@ -1,4 +1,4 @@
-//! Pages come in: from the pool, from frames, from the device, as zeroes.
+//! Bringing in: pages come from the pool, from frames, from the device, or as zeroes.
 
 use super::requests::Pending;
 use super::{Engine, Workspace, lock};
@@ -139,7 +139,7 @@ impl<M: Memory> Engine<M> {
         self.conclude(transfer, mapped, transfer.length);
     }
 
-    /// Whether stored copies of pages that come in are kept.
+    /// Returns whether stored copies of pages that come in are kept.
     fn keeps_copies(&self, transfer: &Transfer) -> bool {
         match transfer.source {
             Source::Memory => {
@@ -327,7 +327,7 @@ impl<M: Memory> Engine<M> {
         false
     }
 
-    /// Handles requests that have ended.
+    /// Handles the requests in `done`, which have ended, and empties it.
     pub fn complete(&self, done: &mut Vec<Completion>, work: &mut Workspace) {
         for completion in done.drain(..) {
             let Completion { token, mut buffer, result } = completion;
@@ -386,8 +386,8 @@ impl<M: Memory> Engine<M> {
     }
 }
 
-/// What stopped a transfer at the page behind those that were mapped. That no mapping is there is sure where one page
-/// alone was to come from its frame: a run may only reach past the end of one.
+/// Returns the obstacle that stopped a transfer at the page behind those that were mapped. It is sure that nothing is
+/// mapped there only where one page alone was to come from its frame: a run may reach past the end of a mapping.
 fn met(transfer: &Transfer, mapped: Mapped) -> Option<MapConflict> {
     match mapped.error? {
         MapError::Exists => Some(MapConflict::Page),

@@ -1,10 +1,10 @@
-//! A census: every page that is in memory is asked to leave once, in the order of addresses, by whichever way and to
-//! whichever place there is.
+//! The census: every page that is in memory is asked to leave once, in the order of addresses, by any way and to any
+//! place that there is.
 //!
-//! Ordinary reclaim works for whoever waits, and stops as soon as there is room; what it finds hard it passes over.
-//! This is for the question that comes when it finds nothing: is there anything left that can leave? The answer is
-//! complete: frames and the pool first, then what is on probation, then the program's pages, cluster by cluster of the
-//! table.
+//! Ordinary reclaim works for faults that wait, stops as soon as there is room, and passes over pages that leave only
+//! with difficulty. The census answers the question that remains when it finds nothing: can any page leave at all? The
+//! answer is complete: frames and the pool first, then what is on probation, then the program's pages, cluster by
+//! cluster of the table.
 
 use super::store::Busy;
 use super::{Engine, Workspace};
@@ -26,17 +26,17 @@ pub struct Round {
 
 #[derive(Debug, Default)]
 enum Stage {
-    /// Frames that no page is in, copies, and what the pool can write.
+    /// Frames that no page is in, copies, and entries of the pool.
     #[default]
     Pool,
-    /// So many slots that were on probation at the start.
+    /// This many slots are left of those that were on probation at the start.
     Probation(usize),
-    /// Clusters from this one on.
+    /// Clusters of the table from this one on.
     Clusters(u64),
 }
 
 impl<M: Memory> Engine<M> {
-    /// One step of a census: a bounded piece of work, never waits for I/O.
+    /// Does one step of a census: a bounded piece of work, which never waits for I/O.
     pub fn census_step(&self, round: &mut Round, work: &mut Workspace) -> Step {
         let freed = match round.stage {
             Stage::Pool => {

@@ -11,7 +11,8 @@ use std::sync::PoisonError;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
 impl<M: Memory> Engine<M> {
-    /// Answers a fault, or leaves it parked for whoever can. `since` is when it was read.
+    /// Answers a fault at `page`, or leaves it parked for a thread that can answer it later. `since` is the time of the
+    /// engine's clock at which the fault was read.
     pub fn fault(&self, page: PageIndex, write: bool, since: u64, work: &mut Workspace) {
         // Held until the pages are claimed: a mapping call that removes the region then waits for the claim,
         // and no fault claims a page of a mapping that is moving.
@@ -109,7 +110,7 @@ impl<M: Memory> Engine<M> {
         next
     }
 
-    /// Whether pages may be read that nobody waits for.
+    /// Returns whether pages may be read that nobody waits for.
     fn may_read_ahead(&self) -> bool {
         self.requests() < AHEAD_MAX && self.waiting() == 0 && !self.parked.held.load(SeqCst)
     }
@@ -127,8 +128,8 @@ impl<M: Memory> Engine<M> {
         self.parked.rest(Parked { page, write, since: now, parked: now });
     }
 
-    /// Has the faults that rest wait for no more than room. False if there are none. They are answered by
-    /// [`Engine::retry_waiting`]; how long they rested is counted apart from what they wait for memory.
+    /// Has the faults that rest wait for room only, for [`Engine::retry_waiting`] to answer. Returns whether there were
+    /// any. The time of their rest is counted apart from that for which they wait for memory.
     pub fn end_rest(&self) -> bool {
         let counters = self.swap.counters();
         let count = self.parked.end_rest(self.now(), |rested| {
@@ -138,7 +139,7 @@ impl<M: Memory> Engine<M> {
         count > 0
     }
 
-    /// Holds back (or lets go) the faults that wait: while a fork is under way.
+    /// Holds the faults that wait back, while a fork is under way, or lets them go.
     pub fn hold_waiting(&self, on: bool) {
         self.parked.held.store(on, SeqCst);
     }
@@ -162,7 +163,7 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Answers faults that waited for room. Called when there is some.
+    /// Answers faults that waited for room. To be called when there is some.
     pub fn retry_waiting(&self, work: &mut Workspace) {
         // Each is tried once a call: what finds no room waits again, behind the others.
         for _ in 0..self.waiting() {
@@ -177,8 +178,8 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Whether a fault must be answered though there is no room. The forking thread's own: nobody would retry it
-    /// before the fork, which waits for it. Or reclaim's: nobody else makes room.
+    /// Returns whether a fault must be answered though there is no room. The forking thread's own: nobody would retry
+    /// it before the fork, which waits for it. Or reclaim's: nobody else makes room.
     pub(super) fn cannot_wait(&self) -> bool {
         self.parked.held.load(SeqCst)
             || self.parked.overdrawing.load(SeqCst)

@@ -48,13 +48,13 @@ impl Full {
         }
     }
 
-    /// Whether what was refused may be tried again: true once.
+    /// Returns whether what was refused may be tried again: true once.
     pub(super) fn is_due(&self, now: u64) -> bool {
         let due = self.due.load(Relaxed);
         due != 0 && due <= now && self.due.compare_exchange(due, 0, Relaxed, Relaxed).is_ok()
     }
 
-    /// Whether there was no room of late.
+    /// Returns whether there was no room of late.
     pub(super) fn is_recent(&self, now: u64) -> bool {
         let seen = self.seen.load(Relaxed);
         seen != 0 && now.saturating_sub(seen) < RECENT

@@ -1,4 +1,4 @@
-//! How much a process keeps free.
+//! Limits: the pages that a process keeps free, and its slots.
 
 use super::Engine;
 use crate::memory::Memory;
@@ -11,19 +11,19 @@ const FREE_MIN: i64 = 16;
 /// Slots of staging beside those on probation.
 const SLOTS_MORE: usize = 24;
 
-/// Parameters of an engine.
+/// The limits of an engine.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Free pages below which reclaim starts.
     pub low: i64,
-    /// Free pages at which it stops.
+    /// Free pages at which reclaim stops.
     pub high: i64,
-    /// Slots that pages stay in on probation, at most.
+    /// The number of slots that have pages on probation at most.
     pub probation: usize,
 }
 
 impl Limits {
-    /// Limits for a cap of this many pages.
+    /// Returns the limits for a cap of `pages` pages.
     pub fn for_cap(pages: u64) -> Self {
         // 1/128 of the cap, between 1 and 16 MiB: what faults use up while reclaim wakes. Where that would be a
         // large part of the cap, 1/64 of it: each process of the run keeps as much.
@@ -34,8 +34,8 @@ impl Limits {
         Self { low, high: 2 * low, probation }
     }
 
-    /// Returns how many slots of staging there are: beside those on probation for take-outs under way, slots that wait
-    /// for the device, and donors.
+    /// Returns the number of slots of staging. Beside those on probation there are some for take-outs under way, for
+    /// pages that wait for the device, and for donors.
     pub fn slots(&self) -> u16 {
         (self.probation + SLOTS_MORE) as u16
     }
@@ -76,7 +76,7 @@ impl Watermarks {
 }
 
 impl<M: Memory> Engine<M> {
-    /// The limits, as they are just now.
+    /// Returns the limits as they are just now, with others that share the cap.
     pub fn limits(&self) -> Limits {
         Limits { low: self.watermarks.low(), high: self.watermarks.high(), ..self.watermarks.limits }
     }
@@ -86,7 +86,7 @@ impl<M: Memory> Engine<M> {
         self.watermarks.share(processes);
     }
 
-    /// Whether reclaim should run.
+    /// Returns whether reclaim should run.
     pub fn is_short(&self) -> bool {
         self.budget.free() < self.watermarks.low() || self.waiting() > 0 || self.is_hastened()
     }

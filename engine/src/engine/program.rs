@@ -1,4 +1,4 @@
-//! What the program changes in its memory.
+//! Changes that the program makes in its memory: ranges discarded, moved or adopted.
 
 use super::Engine;
 use crate::memory::Memory;
@@ -7,8 +7,8 @@ use pagetide_swap::{CLUSTER_PAGES, PageIndex, State};
 use std::ops::Range;
 
 impl<M: Memory> Engine<M> {
-    /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order,
-    /// when no fault can come between: the place for the system call that drops the program's pages.
+    /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order, while no fault
+    /// can be answered there: it makes the system call that drops the program's pages.
     pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
         self.note(|| Event::Discard { page: range.start, pages: range.end.0.saturating_sub(range.start.0) });
         let mut done = range.start;
@@ -72,7 +72,8 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Takes pages that are in the program already into account: a region that becomes managed late.
+    /// Takes into account the pages of `range` that are in the program already, since the range becomes managed late.
+    /// Returns how many there are.
     pub fn adopt(&self, range: Range<PageIndex>) -> usize {
         let mut count = 0;
         let mut page = range.start;

@@ -49,12 +49,12 @@ impl<M: Memory> Mover for Moving<'_, M> {
 }
 
 impl<M: Memory> Engine<M> {
-    /// One step towards free memory. A bounded piece of work; never waits for I/O.
+    /// Does one step towards free memory: a bounded piece of work, which never waits for I/O.
     pub fn reclaim(&self, work: &mut Workspace) -> Progress {
         self.reclaimer.step(&self.swap, &mut Moving { engine: self, work })
     }
 
-    /// Does a step of work on memory that the pool could give.
+    /// Does one step towards memory that the pool could give, and leaves the program's pages alone.
     pub fn reclaim_pool(&self, work: &mut Workspace) -> Progress {
         self.reclaimer.shrink_pool(&self.swap, &mut Moving { engine: self, work })
     }
@@ -66,7 +66,7 @@ impl<M: Memory> Engine<M> {
         self.reclaimer.write_back(&self.swap, usize::MAX, PoolScope::Own, &mut moving)
     }
 
-    /// Sets how hard the pool is pressed to give memory, against the program: 0 not at all.
+    /// Sets how hard the pool is pressed to give memory, from 0 (not at all) to 1 (as hard as the program).
     pub fn set_pool_pressure(&self, weight: f64) {
         self.reclaimer.set_pressure(weight);
     }

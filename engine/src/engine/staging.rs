@@ -60,7 +60,7 @@ impl<S> Staging<S> {
         lock(&self.donors).push(slot);
     }
 
-    /// Whether there may be another donor.
+    /// Returns whether there may be another donor.
     pub(super) fn has_room_for_donor(&self) -> bool {
         lock(&self.donors).len() < DONORS_MAX
     }
@@ -71,12 +71,12 @@ impl<S> Staging<S> {
         self.donors_used.store(true, Relaxed);
     }
 
-    /// Whether runs came in since this was last asked, so that a donor should be made.
+    /// Returns whether runs came in since this was last asked, so that a donor should be made.
     pub(super) fn is_donor_wanted(&self) -> bool {
         self.runs_wanted.swap(0, Relaxed) > 0
     }
 
-    /// Whether a donor was wanted since this was last asked.
+    /// Returns whether a donor was wanted since this was last asked.
     pub(super) fn was_donor_wanted(&self) -> bool {
         self.donors_used.swap(false, Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Pages on probation are stored: in the pool, or on the device.
+//! Storing: pages on probation go into the pool, or to the device.
 
 use super::write::{Arrived, Outgoing};
 use super::{Engine, Workspace, lock};
@@ -12,7 +12,7 @@ use pagetide_swap::{
 };
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What becomes of pages for which the device has no time.
+/// The fate of pages for which the device has no time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Busy {
     /// They wait on probation.
@@ -182,7 +182,7 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Pages for which there was no place since the last call.
+    /// Returns the number of pages for which there was no place since the last call.
     pub fn take_refused(&self) -> usize {
         self.outage.refused.swap(0, Relaxed)
     }
@@ -216,9 +216,9 @@ impl<M: Memory> Engine<M> {
         self.end_waits(page..page.plus(1));
     }
 
-    /// Stores or returns everything that is on probation and gives up free frames: before a fork, when
-    /// no other thread of the engine works. False if requests are under way, or staging is not empty yet:
-    /// call again when they have ended.
+    /// Stores all pages on probation, or returns them to the program, and gives up free frames: before a fork, when no
+    /// other thread of the engine works. Returns false if requests are under way, or staging is not empty yet: call it
+    /// again when requests have ended.
     pub fn drain(&self, work: &mut Workspace) -> bool {
         // Each slot once a call: one whose pages could not be put back comes again.
         for _ in 0..self.probation().len() {
@@ -229,8 +229,7 @@ impl<M: Memory> Engine<M> {
         self.requests() == 0 && self.probation().is_empty()
     }
 
-    /// In a forked child, which has its own engine: gives up the address space of staging, which the fork found
-    /// empty.
+    /// Gives up the address space of staging, which is empty: in a forked child, which has an engine of its own.
     pub fn abandon_staging(&self) {
         self.staging.iter().for_each(|slot| lock(slot).abandon());
     }

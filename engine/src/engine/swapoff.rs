@@ -1,4 +1,4 @@
-//! Swapoff: what lies on the device comes back, in the device's order, while the program runs.
+//! Swapoff: pages on the device come back, in the device's order, while the program runs.
 //!
 //! Runs are found by the table, not by the program's memory. A page goes to the pool, as if it had just left the
 //! program; into the program itself where the pool refuses it. Nothing is written to the device any more. If all does
@@ -16,11 +16,11 @@ use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst, fence};
 
 /// Runs that are looked up at a time.
 const RUNS: usize = 4096;
-/// Calls in which nothing was under way and nothing came back, after which what is left finds no room: some seconds, in
-/// which reclaim has looked for memory in vain.
+/// The number of calls without a request under way or a page that came back, after which there is no room for the rest:
+/// some seconds, in which reclaim has looked for memory in vain.
 const IDLE_MAX: u32 = 300;
 
-/// What is on its way.
+/// The progress of swapoff.
 #[derive(Debug, Default)]
 pub(super) struct Leaving {
     runs: VecDeque<DeviceRun>,
@@ -31,23 +31,24 @@ pub(super) struct Leaving {
     /// Blocks held at the last call, and calls since there were fewer.
     held: u64,
     idle: u32,
-    /// Reclaim says that there is no room.
+    /// Whether reclaim has found that there is no room.
     hopeless: bool,
 }
 
-/// How far it is.
+/// The state of swapoff after a step.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Swapoff {
-    /// Nothing is on the device.
+    /// No page is on the device any more.
     Done,
-    /// More is to come.
+    /// More pages are to come.
     Goes,
-    /// What is left finds no room. The device is in use again.
+    /// There is no room for the rest. The device is in use again.
     NoRoom,
 }
 
 impl<M: Memory> Engine<M> {
-    /// Takes the device out of use, step by step: to be called until it says that this is done. One thread at a time.
+    /// Takes the device out of use, one step for each call: to be called by one thread at a time until it returns
+    /// something else than [`Swapoff::Goes`].
     pub fn swapoff(&self) -> Swapoff {
         let mut leaving = lock(&self.outage.leaving);
         let leaving = &mut *leaving;
@@ -86,7 +87,7 @@ impl<M: Memory> Engine<M> {
         Swapoff::Goes
     }
 
-    /// Nothing more can come back: the program needs all the memory that there is. The device is used again.
+    /// Gives swapoff up, since the program needs all the memory that there is, and puts the device into use again.
     pub fn cancel_swapoff(&self) {
         let mut leaving = lock(&self.outage.leaving);
         // Unless somebody was quicker.
@@ -94,14 +95,14 @@ impl<M: Memory> Engine<M> {
         self.outage.off.store(false, Relaxed);
     }
 
-    /// The device is used again.
+    /// Puts the device into use again.
     pub fn swapon(&self) {
         let mut leaving = lock(&self.outage.leaving);
         *leaving = Leaving::default();
         self.outage.off.store(false, Relaxed);
     }
 
-    /// Whether nothing is to be written to the device.
+    /// Returns whether the device is out of use, or going: no page is written to it.
     pub fn is_swapped_off(&self) -> bool {
         self.outage.off.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! Clusters are taken out of the program, into slots of staging.
+//! Taking out: pages of a cluster leave the program for a slot of staging.
 
 use super::census::Stays;
 use super::{Engine, lock};
@@ -17,8 +17,8 @@ use std::sync::{MutexGuard, PoisonError};
 const DONOR_MIN: usize = 64;
 
 impl<M: Memory> Engine<M> {
-    /// Keeps a cluster where it is until [`Engine::unprotect`]: the caller's stack is there, and the
-    /// caller is about to take a lock. Returns a token.
+    /// Keeps a cluster in the program until [`Engine::unprotect`], since the caller's stack is there and the caller is
+    /// about to take a lock. Returns a token; `None` if too many clusters are protected.
     pub fn protect(&self, cluster: ClusterNumber) -> Option<usize> {
         self.protection.begin(cluster)
     }
@@ -28,7 +28,7 @@ impl<M: Memory> Engine<M> {
         self.protection.await_taken();
     }
 
-    /// Ends a protection.
+    /// Ends the protection of this token.
     pub fn unprotect(&self, token: usize) {
         self.protection.end(token);
     }
@@ -72,7 +72,7 @@ impl<M: Memory> Engine<M> {
         true
     }
 
-    /// Whether a thread is one that reclaims and faults itself ([`Memory::unshare`]): its faults are answered
+    /// Returns whether a thread is one that reclaims and faults itself ([`Memory::unshare`]): its faults are answered
     /// whatever the others wait for.
     pub fn is_unsharing(&self, tid: u32) -> bool {
         self.unsharing.thread.load(SeqCst) == tid
@@ -289,7 +289,7 @@ fn pages_of(number: ClusterNumber) -> Range<PageIndex> {
     number.page(0)..number.page(0).plus(CLUSTER_PAGES as u64)
 }
 
-/// Why those pages of a range that do not leave stay, if more than their state tells.
+/// Returns the reason for which the pages of a range stay, if the range's attributes tell one.
 fn stays_for(attributes: &Attributes) -> Option<Reason> {
     let Attributes { access, locked, kept, .. } = *attributes;
     match () {

@@ -1,4 +1,4 @@
-//! How long threads of the program wait for pages, and how many do.
+//! Waits of the program's threads for pages: how long they are, and how many threads wait.
 //!
 //! A wait begins when a reader has read the fault, and ends when the page is there. What the kernel takes before and
 //! after that is not seen here: its message has no time.
@@ -109,14 +109,14 @@ impl Waits {
 }
 
 impl<M: Memory> Engine<M> {
-    /// Notes that a thread of the program waits, since `now`.
+    /// Notes that a thread of the program begins to wait, at `now`.
     pub fn saw(&self, tid: u32, now: u64) {
         let seen = self.meters.waits.saw(tid, now);
         self.count(Counter::stalled_threads, usize::from(seen.first));
         self.count(Counter::stalled_ticks, usize::from(seen.first_in_tick));
     }
 
-    /// Notes that a thread waits no more, which has waited since `since`, and was not told anything.
+    /// Notes the end of a wait that began at `since` and that no answer of a fault ended.
     pub fn waited(&self, since: u64) {
         self.swap.counters().add(Counter::stalled_ns, self.now().saturating_sub(since));
     }

@@ -44,7 +44,7 @@ impl Batch {
         self.pages.push((page, hash));
     }
 
-    /// The bytes of the first `count` pages, which are gone from the list already.
+    /// Returns the bytes of the first `count` pages, which are gone from the list already.
     fn split_off(&mut self, count: usize) -> Buffer {
         let mut all = self.buffer.take().expect("there are pages");
         if self.pages.is_empty() {
@@ -80,12 +80,12 @@ impl<M: Memory> Ending for Arrived<'_, M> {
 }
 
 impl<M: Memory> Engine<M> {
-    /// Whether pages can go to the device.
+    /// Returns whether pages can go to the device.
     pub fn can_write(&self) -> bool {
         self.device.is_some() && !self.outage.failed.load(Relaxed) && !self.is_swapped_off()
     }
 
-    /// Whether as many writes are under way as may be.
+    /// Returns whether as many writes are under way as may be.
     pub(super) fn is_writing(&self) -> bool {
         self.requests.writes() >= writes_max(self.watermarks.high())
     }

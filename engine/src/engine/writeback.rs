@@ -1,4 +1,4 @@
-//! Entries of the pool go to the device.
+//! Writeback: entries of the pool go to the device.
 
 use super::Engine;
 use super::requests::Pending;

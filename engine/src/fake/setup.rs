@@ -1,4 +1,4 @@
-//! An engine on a fake memory, as tests make it.
+//! An engine on a fake memory, with settings that tests choose.
 
 use super::FakeMemory;
 use super::spans::HeapSpans;
@@ -14,28 +14,28 @@ use pagetide_swap::swap::Keys;
 use pagetide_swap::{Config, Counter, Counters, Swap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A clock that counts how often it was read.
+/// Returns the time of a clock that advances by 1 µs whenever it is read.
 pub fn clock() -> u64 {
     static NOW: AtomicU64 = AtomicU64::new(0);
     NOW.fetch_add(1000, Relaxed)
 }
 
-/// What an engine on a fake memory is made of.
+/// The settings of an engine on a fake memory.
 #[derive(Debug)]
 pub struct Setup {
-    /// Slots of staging.
+    /// The number of slots of staging.
     pub slots: usize,
-    /// Limits.
+    /// The limits of probation and of free pages.
     pub limits: Limits,
-    /// Pages that the pool may take.
+    /// The number of pages that the pool may take.
     pub pool_pages_max: usize,
-    /// Pages that the pool can get.
+    /// The number of pages that there are for the pool.
     pub span_pages: usize,
     /// Settings of the swap subsystem.
     pub config: Config,
-    /// The device.
+    /// The device, if there is one.
     pub device: Option<Box<dyn Device>>,
-    /// What is masked.
+    /// The ways of moving pages that are masked.
     pub mask: Mask,
 }
 
@@ -53,8 +53,26 @@ impl Default for Setup {
     }
 }
 
-/// An engine on a fake memory, with nothing to spend and no region. What it shares with no other process
-/// is never freed: for tests.
+/// Returns an engine on a fake memory, with an empty budget and no region. For tests: its counters are never freed.
+///
+/// ```
+/// use pagetide::engine::Workspace;
+/// use pagetide::fake::{self, Miss, Setup};
+/// use pagetide::regions::{Access, Attributes, Charging};
+/// use pagetide_swap::PageIndex;
+///
+/// let engine = fake::engine(Setup::default());
+/// engine.budget().give(100);
+/// let (page, end) = (PageIndex(512), PageIndex(600));
+/// engine.regions.write().unwrap().insert(page..end, Attributes::new(Access::Write, Charging::ByMapping));
+///
+/// // The program touches a page, and the engine answers the fault with a zero page.
+/// let Err(Miss::Fault(token)) = engine.memory().read(page) else { panic!("it is there already") };
+/// engine.fault(page, false, fake::clock(), &mut Workspace::default());
+/// assert!(engine.memory().is_woken(token));
+/// assert_eq!(engine.memory().read(page).map(|bytes| bytes[0]), Ok(0));
+/// assert_eq!((engine.usage().resident, engine.budget().free()), (1, 99));
+/// ```
 pub fn engine(setup: Setup) -> Engine<FakeMemory> {
     let Setup { slots, limits, pool_pages_max, span_pages, config, device, mask } = setup;
     let memory = FakeMemory::default();

@@ -6,11 +6,11 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Memory for the pool from the heap, so many spans at most.
+/// A source of memory for the pool, from the heap and with a limit.
 #[derive(Clone, Debug)]
 pub struct HeapSpans(Arc<AtomicUsize>);
 
-/// One span, given back when dropped.
+/// A span of [`HeapSpans`], which is given back when it is dropped.
 #[derive(Debug)]
 pub struct HeapSpan {
     bytes: Box<[u8]>,
@@ -18,7 +18,7 @@ pub struct HeapSpan {
 }
 
 impl HeapSpans {
-    /// Room for so many pages.
+    /// Returns a source that has as many spans as make `pages` pages.
     pub fn new(pages: usize) -> Self {
         Self(Arc::new(AtomicUsize::new(pages / SPAN_PAGES)))
     }

@@ -1,26 +1,28 @@
-//! Processes ask each other for pages.
+//! Asking: processes of a run ask each other for pages.
 
 use super::layout::Field;
 use super::{Group, ProcessSlot, RESIDENT_MIN};
 use std::sync::atomic::Ordering::AcqRel;
 
-/// Who loses less than this to pages that come back takes nothing from others: 1 %.
+/// The part of its time, in millionths, that a process must lose to pages which come back before it takes pages from
+/// others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
-/// Memory goes from one process to another where it saves this many times as much.
+/// The factor by which the pressure of one process must exceed another's before it takes pages from that.
 const PRESSURE_RATIO: u64 = 4;
 
 impl Group {
-    /// The processes that can be asked for pages, but for `for_whom`.
+    /// Returns the processes that can be asked for pages, but for `for_whom`.
     fn others(&self, for_whom: ProcessSlot) -> impl Iterator<Item = ProcessSlot> + '_ {
         self.live().filter(move |slot| slot.index != for_whom.index && slot.get(Field::Listens) != 0)
     }
 
-    /// Pages that a process could give. Without an engine nobody knows which of those that were handed out are there.
+    /// Returns the number of pages that a process could give. Without an engine it is not known which of the pages are
+    /// there that it was handed out.
     fn could_give(slot: ProcessSlot) -> u64 {
         if slot.get(Field::Armed) == 0 { slot.granted().max(0) as u64 } else { slot.get(Field::Spare) }
     }
 
-    /// Pages that a process gives while others could do with less.
+    /// Returns the number of pages that a process gives while others could do with less.
     fn would_give(slot: ProcessSlot) -> u64 {
         let in_program = || slot.get(Field::Resident) + slot.get(Field::Frames);
         let most =
@@ -28,8 +30,8 @@ impl Group {
         Self::could_give(slot).min(most)
     }
 
-    /// Asks processes that hold more than an equal share to give back `pages` in all, the largest first.
-    /// `for_whom` is not asked. False if there is none.
+    /// Asks processes that hold more than an equal share to give back `pages` pages in all, the largest first.
+    /// `for_whom` is not asked. Returns whether there is any such process.
     pub fn ask(&self, for_whom: ProcessSlot, pages: i64) -> bool {
         let share = (self.setup.cap_pages / self.live().count().max(1) as u64) as i64;
         let richest = self
@@ -48,7 +50,7 @@ impl Group {
         true
     }
 
-    /// Asks a process that rests for `pages`. False if there is none that has not been asked for all.
+    /// Asks a process that rests for `pages` pages. Returns false if all such processes were asked for all they have.
     pub fn ask_resting(&self, for_whom: ProcessSlot, pages: u64) -> bool {
         let unasked = |slot: &ProcessSlot| Self::would_give(*slot).saturating_sub(slot.get(Field::Asked));
         let resting = self.others(for_whom).filter(|slot| slot.is_resting() && slot.get(Field::Armed) != 0);
@@ -59,8 +61,9 @@ impl Group {
         true
     }
 
-    /// Asks every process but `for_whom` that has some to give back `pages` of them, whatever its share: the last
-    /// resort of one that has nothing. Shares do not tell what can leave. Nobody rests then, and keeps a pool.
+    /// Asks every process but `for_whom` to give back `pages` pages, if it has any, whatever its share. It is the last
+    /// resort of a process that has nothing, for shares do not tell which pages can leave. All rests end: a
+    /// process that has just begun to rest would keep its pool.
     pub fn ask_all(&self, for_whom: ProcessSlot, pages: u64) {
         for slot in self.others(for_whom) {
             slot.set_resting(false);
@@ -80,7 +83,7 @@ impl Group {
 
     /// Asks the process under the least pressure for `pages` of those that it could give, if
     /// `for_whom` is under so much more that they are worth more there. A process that idles keeps its memory for
-    /// as long as nobody misses any. (By page fault frequency: Chu and Opderbeck 1972.)
+    /// as long as no other process misses any. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
         let pressure = for_whom.get(Field::Pressure);
         let spare = |slot: &ProcessSlot| Self::would_give(*slot);

@@ -21,12 +21,12 @@ impl Group {
         Board::of(self.board_words(slot))
     }
 
-    /// Clears the board of the process whose slot it is, which says what its clock shows now.
+    /// Clears the board of a process, which calls this and whose clock shows `clock` now.
     pub fn begin_board(&self, slot: ProcessSlot, clock: u64) -> Board {
         Board::begin(self.board_words(slot), slot.get(Field::Tenancy), clock)
     }
 
-    /// Says how much is written to the log of the run, and to which descriptor of the launcher: `None` for the standard
+    /// Sets how much is written to the log of the run, and to which descriptor of the launcher: `None` for the standard
     /// error of each process.
     pub fn set_log(&self, level: Level, fd: Option<u64>) {
         let word = level as u64 | fd.map_or(0, |fd| fd + 1) << LEVEL_BITS;
@@ -49,7 +49,7 @@ impl Group {
         }
     }
 
-    /// Returns how much is written to the log, and where the file is found.
+    /// Returns how much is written to the log, and the path of its file.
     pub fn log(&self) -> (Level, Option<PathBuf>) {
         let word = self.header[Header::Log as usize].load(Acquire);
         let fd = (word >> LEVEL_BITS).checked_sub(1);

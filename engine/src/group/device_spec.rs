@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 /// The swap file of a run, as its processes find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceSpec {
-    /// Its descriptor in the launcher.
+    /// The number of its descriptor in the launcher.
     pub fd: u64,
-    /// What tells it from all other files.
+    /// The identity that tells it from all other files.
     pub identity: Identity,
 }
 
@@ -39,9 +39,9 @@ impl DeviceSpec {
         })
     }
 
-    /// Waits for the writes that threads began which have ended since, by `path` or as the launcher hands the device
-    /// out: see [`file::await_writes`]. What cannot be waited for has ended by now, as a rule; and whoever reads a
-    /// wrong block knows by its hash.
+    /// Waits for the writes that ended threads began, by `path` or as the launcher hands the device out: see
+    /// [`file::await_writes`]. Writes that cannot be waited for have ended by now, as a rule; and a read of a wrong
+    /// block is found by its hash.
     pub fn await_writes(&self, path: &Path) {
         if file::await_writes(path, self.identity).is_err()
             && let Ok(file) = handout::ask(Thing::SwapFile)

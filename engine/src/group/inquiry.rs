@@ -18,7 +18,7 @@ const _: () = assert!(Field::Stuck as usize + Reason::ALL.len() <= SLOT_HEADER_W
 pagetide_page::numbered_enum! {
     /// Whether a process can answer, and if not, why.
     pub enum Responsiveness: u64 {
-        /// It does, or may.
+        /// It answers, or may.
         Answers = 0,
         /// It is stopped.
         Stopped = 1,
@@ -30,11 +30,11 @@ pagetide_page::numbered_enum! {
 /// The processes that ended for want of memory, and what could not leave when the last one did.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// How many.
+    /// The number of processes.
     pub processes: u64,
-    /// Pages of managed memory, of all processes of the run.
+    /// Pages of managed memory that could not leave, of all processes of the run.
     pub stuck: Tally,
-    /// Pages that are not managed, of all of them.
+    /// Pages of unmanaged memory, of all processes of the run.
     pub unmanaged: u64,
 }
 
@@ -43,7 +43,7 @@ impl Group {
         &self.header[word as usize]
     }
 
-    /// The last inquiry; 0 if there was none.
+    /// Returns the number of the last inquiry; 0 if there was none.
     pub fn inquiry(&self) -> u64 {
         self.word(Header::Inquiries).load(Acquire)
     }
@@ -55,7 +55,8 @@ impl Group {
         number
     }
 
-    /// Whether all others have answered an inquiry of `by`, or cannot. What is left of the launcher is for the caller.
+    /// Returns whether all others have answered an inquiry of `by`, or cannot. What is left of the launcher is for the
+    /// caller.
     pub fn is_answered(&self, by: ProcessSlot, inquiry: u64) -> bool {
         self.live().filter(|slot| slot.index != by.index).all(|slot| {
             let cannot = slot.get(Field::Responsiveness) != Responsiveness::Answers.to_bits();
@@ -65,18 +66,18 @@ impl Group {
         })
     }
 
-    /// Whether the launcher has looked since an inquiry was made.
+    /// Returns whether the launcher has looked since an inquiry was made.
     pub fn has_launcher_answered(&self, inquiry: u64) -> bool {
         self.word(Header::LauncherAnswered).load(Acquire) >= inquiry
     }
 
-    /// The launcher has looked at everything since this inquiry was made.
+    /// Notes that the launcher has looked at all that it counts since this inquiry was made.
     pub fn answer_as_launcher(&self, inquiry: u64) {
         self.word(Header::LauncherAnswered).store(inquiry, Release);
     }
 
-    /// Makes `slot` the one process that ends for want of memory. False if another does: what it leaves is to be had
-    /// soon.
+    /// Makes `slot` the one process that ends for want of memory. Returns false if another process ends just now: its
+    /// memory is to be had soon.
     pub fn may_end(&self, slot: ProcessSlot) -> bool {
         let word = self.word(Header::Ending);
         let own = slot.tenant() + 1;
@@ -87,7 +88,7 @@ impl Group {
         word.fetch_update(AcqRel, Acquire, claim).is_ok()
     }
 
-    /// Notes that a process ends, and why.
+    /// Notes that a process ends for want of memory, and the pages that could not leave.
     pub fn note_ended(&self, ended: &Ended) {
         for (nth, &reason) in Reason::ALL.iter().enumerate() {
             self.header[Header::EndedStuck as usize + nth].store(ended.stuck.get(reason), Relaxed);
@@ -96,7 +97,7 @@ impl Group {
         self.word(Header::EndedProcesses).fetch_add(1, Release);
     }
 
-    /// The processes that ended so.
+    /// Returns the processes that ended for want of memory.
     pub fn ended(&self) -> Ended {
         let at =
             |nth: usize| self.header[Header::EndedStuck as usize + nth].load(Relaxed).min(PAGES_MAX as u64);
@@ -107,7 +108,7 @@ impl Group {
         }
     }
 
-    /// What cannot leave of all processes, as their last answers say, and what is not managed.
+    /// Returns the pages that cannot leave, of all processes by their last answers, and the number of unmanaged pages.
     pub fn stuck(&self) -> (Tally, u64) {
         let mut stuck = Tally::default();
         let (group, launcher) = self.own_pages();
@@ -122,7 +123,7 @@ impl Group {
 }
 
 impl ProcessSlot {
-    /// Notes that the process has looked since an inquiry was made, and what it found that cannot leave.
+    /// Notes that the process has looked since an inquiry was made, and the pages that it found unable to leave.
     pub fn answer(&self, inquiry: u64, stuck: Option<&Tally>) {
         if let Some(stuck) = stuck {
             for (nth, &reason) in Reason::ALL.iter().enumerate() {
@@ -135,14 +136,14 @@ impl ProcessSlot {
         self.set(Field::Answered, inquiry);
     }
 
-    /// What it found at last that cannot leave.
+    /// Returns the pages that it last found unable to leave.
     pub fn stuck(&self) -> Tally {
         Tally::from_counts(std::array::from_fn(|nth| {
             self.words[Field::Stuck as usize + nth].load(Relaxed).min(PAGES_MAX as u64)
         }))
     }
 
-    /// Whether it has yet to answer the last inquiry.
+    /// Returns whether it has yet to answer the last inquiry.
     pub fn is_asked(&self, group: &Group) -> bool {
         self.get(Field::Answered) < group.inquiry()
     }

@@ -1,4 +1,4 @@
-//! Where each word of the group page lies, and what it may be taken for.
+//! The layout of the group page: where each word lies, and which values of it are possible.
 
 use super::SLOTS;
 use crate::dump::board;
@@ -81,15 +81,15 @@ pub(super) enum Header {
 pub enum Field {
     /// 0 free, 1 taken.
     Taken,
-    /// How many processes have had it.
+    /// The number of processes that have had the slot so far.
     Tenancy,
-    /// The process.
+    /// The process's pid, as the process sees it.
     Pid,
-    /// When it started (0: not known yet, a fork is under way).
+    /// The process's start time; 0 if it is not known yet, since a fork is under way.
     StartTime,
-    /// Pages that it may use.
+    /// Pages that the process may use.
     Grant,
-    /// Pages that it is asked to give back.
+    /// Pages that the process is asked to give back.
     Asked,
     /// Counts up when there is something for its control thread to do; waited on as a futex.
     Bell,
@@ -111,9 +111,9 @@ pub enum Field {
     Disk,
     /// Pages stored in the pool.
     StoredPages,
-    /// Bytes of their payload.
+    /// Bytes of the payload of the stored pages.
     StoredBytes,
-    /// Of those pages, the ones that are stored as they are.
+    /// Pages of the stored ones that are stored as they are, uncompressed.
     StoredRaw,
     /// Pages out of the program that are one repeated word.
     SameFilled,
@@ -134,9 +134,9 @@ pub enum Field {
     Added,
     /// Whether a thread of the process waits for its bell: others may ask it for pages.
     Listens,
-    /// Pages that others may ask for, as the engine knows.
+    /// Pages that others may ask for, as the engine counts them.
     Spare,
-    /// Its pid namespace; 0 if not known.
+    /// The process's pid namespace; 0 if it is not known.
     Namespace,
     /// The pid by which the launcher knows it; 0 before it has looked.
     KnownAs,
@@ -148,13 +148,13 @@ pub enum Field {
     /// How often the process was told to rest and to go on: odd while its faults are to wait (see
     /// [`super::ProcessSlot::set_resting`]).
     Rest,
-    /// How often it was told so since it rests.
+    /// How often the process was told to rest since it rests.
     RestAgain,
     /// Where the stack of its program begins; see [`super::ProcessSlot::stack`].
     Stack,
-    /// The last inquiry that it has answered.
+    /// The number of the last inquiry that the process has answered.
     Answered,
-    /// Why it does not answer: see [`super::Responsiveness`].
+    /// The reason for which the process does not answer: see [`super::Responsiveness`].
     Responsiveness,
     /// Pages that the program has locked.
     Locked,
@@ -163,7 +163,7 @@ pub enum Field {
 }
 
 impl Field {
-    /// What a word can be taken for.
+    /// Returns `value`, or the nearest value that is possible in this word.
     pub(crate) fn bounded(self, value: u64) -> u64 {
         match self {
             Self::Taken
@@ -191,8 +191,8 @@ impl Field {
     }
 }
 
-/// Bytes of a group page for a swap file of so many blocks: a 127th of that, of which what was never used takes no
-/// memory.
+/// Returns the bytes of a group page for a swap file of `blocks` blocks: a 127th of the file. Parts that were never
+/// used take no memory.
 pub fn bytes_needed(blocks: u64) -> usize {
     boards_at(blocks) + SLOTS * BOARD_BYTES
 }

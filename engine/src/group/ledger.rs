@@ -1,4 +1,4 @@
-//! Who has which part of the cap.
+//! The ledger: which part of the cap each process has, and which is free.
 
 use super::layout::{Field, Header, PAGES_MAX};
 use super::{Group, ProcessSlot};
@@ -10,13 +10,13 @@ use std::time::Duration;
 const UNCHARGED_PART: i64 = 8;
 
 impl Group {
-    /// Pages of the group page itself, and of the launcher.
+    /// Returns the number of pages of the group page itself, and of the launcher.
     pub fn own_pages(&self) -> (u64, u64) {
         let get = |word: Header| self.header[word as usize].load(Relaxed).min(PAGES_MAX as u64);
         (get(Header::OwnPages), get(Header::LauncherPages))
     }
 
-    /// Charges what the group page and the launcher take by now: the launcher's to call.
+    /// Charges the pages that the group page (`shared`) and the launcher take by now. For the launcher to call.
     pub fn charge_own(&self, shared: u64, launcher: u64) {
         for (word, pages) in [(Header::OwnPages, shared), (Header::LauncherPages, launcher)] {
             let before = self.header[word as usize].swap(pages, Relaxed);
@@ -24,36 +24,37 @@ impl Group {
         }
     }
 
-    /// Pages of shared memory that processes map, each once. The group page is not among them.
+    /// Returns the number of pages of shared memory that processes map, each once, without the group page.
     pub fn shared_pages(&self) -> u64 {
         self.header[Header::SharedPages as usize].load(Relaxed).min(PAGES_MAX as u64)
     }
 
-    /// Charges what the run has of shared memory by now: the launcher's to call, for nobody else sees who shares what.
+    /// Charges the pages of shared memory that the run has by now. For the launcher to call, which alone sees them all.
     pub fn charge_shared(&self, pages: u64) {
         let before = self.header[Header::SharedPages as usize].swap(pages, Relaxed);
         self.take_anyway((pages as i64).wrapping_sub(before as i64));
     }
 
-    /// Pages that processes without a slot hold.
+    /// Returns the number of pages that processes without a slot hold.
     pub fn unmanaged_pages(&self) -> u64 {
         self.header[Header::UnmanagedPages as usize].load(Relaxed).min(PAGES_MAX as u64)
     }
 
-    /// Charges what processes without a slot hold by now: the launcher's to call.
+    /// Charges the pages that processes without a slot hold by now. For the launcher to call.
     pub fn charge_unmanaged(&self, pages: u64) {
         let before = self.header[Header::UnmanagedPages as usize].swap(pages, Relaxed);
         self.take_anyway((pages as i64).wrapping_sub(before as i64));
     }
 
-    /// Pages of the cap that nobody was granted. Negative if unmanaged memory grew past it.
+    /// Returns the number of pages of the cap that no process was granted. It is negative if unmanaged memory has grown
+    /// past the cap.
     pub fn free(&self) -> i64 {
         (self.header[Header::Free as usize].load(Relaxed) as i64).clamp(-PAGES_MAX, PAGES_MAX)
     }
 
-    /// How many more pages may be handed out that nobody is charged for: what processes without an engine have taken
-    /// and do not touch. An eighth of the cap, should they all touch it at once; of what they had for a while and did
-    /// not touch, or seem to be charged for since, half is counted.
+    /// Returns how many more pages may be handed out without a charge: pages that processes without an engine take and
+    /// do not touch. They are an eighth of the cap at most, should all be touched at once. Pages that processes had for
+    /// a while and did not touch, or seem to be charged for since, count half.
     pub fn uncharged_left(&self) -> i64 {
         let without = self.live().filter(|slot| slot.get(Field::Armed) == 0);
         let uncharged = |slot: ProcessSlot| {
@@ -65,7 +66,7 @@ impl Group {
         self.setup.cap_pages as i64 / UNCHARGED_PART - uncharged
     }
 
-    /// Takes `pages` if at least `reserve` remain.
+    /// Takes `pages` if at least `reserve` remain. Returns whether it did.
     pub fn take(&self, pages: i64, reserve: i64) -> bool {
         self.header[Header::Free as usize]
             .fetch_update(AcqRel, Relaxed, |free| {
@@ -75,7 +76,7 @@ impl Group {
             .is_ok()
     }
 
-    /// Takes as many of `pages` as there are.
+    /// Takes as many of `pages` as are free. Returns how many it took.
     pub fn take_up_to(&self, pages: i64) -> i64 {
         let mut taken = 0;
         let _ = self.header[Header::Free as usize].fetch_update(AcqRel, Relaxed, |free| {
@@ -85,12 +86,12 @@ impl Group {
         taken
     }
 
-    /// Takes `pages` whatever is left: memory that is in use already.
+    /// Takes `pages` whether or not they are free, for memory that is in use already.
     pub fn take_anyway(&self, pages: i64) {
         self.header[Header::Free as usize].fetch_sub(pages as u64, AcqRel);
     }
 
-    /// Gives pages back.
+    /// Gives `pages` back, and wakes the threads that wait for them.
     pub fn give(&self, pages: i64) {
         self.header[Header::Free as usize].fetch_add(pages as u64, AcqRel);
         if pages > 0 {
@@ -99,12 +100,12 @@ impl Group {
         }
     }
 
-    /// Pages that are asked of the group at a time: 1/64 of the cap, 1 MiB at most.
+    /// Returns the number of pages that are asked of the group at a time: 1/64 of the cap, 1 MiB at most.
     pub fn step(&self) -> i64 {
         (self.setup.cap_pages as i64 / 64).min(256)
     }
 
-    /// A number that changes whenever pages are given back.
+    /// Returns a number that changes whenever pages are given back.
     pub fn demand(&self) -> u32 {
         self.header[Header::Demand as usize].load(Acquire) as u32
     }

@@ -1,4 +1,4 @@
-//! Slots are taken by processes that start, and given back when they have ended.
+//! The lives of slots: processes take them when they start, and they are given back when the processes have ended.
 
 use super::layout::{COUNTER_WORDS, Field, Header, SLOT_HEADER_WORDS};
 use super::{Group, ProcessSlot};
@@ -31,8 +31,8 @@ impl Group {
         (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
     }
 
-    /// Does what a launcher does for processes that have died, if it has died itself and this process can tell.
-    /// `swap` is where this process finds the swap file.
+    /// Releases the slots of processes that have died, as the launcher does, if that has died itself and this process
+    /// can tell. `swap` is the path of the swap file for this process.
     pub fn sweep(&self, swap: Option<&PathBuf>) {
         let is_dead = |process: Identity| process.pids().is_ok_and(|pids| pids.is_empty());
         if self.is_launcher_dead() == Some(true) {
@@ -41,7 +41,7 @@ impl Group {
         }
     }
 
-    /// Whether the launcher is dead; `None` if this process cannot tell.
+    /// Returns whether the launcher is dead; `None` if this process cannot tell.
     pub fn is_launcher_dead(&self) -> Option<bool> {
         let (launcher, own) = (self.setup.launcher, Identity::own());
         // From another namespace, or through the `/proc` of one, the living may be out of sight.
@@ -49,7 +49,7 @@ impl Group {
         sees.then(|| launcher.pids().ok().map(|pids| pids.is_empty()))?
     }
 
-    /// Takes a slot for a process. `None` if the run has [`super::SLOTS`] processes.
+    /// Takes a slot for a process; `None` if the run has [`super::SLOTS`] processes.
     pub fn claim(&self, process: Identity) -> Option<ProcessSlot> {
         let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {
             slot.word(Field::Taken).load(Relaxed) == 0
@@ -70,7 +70,7 @@ impl Group {
         Some(slot)
     }
 
-    /// Gives slots back: their counters go to the dead, their grants to the free, their blocks to the device.
+    /// Gives slots back: their counters are added to those of the dead, and their grants and blocks become free.
     pub fn release(&self, slots: impl IntoIterator<Item = ProcessSlot>) {
         let trace = self.trace_path();
         let noted = slots.into_iter().inspect(|slot| {
@@ -83,7 +83,7 @@ impl Group {
         self.release_when_written(&self.swap_path(), noted);
     }
 
-    /// Gives a slot back whose process is another program by now, which has not joined, if `tenant` has it still.
+    /// Gives a slot back, if `tenant` has it still, whose process is another program by now and has not joined.
     pub fn evict(&self, slot: ProcessSlot, tenant: u64) {
         // Nobody else gives it back or takes it meanwhile.
         if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {

@@ -1,4 +1,4 @@
-//! What a run is told at its start, and how its group page is made and opened.
+//! The setup of a run: its settings, and the making and opening of its group page.
 
 use super::layout::{HEADER_WORDS, Header, PAGES_MAX, bytes_needed};
 use super::{DeviceSpec, Group, SLOTS};
@@ -34,13 +34,13 @@ pub struct Setup {
     pub page_cluster: u32,
     /// Blocks of the swap file; 0 for none.
     pub blocks: u64,
-    /// The launcher.
+    /// The identity of the launcher.
     pub launcher: Identity,
     /// The swap file, if there is one.
     pub device: DeviceSpec,
-    /// The trace's descriptor in the launcher, if what happens is to be written down.
+    /// The number of the trace's descriptor in the launcher, if the run writes a trace.
     pub trace_fd: Option<u64>,
-    /// Ways that are masked, for tests.
+    /// The ways of moving pages that are masked, for tests.
     pub mask: Mask,
     /// Whether the swap file is encrypted.
     pub encrypt: bool,
@@ -49,7 +49,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// A run of this cap without a swap file, with the defaults of everything else.
+    /// Returns the setup of a run with this cap, without a swap file, and with the defaults of all other settings.
     pub fn new(cap_pages: u64, launcher: Identity) -> Self {
         Self {
             cap_pages,
@@ -72,18 +72,18 @@ impl Setup {
 /// The settings that may change while a run goes on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Knobs {
-    /// Switches of the pool.
+    /// The switches of the pool.
     pub switches: Switches,
-    /// The most of the cap that the pool may take, in percent.
+    /// The part of the cap that the pool may take at most, in percent.
     pub max_pool_percent: u64,
 }
 
-/// Why the group page cannot be used.
+/// The reason for which the group page cannot be used.
 #[derive(Debug)]
 pub enum OpenError {
-    /// The system says no.
+    /// It cannot be opened or mapped.
     System(std::io::Error),
-    /// It is not a group page, or one of another version of Pagetide.
+    /// It is no group page, or that of another version of Pagetide.
     Foreign,
 }
 
@@ -142,7 +142,7 @@ impl Group {
         Self::of(Shared::open(path).map_err(|error| OpenError::System(error.into()))?)
     }
 
-    /// The group page of which this process was handed a descriptor.
+    /// Maps the group page of which this process was handed a descriptor.
     pub(crate) fn adopt(page: &OwnedFd) -> Result<Self, OpenError> {
         Self::of(Shared::adopt(page).map_err(|error| OpenError::System(error.into()))?)
     }
@@ -192,7 +192,7 @@ impl Group {
         Ok(Self { shared, header, slots: SLOTS, setup })
     }
 
-    /// Returns what the run was told at its start.
+    /// Returns the settings that the run was told at its start.
     pub fn setup(&self) -> Setup {
         self.setup
     }
@@ -206,7 +206,7 @@ impl Group {
         }
     }
 
-    /// Changes that: each process sees it within some hundredths of a second.
+    /// Changes the settings that may change. Each process follows within some hundredths of a second.
     pub fn change_knobs(&self, mut change: impl FnMut(&mut Knobs)) {
         let Knobs { max_pool_percent, .. } = self.knobs();
         let mut percent = max_pool_percent;

@@ -1,4 +1,4 @@
-//! The part of the group page that one process has.
+//! Slots: the part of the group page that one process has.
 
 use super::layout::{COUNTER_WORDS, Field, PAGES_MAX, SLOT_HEADER_WORDS};
 use crate::latency::Latency;
@@ -18,22 +18,24 @@ pub struct ProcessSlot {
 }
 
 impl ProcessSlot {
-    /// The slot's number.
+    /// Returns the slot's number.
     pub fn index(&self) -> usize {
         self.index
     }
 
-    /// The process's number in a trace: a slot serves one after the other.
+    /// Returns the number of the process in a trace. A slot serves one process after the other, so it is more than the
+    /// slot's number.
     pub fn tenant(&self) -> u64 {
         (self.index as u64) << 32 | self.get(Field::Tenancy) & u64::from(u32::MAX)
     }
 
-    /// A word of it.
+    /// Returns a word of the slot.
     pub fn word(&self, field: Field) -> &'static AtomicU64 {
         &self.words[field as usize]
     }
 
-    /// A word's value. Every process of the run can write there: numbers of pages are within what can be.
+    /// Returns a word's value. Every process of the run can write there, so an impossible number of pages is cut to the
+    /// nearest possible one.
     pub fn get(&self, field: Field) -> u64 {
         field.bounded(self.word(field).load(Acquire))
     }
@@ -43,7 +45,7 @@ impl ProcessSlot {
         self.word(field).store(value, Release);
     }
 
-    /// Says whose it is.
+    /// Notes the process that has the slot.
     pub fn name(&self, process: Identity) {
         // The start time last: whoever sees it may go by the name.
         self.set(Field::Namespace, process.namespace);
@@ -51,13 +53,14 @@ impl ProcessSlot {
         self.set(Field::StartTime, process.start_time);
     }
 
-    /// Whose it is.
+    /// Returns the identity of the process that has the slot.
     pub fn process(&self) -> Identity {
         let start_time = self.get(Field::StartTime);
         Identity { pid: self.get(Field::Pid) as u32, start_time, namespace: self.get(Field::Namespace) }
     }
 
-    /// The pid by which the launcher knows the process, once it has looked; by which the process knows itself, before.
+    /// Returns the pid by which the launcher knows the process, or by which the process knows itself before the
+    /// launcher has looked.
     pub fn known_as(&self) -> u64 {
         match self.get(Field::KnownAs) {
             0 => self.get(Field::Pid),
@@ -71,27 +74,28 @@ impl ProcessSlot {
         self.get(Field::Stack)
     }
 
-    /// Says where it begins.
+    /// Notes the address where that stack begins.
     pub fn set_stack(&self, address: u64) {
         self.set(Field::Stack, address);
     }
 
-    /// Says that a thread of the process waits for its bell.
+    /// Notes that a thread of the process waits for its bell.
     pub fn listen(&self) {
         self.set(Field::Listens, 1);
     }
 
-    /// Pages that are taken for it.
+    /// Returns the number of pages that are taken for the process.
     pub fn granted(&self) -> i64 {
         self.get(Field::Grant).wrapping_add(self.get(Field::Added)) as i64
     }
 
-    /// Pages that the launcher has taken back of what the process was granted before it touched them.
+    /// Returns the number of pages that the launcher has taken back, since the process was granted them and did not
+    /// touch them.
     pub fn debt(&self) -> i64 {
         (self.get(Field::Added) as i64).min(0).saturating_neg()
     }
 
-    /// Makes a debt smaller by up to `pages`. Returns by how many.
+    /// Makes that debt smaller by up to `pages`. Returns by how many.
     pub fn pay_debt(&self, pages: i64) -> i64 {
         let mut paid = 0;
         let _ = self.word(Field::Added).fetch_update(AcqRel, Relaxed, |added| {
@@ -101,7 +105,7 @@ impl ProcessSlot {
         paid
     }
 
-    /// Whether the process is to rest.
+    /// Returns whether the process is to rest.
     pub fn is_resting(&self) -> bool {
         self.get(Field::Rest) % 2 == 1
     }
@@ -111,8 +115,8 @@ impl ProcessSlot {
         let _ = self.word(Field::Rest).compare_exchange(order, order.wrapping_add(1), AcqRel, Relaxed);
     }
 
-    /// Whether the process has only begun to rest: what it has in its pool is small, and dear to bring back from
-    /// elsewhere.
+    /// Returns whether the process has only begun to rest: what it has in its pool is small, and dear to bring back
+    /// from elsewhere.
     pub fn keeps_pool(&self) -> bool {
         self.is_resting() && self.get(Field::RestAgain) == 0
     }
@@ -143,17 +147,17 @@ impl ProcessSlot {
         }
     }
 
-    /// The process's counters.
+    /// Returns the process's counters.
     pub fn counters(&self) -> Counters {
         Counters::new(&self.words[SLOT_HEADER_WORDS..SLOT_HEADER_WORDS + COUNTER_WORDS])
     }
 
-    /// The process's fault latencies.
+    /// Returns the histogram of the process's fault latencies.
     pub fn latency(&self) -> Latency {
         Latency::new(&self.words[SLOT_HEADER_WORDS + COUNTER_WORDS..])
     }
 
-    /// Tells the process's control thread that there is something to do.
+    /// Rings the process's bell, so that its control thread looks what there is to do.
     pub fn ring(&self) {
         self.word(Field::Bell).fetch_add(1, AcqRel);
         futex_wake(self.word(Field::Bell));

@@ -1,19 +1,19 @@
-//! How far each process of a run is with giving up the swap file.
+//! Swapoff of a run: how far each process is with giving up the swap file.
 
 use super::layout::{Field, Header};
 use super::{Group, ProcessSlot};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire};
 
 pagetide_page::numbered_enum! {
-    /// How far a process is with giving up the swap file.
+    /// The state of a process's giving up the swap file.
     pub enum OffState: u64 {
-        /// It has not begun.
+        /// The process has not begun.
         Used = 0,
-        /// It brings back what it has there.
+        /// The process brings back the pages that it has there.
         Leaving = 1,
-        /// It has nothing there, and writes nothing any more.
+        /// The process has no page there, and writes none any more.
         Off = 2,
-        /// What is left finds no room.
+        /// There is no room for the pages that are left there.
         NoRoom = 3,
     }
 }
@@ -28,7 +28,7 @@ impl OffState {
 }
 
 impl Group {
-    /// Whether the swap file is to be used no more.
+    /// Returns whether the swap file is to be used no more.
     pub fn is_swapped_off(&self) -> bool {
         self.swapoffs() % 2 == 1
     }
@@ -44,7 +44,7 @@ impl Group {
         self.live().for_each(|slot| slot.ring());
     }
 
-    /// How far a process is with what the run was told last.
+    /// Returns the state of a process, for the last order to the run.
     pub fn off_state(&self, slot: ProcessSlot) -> OffState {
         let word = slot.get(Field::Swapoff);
         if word >> OffState::BITS == self.swapoffs() { OffState::of_word(word) } else { OffState::Used }

@@ -1,4 +1,4 @@
-//! The engine starts.
+//! Arming: the start of a process's engine.
 
 use super::{Generation, Process, lock};
 use crate::runtime::{Runtime, StartArgs, StartMode};
@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Process {
-    /// Starts the engine, and waits until it runs. Not for a child of `vfork`: threads that it starts are its own, and
-    /// end with it. The process does so itself when it charges next.
+    /// Starts the engine, and waits until it runs. In a child of `vfork` it does nothing: threads that it started would
+    /// be its own, and end with it. The parent starts the engine when it charges next.
     pub fn arm(&'static self) {
         self.arm_with(StartMode::None);
     }

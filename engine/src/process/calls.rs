@@ -1,4 +1,4 @@
-//! Calls of the program that change its memory.
+//! Mapping calls: calls of the program that change its memory.
 
 use super::charge::charge;
 use super::{Generation, lock};
@@ -11,10 +11,10 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{MutexGuard, PoisonError, RwLockWriteGuard};
 
-/// Pages of a run that is listed as one.
+/// The number of pages of a run that is listed as one.
 const RUN_MAX: u64 = 64;
 
-/// What a mapping call of the program works with: signals blocked, its stack in place.
+/// A mapping call of the program under way: signals are blocked, and its stack stays in place.
 #[derive(Debug)]
 pub struct Entered<'a> {
     pub(super) generation: &'a Generation,
@@ -62,7 +62,7 @@ impl std::ops::DerefMut for RegionsGuard<'_> {
     }
 }
 
-/// The words of a range, but those of clusters that are all holes. Takes no lock.
+/// Returns the words of a range, without those of clusters that are all holes. Takes no lock.
 pub(super) fn words(
     runtime: &Runtime,
     range: Range<PageIndex>,
@@ -75,7 +75,7 @@ pub(super) fn words(
         .map(|page| (page, table.peek(page)))
 }
 
-/// What a call that resizes a mapping may do.
+/// The freedom of a call that resizes a mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct Remapping {
     /// Whether the mapping may end up elsewhere.
@@ -94,7 +94,7 @@ impl Entered<'_> {
         }
     }
 
-    /// Whether any part of `range` is managed.
+    /// Returns whether a part of `range` is managed.
     pub fn manages(&self, range: Range<PageIndex>) -> bool {
         match self.runtime {
             Some(runtime) => {
@@ -105,8 +105,8 @@ impl Entered<'_> {
         }
     }
 
-    /// A new private anonymous mapping is managed from now on. Returns the pages that need no charge any more: of a
-    /// mapping that went from there by a call that nobody told us of.
+    /// Manages a new private anonymous mapping from now on. Returns the number of pages that need no charge any more:
+    /// those of a mapping that went from there by a call that we did not see.
     pub fn mapped(&self, range: Range<PageIndex>, mut attributes: Attributes) -> i64 {
         // Whoever gave up the place has done with it.
         let _layout = lock(&self.generation.layout);
@@ -127,8 +127,7 @@ impl Entered<'_> {
         released
     }
 
-    /// `range` is about to be unmapped, or replaced: `call` does it. Returns its result, and the pages
-    /// that were charged.
+    /// Runs `call`, which unmaps `range` or replaces it. Returns its result, and the number of pages that were charged.
     pub fn unmapping<T>(
         &self,
         range: Range<PageIndex>,
@@ -138,8 +137,8 @@ impl Entered<'_> {
         self.giving_up(range, call, |removed| self.forget(removed))
     }
 
-    /// Runs `call`, which moves another mapping to `range`. Returns its result, and the pages that need no
-    /// charge any more. What the table knows of the range is for `call` to forget.
+    /// Runs `call`, which moves another mapping to `range`, and has the table forget the range itself. Returns its
+    /// result, and the number of pages that need no charge any more.
     pub fn replacing<T>(
         &self,
         range: Range<PageIndex>,
@@ -193,8 +192,8 @@ impl Entered<'_> {
         }
     }
 
-    /// Runs `call`, which changes what the program may do with `range`, and notes it. Returns its result,
-    /// and the pages that need no charge any more.
+    /// Runs `call`, which changes the program's access to `range`, and notes the change. Returns its result, and the
+    /// number of pages that need no charge any more.
     pub fn protecting<T>(
         &self,
         range: Range<PageIndex>,
@@ -219,14 +218,14 @@ impl Entered<'_> {
         (result, released)
     }
 
-    /// What is managed of `range` stays in memory from now on, or need not any more. What is out comes back
-    /// when it is touched.
+    /// Has the managed pages of `range` stay in memory from now on, if `locked`, or not any more. Pages that are out
+    /// come back when they are touched.
     pub fn hold(&self, range: Range<PageIndex>, locked: bool) {
         self.regions().change(range, |attributes| attributes.locked = locked);
         self.count_locked(None);
     }
 
-    /// The same for everything that is managed.
+    /// Has all managed pages stay in memory from now on, if `locked`, or not any more.
     pub fn hold_all(&self, locked: bool) {
         for range in self.ranges() {
             self.regions().change(range, |attributes| attributes.locked = locked);
@@ -234,18 +233,18 @@ impl Entered<'_> {
         self.count_locked(Some(locked));
     }
 
-    /// What is managed of `range` is never taken out from now on; it is not locked for all that. What is out comes
-    /// back when it is touched.
+    /// Has no managed page of `range` leave from now on, without counting it as locked. Pages that are out come back
+    /// when they are touched.
     pub fn keep(&self, range: Range<PageIndex>) {
         self.regions().change(range, |attributes| attributes.kept = true);
     }
 
-    /// Whether what is mapped from now on stays in memory.
+    /// Sets whether memory that is mapped from now on stays in memory.
     pub fn hold_new(&self, locked: bool) {
         self.generation.holds_new.store(locked, Relaxed);
     }
 
-    /// Runs of pages of `range` that are out of the program, at most 64 each.
+    /// Returns the runs of pages of `range` that are out of the program, of at most 64 pages each.
     pub fn out(&self, range: Range<PageIndex>) -> Vec<Range<PageIndex>> {
         let Some(runtime) = self.runtime else { return Vec::new() };
         let mut runs: Vec<Range<PageIndex>> = Vec::new();
@@ -274,23 +273,23 @@ impl Entered<'_> {
         }
     }
 
-    /// Every managed range.
+    /// Returns all managed ranges, ascending.
     pub fn ranges(&self) -> Vec<Range<PageIndex>> {
         self.regions().iter().map(|(start, region)| start..region.end).collect()
     }
 
-    /// Whether a part of `range` must stay in memory.
+    /// Returns whether a part of `range` must stay in memory.
     pub fn holds(&self, range: Range<PageIndex>) -> bool {
         self.regions().pieces(range).any(|(_, region)| region.attributes.locked)
     }
 
-    /// Changes what a forked child is to find in `range`.
+    /// Changes the contents of `range` that a forked child is to find.
     pub fn at_fork(&self, range: Range<PageIndex>, change: fn(&mut AtFork)) {
         self.regions().change(range, |attributes| change(&mut attributes.at_fork));
     }
 
-    /// Drops the contents of `range`, which reads as zeroes afterwards. `call` does it in the kernel, for
-    /// each part of the range, in order.
+    /// Drops the contents of `range`, which reads as zeroes afterwards. `call` makes the system call for each part of
+    /// the range, in order.
     pub fn dropping(&self, range: Range<PageIndex>, mut call: impl FnMut(Range<PageIndex>)) {
         match self.runtime {
             None => call(range),

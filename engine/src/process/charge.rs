@@ -1,4 +1,4 @@
-//! What the process has been handed out, before its engine runs.
+//! Charges for memory that the process is handed out before its engine runs.
 
 use super::fork::ASLEEP_RESERVE;
 use super::{Generation, Process, lock};
@@ -27,7 +27,7 @@ const SENTRY_ROOM: usize = 1 << 30;
 const SENTRY_WAIT: Duration = Duration::from_secs(600);
 
 impl Process {
-    /// Charges pages that are handed out to the program. Starts the engine when the group has no more.
+    /// Charges `pages` pages that are handed out to the program. Starts the engine when the group has no more.
     ///
     /// Call it before [`Process::enter`], never within.
     pub fn charge(&'static self, pages: i64) {
@@ -75,9 +75,9 @@ impl Process {
         slot.get(Field::Grant).wrapping_add(slot.get(Field::Spared)) as i64
     }
 
-    /// Charges pages that an allocator has taken for objects of one size each, which it will use bit by bit if at all:
-    /// most of those that a small process takes are never touched. As long as the engine does not run three quarters
-    /// of the first ones are [spared](Field::Spared).
+    /// Charges `pages` pages that an allocator has taken for objects of one size each. It will use them bit by bit, if
+    /// at all: a small process never touches most of them. As long as the engine does not run, three quarters of the
+    /// first ones are [spared](Field::Spared).
     pub fn charge_committed(&'static self, pages: i64) {
         if pages <= 0 {
             return;
@@ -95,7 +95,7 @@ impl Process {
         self.charge(pages - spared);
     }
 
-    /// Takes back such a charge.
+    /// Takes back a charge of [`Process::charge_committed`].
     pub fn uncharge_committed(&self, pages: i64) {
         let spared = self.generation().slot.word(Field::Spared);
         let mut back = 0;
@@ -136,7 +136,7 @@ impl Process {
         }
     }
 
-    /// Takes back a charge.
+    /// Takes back a charge of [`Process::charge`].
     pub fn uncharge(&self, pages: i64) {
         let Generation { slot, unspent, runtime, phase, .. } = self.generation();
         if runtime.get().is_some() || pages <= 0 {
@@ -155,7 +155,7 @@ impl Process {
         phase.end_call();
     }
 
-    /// What the pages of `range` would be charged more, before the engine runs, if they were accessible.
+    /// Returns the number of pages that would be charged more, before the engine runs, if `range` were accessible.
     pub fn charge_to_open(&self, range: Range<PageIndex>) -> i64 {
         if self.runtime().is_some() {
             return 0;

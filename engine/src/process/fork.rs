@@ -16,8 +16,8 @@ use std::time::Duration;
 pub(super) const ASLEEP_RESERVE: i64 = 4096;
 
 impl Process {
-    /// Before a fork, in the parent: makes room for a second process, takes a slot for it, and stops the
-    /// engine. What the forking thread touches from here to the fork is served all the same.
+    /// Prepares for a fork, in the parent: makes room for a second process, takes a slot for it, and stops the engine.
+    /// Faults of the forking thread from here to the fork are served all the same.
     pub fn before_fork(&'static self) {
         let slot = self.group.claim(Identity::UNKNOWN);
         let own = self.generation().slot;
@@ -67,8 +67,9 @@ impl Process {
         *lock(&generation.signals) = Some(signals);
     }
 
-    /// The last step of ours before a fork. What the C library touches after it (its configuration of names, for
-    /// one) is brought in all the same, and whoever does so has done with everything when the thread goes on.
+    /// Waits until all work has ended, as the last step of ours before a fork. Pages that the C library touches after
+    /// it (its configuration of names, for one) are brought in all the same, by a thread that has done with all its
+    /// work when the forking thread goes on.
     pub fn quiesce_before_fork(&self) {
         let generation = self.generation();
         let Some(runtime) = self.runtime() else { return };
@@ -88,7 +89,7 @@ impl Process {
         }
     }
 
-    /// After a fork, in the parent. Returns the child's slot.
+    /// Ends a fork in the parent. Returns the number of the child's slot.
     pub fn after_fork_in_parent(&self) -> Option<usize> {
         let generation = self.generation();
         let child = generation.forking.swap(0, Relaxed).checked_sub(1);
@@ -103,7 +104,7 @@ impl Process {
         child
     }
 
-    /// There was no fork after all: what was set aside for the child is free again.
+    /// Frees the slot, and the memory and blocks, that were set aside for a child, since the fork failed.
     pub fn fork_failed(&self, child: usize) {
         let _signals = SignalsBlocked::new();
         // One that has a name was given up by the launcher meanwhile, and is another's.
@@ -113,7 +114,7 @@ impl Process {
         }
     }
 
-    /// After a fork, in the child: takes its slot and starts an engine of its own, if the parent had one.
+    /// Ends a fork in the child: takes its slot, and starts an engine of its own if the parent had one.
     pub fn after_fork_in_child(&'static self) {
         engine_thread::forget_all();
         pagetide_sys::buffer::forget_all();

@@ -1,7 +1,8 @@
-//! Locked memory: what the program has locked is in memory for good, so a run takes no more of it than the cap leaves.
+//! Locked memory: pages that the program locks are in memory for good, so a run takes no more of them than the cap
+//! leaves.
 //!
-//! A lock that would leave no room for what cannot leave beside it is refused when it is asked for, as one beyond
-//! RLIMIT_MEMLOCK is: later nothing would be left but to end the process.
+//! A lock that would leave no room for other pages that cannot leave is refused when it is asked for, as a lock beyond
+//! RLIMIT_MEMLOCK is: later the process could only be ended.
 
 use super::charge::SMALL;
 use super::{Entered, Process};
@@ -45,7 +46,7 @@ impl Process {
         group + launcher + self.group.shared_pages() + all + self.group.setup().cap_pages / FREE_PART
     }
 
-    /// Reserves so many more locked pages. False if the cap does not allow them; nothing has changed then.
+    /// Reserves `pages` more locked pages. Returns false, and changes nothing, if the cap does not allow them.
     #[must_use]
     pub fn lock_more(&'static self, pages: u64) -> bool {
         if pages == 0 {
@@ -60,26 +61,26 @@ impl Process {
         fits
     }
 
-    /// Whether so many more pages, which are not managed, may be locked. They count as soon as they are there.
+    /// Returns whether `pages` more pages that are not managed may be locked. They count as soon as they are there.
     pub fn may_lock_unmanaged(&self, pages: u64) -> bool {
         self.fixed() + pages <= self.group.setup().cap_pages
     }
 
-    /// Has memory that is not managed counted that has just come.
+    /// Has unmanaged memory counted that has just come.
     pub fn count_unmanaged(&self) {
         if let Some(runtime) = self.runtime() {
             runtime.run_control_task(|runtime| runtime.count_unmanaged());
         }
     }
 
-    /// Whether what is mapped from now on is locked.
+    /// Returns whether memory that is mapped from now on is locked.
     pub fn locks_new(&self) -> bool {
         self.generation().holds_new.load(Relaxed)
     }
 }
 
 impl Entered<'_> {
-    /// Pages of `range` that are managed, may be accessed, and are not locked yet.
+    /// Returns the number of pages of `range` that are managed, may be accessed, and are not locked yet.
     pub fn unlocked(&self, range: Range<PageIndex>) -> u64 {
         let regions = self.regions();
         let open = regions
@@ -88,7 +89,7 @@ impl Entered<'_> {
         open.map(|(part, _)| part.end.0 - part.start.0).sum()
     }
 
-    /// Pages that are managed and have contents: those that a lock of everything locks.
+    /// Returns the number of managed pages that have contents: those that a lock of all memory locks.
     pub fn managed_pages(&self) -> u64 {
         match self.runtime {
             None => self.generation.slot.granted().max(0) as u64,
@@ -99,7 +100,7 @@ impl Entered<'_> {
         }
     }
 
-    /// Counts anew what is locked: a call that was to lock more has failed.
+    /// Counts locked pages anew, since a call that was to lock more has failed.
     pub fn recount_locked(&self) {
         self.count_locked(None);
     }

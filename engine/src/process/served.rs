@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_micros(200);
 const LOOKS: u32 = 500;
 
 impl Entered<'_> {
-    /// Hands what is managed of `range` over to the program.
+    /// Hands the managed pages of `range` over to the program's own userfaultfd.
     pub fn hand_over(&self, range: Range<PageIndex>) {
         self.keep(range.clone());
         self.fetch(range.clone());
@@ -59,7 +59,7 @@ impl Entered<'_> {
         result
     }
 
-    /// Brings in what is out of `range`, whose pages do not leave, whatever the program may do with them.
+    /// Brings in the pages of `range` that are out, which do not leave any more, whatever the program's access to them.
     fn fetch(&self, range: Range<PageIndex>) {
         let Some(runtime) = self.runtime else { return };
         loop {

@@ -1,4 +1,4 @@
-//! The thread that runs control tasks, follows the run and looks at memory.
+//! The control thread: it runs control tasks, follows the run and looks at memory.
 
 use super::reclaim::SpinPolicy;
 use super::sample::Times;
@@ -22,8 +22,8 @@ const QUIET_ROUNDS: u32 = 50;
 /// Rounds from one look at what changes slowly to the next.
 const LOOK_ROUNDS: u64 = 10;
 
-/// Work that a thread of the program hands to the control thread, and waits for. Descriptors of the engine
-/// are in the engine threads' table only: whatever asks the kernel about the program's memory runs on an engine thread.
+/// A task that a thread of the program hands to the control thread, and waits for. Descriptors of the engine
+/// are in the engine threads' table only, so all questions to the kernel about the program's memory are asked there.
 pub(super) struct ControlTask {
     pub(super) job: Mutex<Option<Job>>,
     pub(super) done: Mutex<bool>,
@@ -272,12 +272,12 @@ impl Runtime {
         self.run_control_task(|runtime| runtime.engine.memory().register(range))
     }
 
-    /// Takes into account what is in a range that has just been registered.
+    /// Takes the pages into account that are in a range which has just been registered.
     pub fn adopt(&self, range: Range<PageIndex>) {
         self.run_control_task(|runtime| _ = runtime.engine.adopt(range));
     }
 
-    /// Prepares a range for being moved: brings back into the program what is on probation there, and takes
+    /// Prepares a range for being moved: brings pages that are on probation back into the program, and takes
     /// the range out of our care until it is registered anew.
     ///
     /// # Errors
@@ -290,7 +290,7 @@ impl Runtime {
         })
     }
 
-    /// Wakes reclaim.
+    /// Wakes the reclaim thread.
     pub fn wake(&self) {
         self.wakeup.now();
     }

@@ -1,4 +1,4 @@
-//! What this process has of the cap, and gives back.
+//! The grant: the pages of the cap that this process has, and their return.
 
 use super::{Runtime, clock};
 use crate::group::{Field, RESIDENT_MIN};
@@ -25,7 +25,7 @@ impl Runtime {
         self.engine.limits().high + self.asked()
     }
 
-    /// Whether no other process of the run has an engine: nobody else wants the processors.
+    /// Returns whether no other process of the run has an engine: nobody else wants the processors.
     pub(super) fn is_alone(&self) -> bool {
         self.group.live().all(|slot| slot.index() == self.slot.index() || slot.get(Field::Armed) == 0)
     }

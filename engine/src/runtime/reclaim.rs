@@ -117,7 +117,7 @@ impl Runtime {
         }
     }
 
-    /// Whether faults are to wait while other processes get on. Not those that a fork waits for.
+    /// Returns whether faults are to wait while other processes get on. Not those that a fork waits for.
     pub(super) fn rests(&self) -> bool {
         self.slot.is_resting() && !self.lifted.load(SeqCst) && !self.pause.is_closed()
     }
@@ -174,7 +174,7 @@ impl Runtime {
         }
     }
 
-    /// Whether others want memory, and there is less in the program than it may keep in any case.
+    /// Returns whether others want memory, and there is less in the program than it may keep in any case.
     fn has_little(&self) -> bool {
         let usage = self.engine.usage();
         self.target() > self.engine.budget().free()

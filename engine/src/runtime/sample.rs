@@ -1,4 +1,4 @@
-//! What is looked at from time to time: memory that is not managed, times, the pool's share.
+//! Samples that the control thread takes from time to time: memory that is not managed, times, the pool's share.
 
 use super::{Runtime, clock, lock};
 use crate::group::{Field, Knobs};
@@ -116,8 +116,7 @@ impl Runtime {
         self.engine.swap().zswap().set_pages_max(share.min(room).max(0) as usize);
     }
 
-    /// The pool's share of this process's memory: what it may be at most, or less where a page in the
-    /// program is worth more.
+    /// Returns the pool's share of this process's memory: `ceiling`, or less where a page in the program is worth more.
     fn pool_share(&self, ceiling: f64) -> f64 {
         // What the disk has no room for has no other place than the pool.
         if !self.engine.can_write() || self.engine.is_full() || self.in_need.load(Relaxed) {
@@ -148,7 +147,7 @@ impl Runtime {
         Times { clock: clock(), worked: self.worked.load(Relaxed), ran, waited }
     }
 
-    /// Whether copies of pages that come in are worth keeping.
+    /// Decides whether copies of pages that come in are kept from now on.
     pub(super) fn judge_copies(&self, load: ReclaimLoad) {
         let swap = self.engine.swap();
         let store_ns = self.engine.store_ns() as f64;

@@ -1,4 +1,4 @@
-//! A pool that is shared with children since a fork.
+//! Sharing of the pool with children since a fork, and the charge for it.
 
 use super::{Runtime, lock};
 use crate::group::{Field, ProcessSlot};
@@ -16,13 +16,13 @@ pub(super) struct Sharing {
 }
 
 impl Runtime {
-    /// From now on a page that a thread waits for comes in when whoever brings it has done with all the rest: the
-    /// thread may fork as the next thing it does, and a lock that is held then stays so in the child.
+    /// Sets whether a thread that waits for a page is woken only when the engine thread that brings it has done with
+    /// all its work: the woken thread may fork next, and a lock that is held then stays so in the child.
     pub fn answer_last(&self, on: bool) {
         self.engine.memory().kernel().set_quiet(on);
     }
 
-    /// Freezes the pool and charges for it what parent and child share from now on.
+    /// Freezes the pool, and charges the pages that parent and child share from now on.
     pub fn share_pool(&self, child: ProcessSlot) {
         let before = self.engine.swap().zswap().frozen_pages() as i64;
         self.engine.swap().zswap().freeze();

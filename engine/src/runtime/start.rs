@@ -1,4 +1,4 @@
-//! How an engine comes to be, and its threads.
+//! The start of an engine and of its threads.
 
 use super::sample::Discount;
 use super::sharing::Sharing;

@@ -1,4 +1,4 @@
-//! A process that finds nothing to reclaim: it asks others, and where nobody has anything it ends, with a message.
+//! Starving: a process that finds nothing to reclaim asks others, and where none has anything it ends, with a message.
 //!
 //! That end rests on a proof, not on time. A round over all of this process's memory finds nothing that could leave
 //! ([`crate::census`]); every other process of the run has begun one later and has found nothing, or cannot answer; the
@@ -99,7 +99,8 @@ impl Runtime {
         result
     }
 
-    /// Whether this is one of several processes, with so little in memory that it may have it whatever it is charged.
+    /// Returns whether this is one of several processes, with so little in memory that it may have it whatever it is
+    /// charged.
     fn keeps_little(&self) -> bool {
         let usage = self.engine.usage();
         self.group.live().nth(1).is_some() && usage.resident + usage.frames < RESIDENT_FLOOR
@@ -215,7 +216,7 @@ impl Runtime {
         }
     }
 
-    /// Whether another process asks whether anything here can leave.
+    /// Returns whether another process asks whether anything here can leave.
     pub(super) fn is_inquired(&self) -> bool {
         !self.lifted.load(Relaxed) && self.slot.is_asked(&self.group)
     }

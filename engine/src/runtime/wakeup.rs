@@ -1,4 +1,4 @@
-//! How the thread that reclaims is woken.
+//! The wake-up of the reclaim thread.
 
 use super::lock;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -32,7 +32,8 @@ impl Wakeup {
         self.sleeping.store(false, SeqCst);
     }
 
-    /// Wakes the thread if it sleeps. This costs nothing while reclaim is at work, or has been woken and is not awake yet.
+    /// Wakes the thread if it sleeps. This costs nothing while reclaim is at work, or has been woken and is not awake
+    /// yet.
     pub(super) fn if_sleeping(&self) {
         if self.sleeping.load(SeqCst) && self.sleeping.swap(false, SeqCst) {
             self.now();

@@ -52,7 +52,7 @@ impl Links {
         })
     }
 
-    /// Whether a number is in a list.
+    /// Returns whether a number is in a list.
     pub(super) fn is_linked(&self, id: u32) -> bool {
         self.links[id as usize].previous != NONE
     }
