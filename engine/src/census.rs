@@ -8,7 +8,7 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
 pub enum Reason {
-    /// It could, but the pool takes no more and the device is full, absent or failing.
+    /// The page could leave, but the pool takes no more and the device is full, absent or failing.
     NoPlace,
     /// The program has locked it: `mlock(2)`.
     Locked,
@@ -18,7 +18,7 @@ pub enum Reason {
     Pinned,
     /// The kernel holds it, for I/O, and the program may not write to it.
     Guarded,
-    /// It is part of the stack of a thread that works in the engine just now.
+    /// The page is part of the stack of a thread that works in the engine just now.
     Used,
 }
 
@@ -99,7 +99,7 @@ impl Tally {
 /// The outcome of one step of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Step {
-    /// There is more to try.
+    /// More pages are to be tried.
     Goes,
     /// A page left, or is about to.
     Left,

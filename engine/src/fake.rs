@@ -70,7 +70,7 @@ pub struct FakeMemory {
     no_move: AtomicBool,
     no_remap: AtomicBool,
     pins: AtomicBool,
-    /// Every so many mappings the machine is out of memory for a moment.
+    /// The number of mappings of which one fails for want of memory; 0 for none.
     no_memory_every: AtomicU64,
     mappings: AtomicU64,
     frames: Arc<AtomicI64>,

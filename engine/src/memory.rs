@@ -21,7 +21,7 @@ pub struct Mapped {
 /// The reason for which a page was not mapped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapError {
-    /// There is a page already.
+    /// A page is mapped there already.
     Exists,
     /// The frame would not move: it is pinned, or shared by fork, or the mapping is read-only.
     Refused,

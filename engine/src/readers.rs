@@ -1,4 +1,4 @@
-//! Which threads read faults, and where they run.
+//! Readers: the threads that read faults, and the processors on which they run.
 //!
 //! Every fault wakes every reader that sleeps, and a wake-up across processors may cost many times the work
 //! itself. So one reader serves a program in which one thread faults, on that thread's processor. When several
@@ -14,13 +14,13 @@ use std::sync::{Condvar, Mutex, PoisonError};
 pub(crate) const READERS_MAX: usize = 4;
 /// Faults of one reader after which it looks who faulted.
 const LOOK: u32 = 128;
-/// So many faults of other threads among them are no accident.
+/// The number of faults of other threads among those that is no accident.
 const SEVERAL: u32 = 16;
 /// Looks after which a reader that serves several threads, while another has little to do, sends one of them
 /// to the other's processor.
 const SPREAD_LOOKS: u32 = 2;
 
-/// What the readers of a process know of each other.
+/// The readers of a process, and what they know of each other.
 #[derive(Debug)]
 pub(crate) struct Readers {
     /// The processors that the program may use.
@@ -35,7 +35,7 @@ pub(crate) struct Readers {
     lock: Mutex<()>,
 }
 
-/// What a reader shows to the others.
+/// The facts that a reader shows to the others.
 #[derive(Debug, Default)]
 struct Seat {
     /// The thread that faulted last.
@@ -57,7 +57,7 @@ impl Readers {
         }
     }
 
-    /// How many readers there should be.
+    /// Returns the number of readers that there should be.
     pub(crate) fn count(&self) -> usize {
         self.processors.len().clamp(1, READERS_MAX)
     }
@@ -87,7 +87,7 @@ impl Readers {
         }
     }
 
-    /// Where a thread that works beside the readers should run: a reader and the only thread that it serves
+    /// Returns where a thread that works beside the readers should run: a reader and the only thread that it serves
     /// take turns on one processor, and that is left to them.
     pub(crate) fn elsewhere(&self) -> Place {
         match self.home.load(Relaxed) {
@@ -113,18 +113,18 @@ impl Readers {
     }
 }
 
-/// Where a thread of the engine runs.
+/// A choice of processors for a thread of the engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
     /// On any processor of the program.
     Anywhere,
-    /// There only.
+    /// On this processor only.
     At(usize),
-    /// Anywhere but there.
+    /// On any processor of the program but this.
     Off(usize),
 }
 
-/// Whose faults a reader saw.
+/// The threads whose faults a reader saw.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Scene {
     /// One thread's, and no other reader saw another's.
@@ -146,7 +146,7 @@ pub(crate) struct Reader<'a> {
     changes: u32,
     /// Looks at which this reader served several threads, and another next to none.
     crowded: u32,
-    /// What each reader had served at the last look.
+    /// The faults that each reader had served at the last look.
     seen: [u32; READERS_MAX],
 }
 

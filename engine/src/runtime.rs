@@ -75,16 +75,16 @@ pub struct Runtime {
     spun: AtomicBool,
     /// The faults that are injected, for tests.
     injection: Injection,
-    /// When reclaim looks next at descriptors that pin, by the clock.
+    /// The time at which reclaim looks next at descriptors that pin, by the clock.
     pins_due: AtomicU64,
-    /// When relief is looked for again, by the clock.
+    /// The time at which relief is looked for again, by the clock.
     relief_after: AtomicU64,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
     /// Whether all that is in memory is asked to leave: then the pool may take what it can, whatever is worth it.
     in_need: AtomicBool,
-    /// Where children find the swap file when they do not find the launcher: in the `/proc` that this process saw when
-    /// it started, and in one of its own pid namespace.
+    /// Paths at which children find the swap file when they do not find the launcher: in the `/proc` that this process
+    /// saw when it started, and in one of its own pid namespace.
     swap_paths: Vec<PathBuf>,
     /// The writer of the run's trace, if there is one.
     trace: Mutex<Option<Writer>>,

@@ -1,4 +1,4 @@
-//! How much of its memory a program should give to the compressed pool.
+//! The balance between a program and the compressed pool: the part of the memory that the pool should have.
 //!
 //! A page of the pool holds as many pages as it compresses, and each of those is served from memory instead
 //! of the device. It costs one page that would have stayed in the program. So the pool should grow while
@@ -29,8 +29,8 @@ const SHARE_MIN: f64 = 0.1;
 /// The share before any fault has been seen.
 const SHARE_FIRST: f64 = 0.8;
 
-/// What goes to the device first is a little colder than the pool: of pages that would be new there, faults are
-/// expected at this part of the pool's rate, until as many as this part of the pool's pages have been seen.
+/// The part of the pool's rate of faults that is expected of pages on the device: the first to go there are a little
+/// colder than the pool. It counts until as many pages as [`EXPECTED_WEIGHT`] of the pool's are there.
 const EXPECTED_RATE: f64 = 1.0 / 4.0;
 const EXPECTED_WEIGHT: f64 = 1.0 / 64.0;
 

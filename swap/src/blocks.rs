@@ -42,7 +42,7 @@ pub struct Blocks {
     frontier: Frontier,
     extents: Sparse<Extent>,
     hashes: Arc<Sparse<Hashes>>,
-    /// Where the last search ended.
+    /// The block at which the last search ended.
     cursor: AtomicU64,
     used: AtomicU64,
     /// Blocks that this process has given up since it started.
@@ -57,7 +57,7 @@ pub struct Blocks {
     parked: Mutex<Vec<BlockRun>>,
 }
 
-/// What a process notes of 2 MiB of device.
+/// A process's notes about an extent, which is 2 MiB of device.
 #[derive(Debug, Default)]
 struct Extent {
     /// Whether this process found them all free and took them: then its next runs come from there.

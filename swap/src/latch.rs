@@ -37,12 +37,12 @@ const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
 /// Places to park: latches share them.
 const LOTS: usize = if cfg!(loom) { 1 } else { 16 };
 
-/// Returns whether the word of a latch that was read from outside says that somebody holds it.
+/// Returns whether a thread holds the latch, by its word, which was read from outside.
 pub(crate) const fn is_held(word: u32) -> bool {
     word & HELD != 0
 }
 
-/// Returns whether it says that somebody is parked.
+/// Returns whether a thread is parked at the latch, by its word, which was read from outside.
 pub(crate) const fn is_parked(word: u32) -> bool {
     word & PARKED != 0
 }
@@ -52,7 +52,7 @@ pub(crate) const fn is_parked(word: u32) -> bool {
 #[repr(transparent)]
 pub(crate) struct Latch(AtomicU32);
 
-/// Where those wait who find a latch held. Serves any number of latches.
+/// The place where threads wait that find a latch held. It serves any number of latches.
 #[derive(Debug, Default)]
 pub(crate) struct Parking {
     lots: [(Mutex<()>, Condvar); LOTS],

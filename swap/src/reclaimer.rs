@@ -120,7 +120,7 @@ pub struct Reclaimer {
     pub probation: Probation,
     /// The number of slots that have pages on probation at most.
     probation_max: usize,
-    /// How hard the pool is pressed to give memory, as bits of a float.
+    /// The pressure on the pool to give memory, as bits of a float.
     pressure: AtomicU64,
 }
 

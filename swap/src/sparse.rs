@@ -35,7 +35,7 @@ impl<T> Sparse<T> {
         self.branches.get(index / BRANCH)?.get()?[index % BRANCH].get().map(|element| &**element)
     }
 
-    /// How many elements were made.
+    /// Returns the number of elements that were made.
     pub(crate) fn made(&self) -> usize {
         self.made.load(Relaxed)
     }

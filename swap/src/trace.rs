@@ -55,7 +55,7 @@ pub enum Event {
         page: PageIndex,
         /// Whether the access was a write.
         write: bool,
-        /// Where the page was.
+        /// The place of the page.
         from: Found,
     },
     /// A page was stored.

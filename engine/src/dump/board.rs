@@ -47,7 +47,7 @@ enum Header {
     Tenancy,
     /// The kernel's clock when the engine's clock began.
     Epoch,
-    /// Which places of parked faults are taken, a bit each.
+    /// The places of parked faults that are taken, a bit each.
     ParkedMask,
     /// Faults that found no place here.
     ParkedMore,
@@ -98,7 +98,7 @@ numbered! {
 numbered! {
     /// The activity of a thread: what it does, or waits for.
     Activity {
-        /// It has not begun.
+        /// The thread has not begun.
         Starts => "starts",
         /// A reader waits for the next fault.
         AwaitsFaults => "waits for faults",
@@ -208,7 +208,7 @@ numbered! {
         Stalled => "stalled",
         /// Requests under way.
         Requests => "requests",
-        /// Those of them that write.
+        /// Writes under way.
         Writes => "writes",
         /// Whether waiting faults are held back, for a fork.
         Held => "held",
@@ -251,26 +251,26 @@ pub struct ParkedFault {
     pub page: PageIndex,
     /// Whether it is a write.
     pub write: bool,
-    /// What it waits for.
+    /// The condition that it waits for.
     pub why: Why,
-    /// When it came.
+    /// The time at which it came, in nanoseconds of the kernel's clock.
     pub since: u64,
-    /// When it was parked last.
+    /// The time at which it was parked last.
     pub parked: u64,
 }
 
 /// A request under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RequestShown {
-    /// What it is for.
+    /// Its purpose.
     pub purpose: Purpose,
     /// Its first page.
     pub first: PageIndex,
-    /// How many pages.
+    /// The number of pages.
     pub pages: u64,
     /// The first block.
     pub block: u64,
-    /// When it was handed to the device.
+    /// The time at which it was handed to the device, in nanoseconds of the kernel's clock.
     pub since: u64,
     /// The page that a fault waits for, and since when.
     pub demand: Option<(PageIndex, u64)>,
@@ -281,9 +281,9 @@ pub struct RequestShown {
 pub struct ThreadShown {
     /// Its number, as the process sees it.
     pub tid: u32,
-    /// What it is.
+    /// The kind of the thread.
     pub kind: Kind,
-    /// What it does.
+    /// What the thread does.
     pub activity: Activity,
     /// On which page, or with what else.
     pub what: u64,

@@ -150,7 +150,7 @@ impl<M: Memory> Engine<M> {
     }
 }
 
-/// What a take-out leaves in the program, as far as its way tells.
+/// The pages that a take-out leaves in the program, as far as its way tells.
 #[derive(Debug, Default)]
 pub(super) struct Stays {
     tally: Tally,

@@ -1,4 +1,4 @@
-//! What an engine shows on its board.
+//! The state that an engine shows on its board.
 
 use super::Engine;
 use crate::dump::board::{Board, Root};

@@ -18,19 +18,19 @@ const RECENT: u64 = 1000 * MS;
 pub(super) struct Full {
     /// One more than when there was no room last.
     seen: AtomicU64,
-    /// When refused blocks may be tried again.
+    /// The time at which refused blocks may be tried again.
     due: AtomicU64,
-    /// What lay between the last refusal and that.
+    /// The time between the last refusal and that.
     wait: AtomicU64,
 }
 
 impl Full {
-    /// There was no block.
+    /// Notes that there was no block.
     pub(super) fn note(&self, now: u64) {
         self.seen.store(now + 1, Relaxed);
     }
 
-    /// There was a block, and no room for it.
+    /// Notes that there was a block, and no room for it.
     pub(super) fn refuse(&self, now: u64) {
         self.note(now);
         let wait = (self.wait.load(Relaxed) * 2).clamp(WAIT_FIRST, WAIT_MOST);
@@ -40,7 +40,7 @@ impl Full {
         }
     }
 
-    /// A write has found room.
+    /// Notes that a write has found room.
     pub(super) fn end(&self) {
         if self.wait.load(Relaxed) != 0 {
             self.wait.store(0, Relaxed);

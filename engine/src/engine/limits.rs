@@ -45,7 +45,7 @@ impl Limits {
 #[derive(Debug)]
 pub(super) struct Watermarks {
     limits: Limits,
-    /// What of the limits this process keeps free, with others that share the cap.
+    /// The free pages that this process keeps, with others that share the cap.
     pub(super) low: AtomicI64,
     pub(super) high: AtomicI64,
 }

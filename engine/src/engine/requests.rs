@@ -6,7 +6,7 @@ use pagetide_swap::hash::PageHash;
 use pagetide_swap::{Handle, PageIndex, Source, Transfer};
 use std::sync::{Mutex, OnceLock};
 
-/// What a request is for.
+/// The purpose of a request, with all that its end needs.
 #[derive(Debug)]
 pub(super) enum Pending {
     /// A read for a fault.
@@ -15,7 +15,7 @@ pub(super) enum Pending {
         transfer: Transfer,
         /// Whether the fault was a write.
         write: bool,
-        /// When the fault came, in nanoseconds of the engine's clock.
+        /// The time at which the fault came, in nanoseconds of the engine's clock.
         since: u64,
     },
     /// A read that brings pages from the device to the pool.

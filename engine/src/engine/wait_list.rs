@@ -14,9 +14,9 @@ pub(super) struct Parked {
     pub(super) page: PageIndex,
     /// Whether the fault was a write.
     pub(super) write: bool,
-    /// When the fault came, in nanoseconds of the engine's clock.
+    /// The time at which the fault came, in nanoseconds of the engine's clock.
     pub(super) since: u64,
-    /// When it was parked last.
+    /// The time at which it was parked last.
     pub(super) parked: u64,
 }
 

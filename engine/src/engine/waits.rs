@@ -21,7 +21,7 @@ const PROBES: usize = 8;
 /// Faults that wait for another's page at one time, at most: no more are counted.
 const JOINED_MAX: usize = 64;
 
-/// Who waits, and since when.
+/// The threads that wait, and the faults that wait for another's page.
 #[derive(Debug)]
 pub(super) struct Waits {
     /// Threads, and the tick in which each waited last.
@@ -35,12 +35,12 @@ pub(super) struct Waits {
 /// The page of a fault that waits for another, since when, and its place on the board.
 type Joined = (PageIndex, u64, Option<u8>);
 
-/// What a fault tells of its thread.
+/// The history of a fault's thread.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Seen {
-    /// It has not waited before.
+    /// Whether the thread has not waited before.
     first: bool,
-    /// It has not waited in this tick before.
+    /// Whether the thread has not waited in this tick before.
     first_in_tick: bool,
 }
 

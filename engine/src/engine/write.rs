@@ -23,13 +23,13 @@ pub(super) struct Batch {
 /// Pages of a slot that do not go to the pool.
 #[derive(Default)]
 pub(super) struct Outgoing {
-    /// Those that wait for others to be written with.
+    /// Pages that wait for others, to be written with them.
     pub(super) batch: Batch,
-    /// Those for which there is no place.
+    /// Pages for which there is no place.
     pub(super) refused: Vec<PageIndex>,
-    /// Those for which there will be.
+    /// Pages for which there will be a place later.
     pub(super) deferred: Vec<PageIndex>,
-    /// How many are on their way.
+    /// The number of pages that are on their way.
     pub(super) sent: usize,
 }
 

@@ -18,11 +18,11 @@ const _: () = assert!(Field::Stuck as usize + Reason::ALL.len() <= SLOT_HEADER_W
 pagetide_page::numbered_enum! {
     /// Whether a process can answer, and if not, why.
     pub enum Responsiveness: u64 {
-        /// It answers, or may.
+        /// The process answers, or may.
         Answers = 0,
-        /// It is stopped.
+        /// The process is stopped.
         Stopped = 1,
-        /// It has no engine any more: an exec made another program of it.
+        /// The process has no engine any more: an exec made another program of it.
         Gone = 2,
     }
 }

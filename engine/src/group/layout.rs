@@ -45,7 +45,7 @@ pub(super) enum Header {
     Mask,
     Encrypt,
     Injection,
-    /// What is written to the log of the run.
+    /// The level of the run's log, and where it is written.
     Log,
     Free,
     Demand,
@@ -59,7 +59,7 @@ pub(super) enum Header {
     SharedPages,
     /// Pages that processes without a slot hold.
     UnmanagedPages,
-    /// How often the swap file went out of use and into use: odd if it is to be used no more.
+    /// The number of times that the swap file went out of use and into use: odd if it is to be used no more.
     Swapoffs,
     /// The swap file's [`Frontier`], in several words.
     Frontier,
@@ -68,7 +68,8 @@ pub(super) enum Header {
     LauncherAnswered,
     /// One more than the tenant that ends for want of memory.
     Ending,
-    /// How many have, and what was not managed when the last one did.
+    /// The number of processes that have ended for want of memory, and the pages that were not managed when the last
+    /// one did.
     EndedProcesses,
     EndedUnmanaged,
     /// The first of the words for what could not leave then, one a [`crate::census::Reason`].
@@ -119,7 +120,7 @@ pub enum Field {
     SameFilled,
     /// Pages of the pool that would be free if its entries lay together.
     Loose,
-    /// What the launcher last saw in `/proc`: anonymous and page-table pages.
+    /// Anonymous and page-table pages that the launcher last saw in `/proc`.
     Observed,
     /// Faults that wait for room or for the device just now.
     Stalled,
@@ -140,17 +141,17 @@ pub enum Field {
     Namespace,
     /// The pid by which the launcher knows it; 0 before it has looked.
     KnownAs,
-    /// How far its engine is with swapoff, and with which: see [`super::OffState`].
+    /// The state of the engine's swapoff, and the number of the order that it follows: see [`super::OffState`].
     Swapoff,
     /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If
     /// they are, the launcher sees it at its next look. 0 once the engine runs.
     Spared,
-    /// How often the process was told to rest and to go on: odd while its faults are to wait (see
+    /// The number of times that the process was told to rest and to go on: odd while its faults are to wait (see
     /// [`super::ProcessSlot::set_resting`]).
     Rest,
-    /// How often the process was told to rest since it rests.
+    /// The number of times that the process was told to rest since it rests.
     RestAgain,
-    /// Where the stack of its program begins; see [`super::ProcessSlot::stack`].
+    /// The address where the stack of the process's program begins; see [`super::ProcessSlot::stack`].
     Stack,
     /// The number of the last inquiry that the process has answered.
     Answered,
@@ -200,7 +201,7 @@ pub fn bytes_needed(blocks: u64) -> usize {
 /// Bytes of a board.
 pub(super) const BOARD_BYTES: usize = board::WORDS * 8;
 
-/// Where the boards begin: behind slots and the books of blocks.
+/// Returns the offset of the boards: behind slots and the books of blocks.
 pub(super) fn boards_at(blocks: u64) -> usize {
     let words = HEADER_WORDS + SLOT_WORDS * (SLOTS + 1);
     (words * 8 + counts_bytes(blocks) + SLOTS * held_words(blocks) * 8).next_multiple_of(4096)

@@ -68,8 +68,8 @@ impl ProcessSlot {
         }
     }
 
-    /// Where the stack of the process's program begins, by which that is told from the next one, which the process may
-    /// call by exec; 0 if not known.
+    /// Returns the address where the stack of the process's program begins, by which that is told from the next one,
+    /// which the process may call by exec; 0 if not known.
     pub fn stack(&self) -> u64 {
         self.get(Field::Stack)
     }

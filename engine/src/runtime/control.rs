@@ -57,7 +57,7 @@ struct Control {
     quiet_rounds: u32,
     /// The last order to rest, and when it came.
     rest: (u64, Instant),
-    /// When a fork was first seen to stop the work.
+    /// The time at which a fork was first seen to stop the work.
     stopped: Option<Instant>,
     /// Times, and the nanoseconds that refaults have cost the program, at the last look.
     looked: Times,

@@ -5,22 +5,23 @@ use crate::group::{Field, RESIDENT_MIN};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
 
-/// What a process may have in memory whatever the others have, as [`RESIDENT_MIN`], when those had time to give some.
+/// The number of pages that a process may have in memory however much the others have, as [`RESIDENT_MIN`], once those
+/// had time to give some.
 pub(super) const RESIDENT_FLOOR: i64 = 512;
 
-/// How long memory that a resting process gives is waited for: about what it takes to store a cluster.
+/// The time for which memory that a resting process gives is waited for: about that of storing a cluster.
 const RELIEF: Duration = Duration::from_millis(2);
 
 /// Nanoseconds until it is asked for again, where none came.
 const RELIEF_AGAIN: u64 = 20_000_000;
 
 impl Runtime {
-    /// What others asked for.
+    /// Returns the number of pages that others have asked for.
     pub(super) fn asked(&self) -> i64 {
         if self.lifted.load(SeqCst) { 0 } else { self.slot.get(Field::Asked) as i64 }
     }
 
-    /// How much should be free.
+    /// Returns the number of pages that should be free.
     pub(super) fn target(&self) -> i64 {
         self.engine.limits().high + self.asked()
     }
@@ -67,7 +68,7 @@ impl Runtime {
         pages
     }
 
-    /// Makes what the launcher took in our name part of the grant.
+    /// Makes the pages that the launcher took in our name part of the grant.
     pub(super) fn absorb(&self) {
         let added = Field::Added.bounded(self.slot.word(Field::Added).swap(0, SeqCst));
         if added != 0 {
@@ -76,7 +77,7 @@ impl Runtime {
         }
     }
 
-    /// Gives what others asked for.
+    /// Gives pages that others asked for, as far as they are free.
     pub(super) fn give_back(&self) {
         let asked = self.asked();
         let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
@@ -93,7 +94,7 @@ impl Runtime {
         self.group.give(pages);
     }
 
-    /// Gives back what is free beyond what is needed soon, where others may need it.
+    /// Gives back pages that are free beyond those that are needed soon, where others may need them.
     pub(super) fn return_surplus(&self) {
         let step = if self.group.free() < self.group.step() { 0 } else { self.group.step() };
         let surplus = self.engine.budget().free() - 2 * self.engine.limits().high - step;
@@ -102,7 +103,8 @@ impl Runtime {
         }
     }
 
-    /// Says what the program loses, and takes memory from those who lose far less.
+    /// Shows the time that the program loses to pages which come back, and takes memory from processes that lose far
+    /// less.
     pub(super) fn level(&self, lost: u64, time: u64) {
         let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
         self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
@@ -111,7 +113,7 @@ impl Runtime {
         }
     }
 
-    /// Pages that others may ask for.
+    /// Returns the number of pages that others may ask for.
     pub(super) fn spare(&self) -> i64 {
         let usage = self.engine.usage();
         let pool = if self.engine.can_write() { usage.pool } else { 0 };

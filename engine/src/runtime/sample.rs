@@ -59,8 +59,8 @@ impl Runtime {
         self.engine.budget().take(unmanaged - before + usage.metadata - metadata);
     }
 
-    /// What of `alone`, the unmanaged pages of this process, other processes count too: forks share it
-    /// until it is written. Looked at every now and then, since the look walks all page tables.
+    /// Returns how many of `alone`, the unmanaged pages of this process, other processes count too: forks share them
+    /// until they are written. It looks only now and then, since a look walks all page tables.
     pub(super) fn discount(&self, memory: &pagetide_sys::procfs::Memory, alone: i64) -> i64 {
         let family = {
             let sharing = lock(&self.sharing);
@@ -136,7 +136,7 @@ impl Runtime {
         self.engine.swap().totals(self.engine.read_ns())
     }
 
-    /// What pages that came back have cost the program so far.
+    /// Returns the time that pages which came back have cost the program so far, in nanoseconds.
     pub(super) fn refault_ns(&self) -> u64 {
         let Totals { pool_in, device_ns, .. } = self.totals();
         pool_in.saturating_mul(POOL_FAULT_NS as u64).saturating_add(device_ns)

@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(10);
 /// inside the run), it counts on its answer for so long, in nanoseconds.
 const LAUNCHER_MAX: u64 = 5_000_000_000;
 
-/// How far a process that starves is.
+/// The progress of a process that starves.
 #[derive(Debug, Default)]
 pub(super) struct Starving {
     rounds: Rounds,
@@ -301,7 +301,7 @@ fn mib(pages: u64) -> u64 {
     pages / 256
 }
 
-/// How much cannot leave, by reason.
+/// Returns a text that says how many pages cannot leave, by reason.
 fn reasons(stuck: &Tally, unmanaged: u64) -> String {
     let counted = Reason::ALL.iter().map(|&reason| (stuck.get(reason), reason.text()));
     let all = counted.chain([(unmanaged, "are not managed")]).filter(|(pages, _)| mib(*pages) > 0);

@@ -1,4 +1,4 @@
-//! How many pages are in which state.
+//! Totals of pages by state.
 
 use crate::sync::atomic::{AtomicI64, Ordering::Relaxed};
 use crate::word::{State, Word};

@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Entries that the shrinker's hand passes at once, at least.
 const SCAN_BATCH: f64 = 32.0;
 
-/// What an entry's age counts, when it is written back, against that of those before it.
+/// The part, one in so many, that an entry's age at its writeback has in the mean of ages.
 const AGE_PART: u64 = 256;
 
 /// The positions of the shrinker's hand and of compaction.

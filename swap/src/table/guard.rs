@@ -13,7 +13,8 @@ use std::ops::Range;
 /// The number of units with words for their pages at which a cluster becomes flat, and at which it is no more.
 pub(super) const FLAT_UNITS: usize = UNITS / 2;
 const CUT_UNITS: usize = UNITS / 4;
-/// The same, if their pages are entries of the pool, each alone.
+/// The number of units with words for their pages at which a cluster becomes flat if the pages are entries of the pool,
+/// each by itself.
 const DENSE_UNITS: usize = 2;
 
 /// A locked cluster: the only way to change its words. The lock is released when the guard is dropped.

@@ -12,7 +12,7 @@ pub(super) struct Store<T, const FIRST: usize> {
     pub(super) values: Slab<T, FIRST>,
     free: [Free; LISTS],
     pub(super) used: AtomicU32,
-    /// Where the segments of `values` begin, for [`super::outside`].
+    /// The addresses of the segments of `values`, for [`super::outside`].
     pub(super) segments: Box<[std::sync::atomic::AtomicU64]>,
 }
 

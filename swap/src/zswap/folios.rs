@@ -118,7 +118,7 @@ struct FolioSpan<M> {
 struct Lists<S> {
     source: S,
     spans: u32,
-    /// Where the next folio goes, while it fits.
+    /// The span that the next folio goes to, while it fits.
     open: Option<u32>,
     /// Spans with room for any folio.
     roomy: Vec<u32>,
@@ -160,7 +160,7 @@ impl<M: SpanMemory> FolioSpan<M> {
         self.memory[folio.start as usize..][..folio.count() * HEAD_EACH].split_at(folio.count() * CHECK_BYTES)
     }
 
-    /// Where a piece's payload lies, and its codec.
+    /// Returns the bytes of a piece's payload in the span, and the number of its codec.
     fn find(&self, folio: usize, piece: usize) -> (std::ops::Range<usize>, u16) {
         let folio = self.folios[folio];
         let mut start = folio.start as usize + folio.count() * HEAD_EACH;

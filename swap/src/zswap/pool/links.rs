@@ -25,7 +25,7 @@ impl Links {
         Self { links: Vec::new(), heads: vec![NONE; lists] }
     }
 
-    /// How many numbers there are.
+    /// Returns how many numbers there are.
     pub(super) fn len(&self) -> u32 {
         self.links.len() as u32
     }

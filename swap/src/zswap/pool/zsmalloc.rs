@@ -1,4 +1,4 @@
-//! Objects of like size share spans (after zsmalloc, Gupta 2014).
+//! The zsmalloc allocator: objects of like size share spans (after zsmalloc, Gupta 2014).
 //!
 //! A span is 64 KiB from a [`SpanSource`]; it is cut into equal slots of one size class. A handle names span and slot,
 //! so an object costs no table. Slots are taken from the start of a span, and its pages from the system as they are
@@ -84,7 +84,7 @@ impl<M: SpanMemory> Zspage<M> {
     }
 }
 
-/// Which slots are used: those of most classes fit into one word.
+/// The set of slots that are used: those of most classes fit into one word.
 struct Used {
     first: u64,
     more: Option<Box<[u64; SLOTS_MAX / 64 - 1]>>,
@@ -146,7 +146,7 @@ impl Used {
     }
 }
 
-/// Which spans have room.
+/// The lists of spans that have room.
 struct Lists<S> {
     source: S,
     /// Of each class, the spans with a free slot that take objects; and numbers of spans that are no more.
