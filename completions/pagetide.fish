@@ -93,7 +93,7 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l device-page
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l plot -d 'Draw misses against memory, with the fewest that are possible, to FILE as SVG' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l fixed-share -d 'Let the pool take its share whatever misses cost'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l no-disk -d 'Do without a device'
-complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l json -d 'Print JSON'
+complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l json -d 'Print all counters, as JSON'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l swap-dir -d 'Where a swap file would lie [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l json -d 'Print JSON'

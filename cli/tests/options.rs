@@ -1,8 +1,8 @@
-//! What is made from the options: manual pages, completions, and the tables in `docs/run.md`. What is committed must be
-//! what they make; with `PAGETIDE_BLESS=1` it is written anew.
+//! What is made from the options: manual pages, completions, and the tables in `docs/run.md` and `docs/replay.md`. What
+//! is committed must be what they make; with `PAGETIDE_BLESS=1` it is written anew.
 
 use clap::builder::PossibleValue;
-use clap::{Arg, Command, CommandFactory};
+use clap::{Arg, ArgAction, Command, CommandFactory};
 use clap_complete::Shell;
 use clap_mangen::Man;
 use pagetide_cli::options::Cli;
@@ -169,12 +169,24 @@ fn meaning(option: &Arg) -> (String, Option<String>) {
     (text.replace('|', "\\|"), default)
 }
 
-/// The options of a command as tables, one for each heading.
+/// The options of a command as tables: those without a heading, and one table for each heading.
 fn tables(command: &Command) -> String {
     let mut out = String::new();
-    for heading in headings(command) {
-        let _ = write!(out, "\n**{heading}**\n\n| option | meaning | default |\n|---|---|---|\n");
-        for option in command.get_arguments().filter(|option| option.get_help_heading() == Some(&heading)) {
+    for heading in std::iter::once(None).chain(headings(command).into_iter().map(Some)) {
+        let is_help = |option: &Arg| matches!(option.get_action(), ArgAction::Help | ArgAction::HelpShort);
+        let mut options = command
+            .get_arguments()
+            .filter(|option| option.get_help_heading() == heading.as_deref())
+            .filter(|option| !option.is_positional() && !is_help(option))
+            .peekable();
+        if options.peek().is_none() {
+            continue;
+        }
+        if let Some(heading) = &heading {
+            let _ = write!(out, "\n**{heading}**\n");
+        }
+        out += "\n| option | meaning | default |\n|---|---|---|\n";
+        for option in options {
             let value = option.get_value_names().unwrap_or_default().join(" ");
             let value = if option.get_action().takes_values() { format!(" {value}") } else { String::new() };
             let long = option.get_long().expect("every option has a long name");
@@ -218,11 +230,16 @@ fn completions_are_what_the_options_make() {
 fn the_tables_of_options_are_what_the_options_make() {
     const MARKS: [&str; 2] = ["<!-- options: begin -->\n", "<!-- options: end -->"];
     let command = command();
-    let run = command.find_subcommand("run").expect("there is `run`");
-    let text = fs::read_to_string(committed("docs/run.md")).unwrap();
-    let (before, rest) = text.split_once(MARKS[0]).expect("docs/run.md marks where options begin");
-    let (_, after) = rest.split_once(MARKS[1]).expect("docs/run.md marks where options end");
-    check("docs/run.md", &format!("{before}{}{}\n{}{after}", MARKS[0], tables(run), MARKS[1]));
+    for (name, path) in [("run", "docs/run.md"), ("replay", "docs/replay.md")] {
+        let command = command.find_subcommand(name).expect("there is such a command");
+        let text = fs::read_to_string(committed(path)).unwrap();
+        let parts = text.split_once(MARKS[0]).and_then(|(before, rest)| {
+            let (_, after) = rest.split_once(MARKS[1])?;
+            Some((before, after))
+        });
+        let (before, after) = parts.unwrap_or_else(|| panic!("{path} does not mark where options stand"));
+        check(path, &format!("{before}{}{}\n{}{after}", MARKS[0], tables(command), MARKS[1]));
+    }
 }
 
 #[test]

@@ -36,10 +36,12 @@ pub struct ReplayArgs {
     /// Microseconds for each further page of a read
     #[arg(long, value_name = "US", default_value_t = 4.0, value_parser = parse_micros, help_heading = DEVICE)]
     pub device_page_us: f64,
-    /// Print JSON
+    /// Print all counters, as JSON
     #[arg(long, help_heading = OUTPUT)]
     pub json: bool,
     /// Draw misses against memory, with the fewest that are possible, to FILE as SVG
+    ///
+    /// In twelve sizes, up to all that is asked for.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub plot: Option<PathBuf>,
 }
