@@ -12,7 +12,9 @@ from pagetide_bench import figures, options, sizes, store
 from pagetide_bench.paths import REPO, RUNS
 
 # `measured.py` and `picture.py` have no options of a benchmark.
-SCRIPTS = ("build", "cap", "codecs", "fault", "fits", "overhead", "programs", "readahead", "shrinkers", "speed", "start")
+SCRIPTS = (
+    "build", "cap", "codecs", "fault", "fits", "overhead", "programs", "readahead", "shrinkers", "speed", "start", "versions",
+)
 SHAPE = {"machine", "date", "commit", "command", "rows"}
 
 
