@@ -113,6 +113,13 @@ SECTIONS = (
     ),
     ("programs", "Real programs of many kinds", "[programs.md](programs.md) has the table of single programs."),
     ("codecs", "Codecs", "Up to 2048 pages of each kind. In each field: ratio, µs in, µs out; a page that does not get smaller counts as it is."),
+    (
+        "versions",
+        "Two builds in pairs",
+        "The build of an earlier commit (old) and this one (new), in turn: programs that fit, memory under a cap of less "
+        "than half of it, single pages at random, the README's example, 400 processes in one run. Seconds where no unit is named. "
+        "A ratio is the median of the pairs; above 1 the new build is faster.",
+    ),
     ("experiments", "Costs of the kernel's primitives", ""),
     ("findings", "Single findings", ""),
     ("picture", "The README's example", "One run, sampled by `pagetide stat`. It made [memory.svg](memory.svg)."),

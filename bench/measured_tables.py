@@ -267,6 +267,17 @@ def programs(run):
     yield table(("figure", ("value", 1)), rows, notes=[f"The largest slow-down is that of `{max(slow, key=slow.get)}`."])
 
 
+def versions(run):
+    """Seconds, or µs a page; CPU seconds are medians."""
+    rows = []
+    for one in run["rows"]:
+        name, scale = (one["name"], 1) if one["unit"] == "s" else (f"{one['name']}, µs", 1e-3)
+        values = [quartiles(one["values"][build], scale) for build in ("old", "new")]
+        cpu = " / ".join(f"{median(one['cpu_seconds'][build]):.2f}" for build in ("old", "new"))
+        rows.append((name, *values, quartiles(one["ratios"]), cpu, verdict(0.98, median(one["ratios"]))))
+    yield table(("row", ("old", 2), ("new", 2), ("old / new", 3), "CPU s, old / new", "goal"), rows)
+
+
 def plain(run):
     """A benchmark that is not known here: what of its rows is text or number."""
     rows = [{name: value for name, value in row.items() if isinstance(value, (str, int, float))} for row in run["rows"]]
@@ -275,5 +286,6 @@ def plain(run):
 
 
 TABLES = {
-    made.__name__: made for made in (speed, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs)
+    made.__name__: made
+    for made in (speed, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions)
 }

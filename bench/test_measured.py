@@ -102,6 +102,14 @@ class Tables(unittest.TestCase):
         self.assertEqual(values["of them with the same output"], 1)
         self.assertEqual(values["largest slow-down"], 85.0)
 
+    def test_versions(self):
+        both = {"values": {"old": [2000, 2100], "new": [2000, 2000]}, "cpu_seconds": {"old": [2.6], "new": [2.5]}, "ratios": [1.0, 1.05]}
+        rows = [{"name": "speed seq-heap", "unit": "ns", **both}, {"name": "start", "unit": "s", **both, "ratios": [0.97]}]
+        table = made("versions", rows)[""]
+        expected = ["speed seq-heap, µs", "2.05 (2.02–2.08)", "2.00 (2.00–2.00)", "1.025 (1.012–1.038)", "2.60 / 2.50", "0.98: holds"]
+        self.assertEqual(cells(table, 0), expected)
+        self.assertEqual(cells(table, 1)[-1], "0.98: missed")
+
     def test_a_benchmark_that_is_not_known(self):
         (table,) = measured_tables.plain({"rows": [{"name": "a", "seconds": 1.5, "runs": [1]}, {"name": "b", "more": 2}]})
         self.assertEqual(cells(table, 1), ["b", "", "2"])
