@@ -86,6 +86,10 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
         }
         return status(result);
     }
+    if let Meaning::Refuse = meaning {
+        // Also before the engine runs: guards that it does not know of would be lost when their cluster leaves.
+        return status(Err(libc::EINVAL));
+    }
     let Some(runtime) = process.runtime() else {
         drop(entered);
         return status(call());
@@ -101,8 +105,7 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
             entered.dropping(range, |part| result = result.and(advise(&part, advice)));
             status(result)
         }
-        Meaning::Ignore | Meaning::AtFork(_) => 0,
-        Meaning::Refuse => status(Err(libc::EINVAL)),
+        Meaning::Ignore | Meaning::AtFork(_) | Meaning::Refuse => 0,
         Meaning::Bring => {
             let out = entered.out(range);
             drop(entered);

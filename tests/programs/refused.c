@@ -18,6 +18,14 @@ static void ends_well(pid_t child) {
     demand(WIFEXITED(status) && WEXITSTATUS(status) == 7, "the child ends as it wants");
 }
 
+/* Guards are in the page tables, where the engine would not see them. */
+static void guards(char *at) {
+    enum { INSTALL = 102, REMOVE = 103 };
+    begin("guards");
+    demand(madvise(at, PAGE_BYTES, INSTALL) && errno == EINVAL, "not installed");
+    demand(madvise(at, PAGE_BYTES, REMOVE) && errno == EINVAL, "not removed");
+}
+
 static void moves(char *at) {
     begin("mremap over a part of itself");
     for (int forth = 0; forth < 2; forth++) {
@@ -106,7 +114,9 @@ int main(int argc, char **argv) {
     if (argc > 2 || (argc == 2 && strcmp(argv[1], "--namespace"))) errno = EINVAL, fail(argv[argc - 1]);
     char *at = map(NULL, PAGES, PROT_READ | PROT_WRITE, 0);
     fill(at, 0, PAGES, 1);
+    guards(at);
     press();
+    guards(at);
     alignments();
     moves(at);
     locks(at);

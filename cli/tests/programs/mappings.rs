@@ -19,7 +19,9 @@ fn calls_that_are_refused_leave_everything_as_it_was() {
     for mask in ["", "remap", "pool"] {
         start(pagetide("28M", mask, &[], &[&refused])).end().succeeds();
     }
+    // With the engine from the start, and without one.
     start(pagetide("28M", "", &[], &[&refused, "--namespace"])).end().succeeds();
+    start(pagetide("1G", "", &[], &[&refused])).end().succeeds();
 }
 
 /// What was never charged is not given back: the engine would not start in time.
