@@ -68,6 +68,11 @@ const GENERAL: &[Section] = &[
             ),
             ("`PAGETIDE_VERBOSE`", "If set, a process that cannot join its run says why."),
             (
+                "`PAGETIDE_LOG`",
+                "LEVEL or LEVEL:FILE, with a level of `off`, `error`, `info` or `debug`: what the launcher and the engines \
+                 write down of what happens.",
+            ),
+            (
                 "`LD_PRELOAD`",
                 "What is there stays in front of Pagetide's library: an allocator of the user's own wins.",
             ),
@@ -93,8 +98,9 @@ const GENERAL: &[Section] = &[
         ]),
     },
     see_also(&[
-        "`pagetide-run(1)`, `pagetide-stat(1)`, `pagetide-set(1)`, `pagetide-swapoff(1)`, `pagetide-swapon(1)`, \
-         `pagetide-replay(1)`, `pagetide-doctor(1)`, `userfaultfd(2)`, `mremap(2)`, `cgroups(7)`, `ld.so(8)`",
+        "`pagetide-run(1)`, `pagetide-stat(1)`, `pagetide-dump(1)`, `pagetide-set(1)`, `pagetide-swapoff(1)`, \
+         `pagetide-swapon(1)`, `pagetide-replay(1)`, `pagetide-doctor(1)`, `userfaultfd(2)`, `mremap(2)`, `cgroups(7)`, \
+         `ld.so(8)`",
     ]),
 ];
 
@@ -136,7 +142,9 @@ pub(super) const RUN: &[Section] = &[
         ("pagetide run -m 2G --no-disk --compressor zstd -- ./simulate", "In compressed memory alone:"),
         ("pagetide run -m 1G --max-stall 60s -- ./job", "Given up when it only waits for its pages:"),
     ]),
-    see_also(&["`pagetide(1)`, `pagetide-stat(1)`, `pagetide-set(1)`, `pagetide-replay(1)`"]),
+    see_also(&[
+        "`pagetide(1)`, `pagetide-stat(1)`, `pagetide-dump(1)`, `pagetide-set(1)`, `pagetide-replay(1)`",
+    ]),
 ];
 
 /// The sections of `pagetide-stat(1)`.
