@@ -34,7 +34,13 @@ pub struct FileMapping {
 /// # Errors
 /// The process is dead, or not to be looked at.
 pub fn of_process(pid: u32) -> std::io::Result<Vec<FileMapping>> {
-    let text = fs::read(format!("/proc/{pid}/maps"))?;
+    let mut text = fs::read(format!("/proc/{pid}/maps"))?;
+    if text.is_empty() {
+        // The first thread may have ended before the others: then its mappings are not shown.
+        let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+        let maps = |task: fs::DirEntry| fs::read(task.path().join("maps")).ok();
+        text = tasks.filter_map(maps).find(|text| !text.is_empty()).unwrap_or_default();
+    }
     Ok(text.split(|&byte| byte == b'\n').filter_map(mapping).collect())
 }
 
