@@ -10,6 +10,7 @@ mod disk;
 mod doctor;
 mod dump;
 mod failure;
+mod keeper;
 mod machine;
 mod out;
 mod processes;
@@ -28,6 +29,9 @@ use pagetide_cli::options::{Cli, Command};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
+    if std::env::args_os().nth(1).is_some_and(|word| word == keeper::link::COMMAND) {
+        return status(keeper::keep());
+    }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {
@@ -50,6 +54,11 @@ fn main() -> ExitCode {
         Command::Replay(args) => replay::replay(args),
         Command::Doctor(args) => doctor::doctor(args),
     };
+    status(result)
+}
+
+/// The exit status of a command; says why it failed.
+fn status(result: Result<u8, failure::Failure>) -> ExitCode {
     ExitCode::from(result.unwrap_or_else(|failure| {
         pagetide_sys::task::say(&failure.to_string());
         failure.status

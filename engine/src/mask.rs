@@ -28,15 +28,18 @@ impl Mask {
     pub const NO_SCAN: Self = Self(16);
     /// No pool: every page goes to the device.
     pub const NO_POOL: Self = Self(32);
+    /// No keeper: shared memory stays in memory, and is counted.
+    pub const NO_SHARED: Self = Self(64);
 
     /// The names of all ways, as in the environment variable `PAGETIDE_MASK`.
-    pub const NAMES: [(&'static str, Self); 6] = [
+    pub const NAMES: [(&'static str, Self); 7] = [
         ("remap", Self::NO_REMAP),
         ("move", Self::NO_MOVE),
         ("copy", Self::NO_COPY),
         ("ring", Self::NO_RING),
         ("scan", Self::NO_SCAN),
         ("pool", Self::NO_POOL),
+        ("shared", Self::NO_SHARED),
     ];
 
     /// Reads a comma-separated list of names.

@@ -61,6 +61,10 @@ pub trait Memory: Send + Sync + 'static {
     fn may_pin(&self) -> bool;
     /// Wakes the threads that wait for `count` pages from `page` on: they touch their page again.
     fn wake(&self, page: PageIndex, count: usize);
+    /// Wakes the threads that have come to wait for pages since these were copied or moved in; they were unlocked just
+    /// now. Of private memory there are none: a page that is in the program is in the page table of all its threads. A
+    /// page of shared memory may be in the page tables of some processes only.
+    fn wake_late(&self, _page: PageIndex, _count: usize) {}
     /// Copies bytes to missing pages, and wakes the threads that wait for them.
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped;
     /// Makes a page unreadable, and wakes the threads that wait for it. Returns false if the system cannot do so.

@@ -19,7 +19,7 @@ pub use calls::{Entered, Remapping};
 use crate::group::{Field, Group, ProcessSlot};
 use crate::pause::Pause;
 use crate::regions::Regions;
-use crate::runtime::{OpenKernel, Runtime, Started};
+use crate::runtime::{MemorySource, Runtime, Started};
 use calls::words;
 use pagetide_swap::{PageIndex, State, Word};
 use pagetide_sys::procfs::Identity;
@@ -39,7 +39,7 @@ const GENERATIONS: usize = 256;
 #[derive(Debug)]
 pub struct Process {
     group: Group,
-    open: OpenKernel,
+    source: MemorySource,
     generations: Box<[OnceLock<Box<Generation>>]>,
     current: AtomicUsize,
     /// Whether something was opened through which pages may be pinned, with an engine or before.
@@ -144,7 +144,7 @@ impl Process {
     /// Joins a run: takes a slot, and a grant for what the process has already.
     ///
     /// Returns `None` if the run has as many processes as it may have.
-    pub fn join(group: Group, open: OpenKernel) -> Option<Self> {
+    pub fn join(group: Group, source: MemorySource) -> Option<Self> {
         let own = Identity::own();
         Self::leave_as(group, own);
         let slot = group.claim(own)?;
@@ -155,7 +155,7 @@ impl Process {
         slot.set_stack(pagetide_sys::procfs::Stat::of("self").map_or(0, |stat| stat.stack));
         let this = Self {
             group,
-            open,
+            source,
             generations: (0..GENERATIONS).map(|_| OnceLock::new()).collect(),
             current: AtomicUsize::new(0),
             pins: Arc::default(),
@@ -184,6 +184,21 @@ impl Process {
         std::process::id() == self.generation().pid
     }
 
+    /// Returns the group page.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+
+    /// Returns this process's slot.
+    pub fn slot(&self) -> ProcessSlot {
+        self.generation().slot
+    }
+
+    /// Returns the slot that a fork under way has taken for the child.
+    pub fn forking_slot(&self) -> Option<ProcessSlot> {
+        self.generation().forking.load(Relaxed).checked_sub(1).map(|index| self.group.slot(index))
+    }
+
     /// Returns the running engine; `None` before it runs.
     pub fn runtime(&self) -> Option<&'static Runtime> {
         self.generation().runtime.get().copied()
@@ -193,6 +208,8 @@ impl Process {
     /// no page leaves in a way that takes pinned ones along.
     pub fn note_pins(&self) {
         self.pins.store(true, SeqCst);
+        // For the keeper of its shared memory, which looks there.
+        self.generation().slot.set(Field::Pins, 1);
         // Either the engine that starts meanwhile sees this before it takes anything out, or it is seen here.
         fence(SeqCst);
         if let Some(runtime) = self.runtime() {

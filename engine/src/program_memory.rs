@@ -107,7 +107,7 @@ fn bytes(range: &Range<PageIndex>) -> (usize, usize) {
     (range.start.address(), range.end.address() - range.start.address())
 }
 
-fn mapped((done, error): pagetide_sys::uffd::Partial) -> Mapped {
+pub(crate) fn mapped((done, error): pagetide_sys::uffd::Partial) -> Mapped {
     let error = error.map(|error| match std::io::Error::from(error).kind() {
         ErrorKind::AlreadyExists => MapError::Exists,
         ErrorKind::OutOfMemory => MapError::NoMemory,

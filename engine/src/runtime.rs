@@ -20,15 +20,15 @@ mod start;
 mod starving;
 mod wakeup;
 
-pub use start::{OpenKernel, StartArgs, StartError, StartMode, Started};
+pub use start::{MemorySource, OpenKernel, StartArgs, StartError, StartMode, Started};
 
 use crate::clock::clock;
 use crate::dump::board::Board;
 use crate::engine::Engine;
+use crate::engine_memory::EngineMemory;
 use crate::group::{Group, ProcessSlot};
 use crate::injection::Injection;
 use crate::pause::Pause;
-use crate::program_memory::ProgramMemory;
 use crate::readers::Readers;
 use crate::recorder::Writer;
 use control::ControlTask;
@@ -41,12 +41,12 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, Ordering::R
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wakeup::Wakeup;
 
-type ProgramEngine = Engine<ProgramMemory>;
+type RunningEngine = Engine<EngineMemory>;
 
 /// A running engine: the engine of a process, with its threads.
 #[derive(Debug)]
 pub struct Runtime {
-    engine: ProgramEngine,
+    engine: RunningEngine,
     /// Stops the threads for a fork.
     pub pause: Pause,
     group: Group,
@@ -96,7 +96,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Runtime {
     /// Returns the engine.
-    pub fn engine(&self) -> &ProgramEngine {
+    pub fn engine(&self) -> &RunningEngine {
         &self.engine
     }
 

@@ -3,6 +3,7 @@
 use crate::call::{count, kernel, status};
 use crate::current::managed;
 use crate::range::{MADV_DONTNEED_LOCKED, advise, pages};
+use crate::shared;
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::procfs::is_own_pidfd;
@@ -66,6 +67,16 @@ pub(crate) unsafe extern "C" fn madvise(address: *mut c_void, length: usize, adv
 pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_int) -> c_int {
     // SAFETY: the caller's contract.
     let call = || unsafe { kernel(libc::SYS_madvise, [address as usize, length, advice as usize, 0, 0, 0]) };
+    if (address as usize).is_multiple_of(PAGE_SIZE)
+        && let Some(process) = managed()
+        && let Some(range) = pages(address as usize, length)
+        && shared::touches(process, &range)
+    {
+        let _entered = process.enter();
+        if let Some(result) = shared::take_advice(&range, advice) {
+            return status(result);
+        }
+    }
     let (Some(process), Some(meaning), Some(range)) =
         (managed(), meaning(advice), pages(address as usize, length))
     else {
@@ -184,6 +195,7 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
         }
         let before = entered.holds(range.clone());
         entered.hold(range.clone(), true);
+        shared::hold(&range);
         before
     };
     // The kernel touches every page: what is out comes in. Nothing may be entered meanwhile.
@@ -266,6 +278,10 @@ pub(crate) unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
         entered.hold_all(true);
         for range in entered.ranges() {
             out.extend(entered.out(range));
+        }
+        for range in shared::ranges() {
+            shared::hold(&range);
+            out.push(range);
         }
     }
     drop(entered);

@@ -4,6 +4,7 @@ use crate::fork::{after_fork_in_child, after_fork_in_parent, before_fork};
 use crate::{current, dump, glibc, objects};
 use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
+use pagetide::runtime::MemorySource;
 use pagetide::ticket;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::{engine_thread, task};
@@ -80,7 +81,7 @@ unsafe fn join(environment: *const *const c_char) -> bool {
     };
     // SAFETY: as above.
     unsafe { crate::exec::prepare(environment, &[ENVIRONMENT, ticket::ENVIRONMENT]) };
-    let Some(process) = Process::join(group, open_kernel) else {
+    let Some(process) = Process::join(group, MemorySource::Program(open_kernel)) else {
         task::say("too many processes in this run: this one runs without Pagetide");
         return false;
     };

@@ -4,6 +4,7 @@ use crate::call::count;
 use crate::current::{managed, process};
 use crate::glibc;
 use crate::next::Next;
+use crate::shared;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -19,6 +20,7 @@ pub(crate) extern "C" fn before_fork() {
         LISTED.store(true, Relaxed);
     }
     process.before_fork();
+    shared::before_fork(process);
     if LISTED.load(Relaxed) {
         // SAFETY: locked above.
         unsafe { glibc::touch_streams() };
@@ -90,6 +92,7 @@ pub(crate) extern "C" fn after_fork_in_child() {
     // SAFETY: a forked child has one thread.
     unsafe { crate::HEAP.begin_anew() };
     process.after_fork_in_child();
+    shared::after_fork_in_child(process);
 }
 
 /// `_Fork(3)`: the C library's, with our handlers around it, though not with others'.

@@ -26,6 +26,7 @@ mod originals;
 mod range;
 mod raw;
 mod references;
+mod shared;
 mod start;
 mod thread_data;
 mod threads;

@@ -6,6 +6,7 @@
 use crate::call::{kernel, pointer, status};
 use crate::current::managed;
 use crate::range::pages;
+use crate::shared;
 use pagetide::process::{Entered, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
@@ -23,6 +24,8 @@ fn over(
     range: Range<PageIndex>,
     call: impl FnOnce() -> Result<usize, c_int>,
 ) -> (Result<usize, c_int>, i64) {
+    let part = range.clone();
+    let call = || shared::giving_up(&part, call);
     if entered.manages(range.clone()) { entered.unmapping(range, call) } else { (call(), 0) }
 }
 
@@ -75,6 +78,9 @@ pub(crate) unsafe fn map(
         }
     };
     let Some(process) = managed() else { return pointer(call(flags)) };
+    if let Some(result) = shared::map(process, address as usize, length, protection, flags) {
+        return pointer(result);
+    }
     let fixed = flags & libc::MAP_FIXED != 0;
     let unfit = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
     let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
@@ -91,7 +97,7 @@ pub(crate) unsafe fn map(
             process.count_unmanaged();
         }
         if let Some(range) = result.ok().and_then(|start| pages(start, length))
-            && process.knows(range.clone())
+            && (process.knows(range.clone()) || shared::touches(process, &range))
         {
             // What was there went by a call that nobody told us of.
             let (_, released) = over(&process.enter(), range, || Ok(0));
@@ -178,7 +184,12 @@ pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
         && aligned
         && let Some(range) = pages(address as usize, length)
     {
-        let (result, released) = over(&process.enter(), range, call);
+        let entered = process.enter();
+        let part = range.clone();
+        let call = || shared::unmapping(&part, call);
+        let managed = entered.manages(range.clone());
+        let (result, released) = if managed { entered.unmapping(range, call) } else { (call(), 0) };
+        drop(entered);
         process.uncharge(released);
         return status(result);
     }
@@ -247,14 +258,41 @@ fn protect(
             process.charge(process.charge_to_open(range.clone()));
         }
         let entered = process.enter();
+        let part = range.clone();
+        let call = || call().inspect(|_| shared::protected(&part, protection));
         if entered.manages(range.clone()) {
             let (result, released) = entered.protecting(range, access, call);
             drop(entered);
             process.uncharge(released);
             return status(result);
         }
+        return status(call());
     }
     status(call())
+}
+
+/// `remap_file_pages(2)`.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn remap_file_pages(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    from: usize,
+    flags: c_int,
+) -> c_int {
+    let (start, length) = (address as usize / PAGE_SIZE * PAGE_SIZE, length / PAGE_SIZE * PAGE_SIZE);
+    if let Some(process) = managed()
+        && let Some(range) = pages(start, length)
+        && let Some(result) = shared::rearrange(&process.enter(), &range, from as u64, protection)
+    {
+        return status(result);
+    }
+    let arguments = [address as usize, length, protection as usize, from, flags as usize, 0];
+    // SAFETY: the caller's contract.
+    status(unsafe { kernel(libc::SYS_remap_file_pages, arguments) })
 }
 
 /// `mremap(2)`. The fifth argument is there only with MREMAP_FIXED or MREMAP_DONTUNMAP; on x86-64 it is
@@ -277,6 +315,13 @@ pub(crate) unsafe extern "C" fn mremap(
         }
     };
     let Some(process) = managed() else { return pointer(call()) };
+    if (old as usize).is_multiple_of(PAGE_SIZE)
+        && let Some((result, released)) =
+            shared::remap(&process.enter(), old as usize, old_length, new_length, flags, new as usize)
+    {
+        process.uncharge(released);
+        return pointer(result);
+    }
     if old_length == 0
         && flags & libc::MREMAP_FIXED != 0
         && let Some(to) = pages(new as usize, new_length)

@@ -8,7 +8,7 @@ use crate::clones;
 use crate::confined;
 use crate::current::managed;
 use crate::exec::{execve_by_number, execveat_by_number};
-use crate::mappings::{change_access, map, mremap, pkey_mprotect, unmap};
+use crate::mappings::{change_access, map, mremap, pkey_mprotect, remap_file_pages, unmap};
 use crate::references::{self, setsockopt, vmsplice};
 use crate::threads::keep;
 use crate::userfault::control;
@@ -42,6 +42,7 @@ pub(crate) unsafe extern "C" fn syscall(
             libc::SYS_mmap => map(a as *mut _, b, c as c_int, d as c_int, e as c_int, f as i64) as c_long,
             libc::SYS_munmap => int(unmap(a as *mut _, b)),
             libc::SYS_mremap => mremap(a as *mut _, b, c, d as c_int, e as *mut _) as c_long,
+            libc::SYS_remap_file_pages => int(remap_file_pages(a as *mut _, b, c as c_int, d, e as c_int)),
             libc::SYS_mprotect => int(change_access(a, b, c as c_int)),
             libc::SYS_pkey_mprotect => int(pkey_mprotect(a as *mut _, b, c as c_int, d as c_int)),
             libc::SYS_madvise => int(take_advice(a as *mut _, b, c as c_int)),

@@ -15,11 +15,24 @@ use crate::places::{self, ENGINE_THREADS_MAX, NUMBERS, STARTING, USED};
 use crate::signals::SignalsBlocked;
 use std::ffi::{c_int, c_void};
 use std::io;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release};
 
 pub use crate::arch::thread_pointer;
 pub use crate::block::{own_below, prepare};
 pub use crate::places::is_engine_thread;
+
+/// A function that starts a thread: its name, and what it runs.
+pub type Spawner = fn(&str, Box<dyn FnOnce() + Send>) -> io::Result<()>;
+
+/// What starts engine threads in place of [`spawn`].
+static SPAWNER: OnceLock<Spawner> = OnceLock::new();
+
+/// From now on engine threads are what `spawner` makes of them: for a process that is ours alone, in which they may be
+/// threads of the C library. (To name those here would make the preloaded library depend on them.)
+pub fn make_by(spawner: Spawner) {
+    let _ = SPAWNER.set(spawner);
+}
 
 type Start = (String, Box<dyn FnOnce() + Send>);
 
@@ -29,6 +42,9 @@ type Start = (String, Box<dyn FnOnce() + Send>);
 /// EAGAIN if the system, or this process, has too many threads; ENOSYS with a loader that does not tell of thread-local
 /// data.
 pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    if let Some(spawner) = SPAWNER.get() {
+        return spawner(name, run);
+    }
     let layout = block::layout().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSYS))?;
     let stride = places::stride(layout);
     let base = places::stacks(stride)?;

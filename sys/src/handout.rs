@@ -40,6 +40,8 @@ pagetide_page::numbered_enum! {
         Pagemap = 5,
         /// The mappings of whoever asks.
         Maps = 6,
+        /// A connection to the keeper of the run's shared memory, see [`crate::keeper::wire`].
+        Keeper = 7,
     }
 }
 

@@ -12,6 +12,7 @@ pub mod engine_thread;
 pub mod first_heap;
 pub mod handout;
 pub mod heap;
+pub mod keeper;
 pub mod kernel;
 mod lock;
 pub mod log;

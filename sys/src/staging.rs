@@ -397,6 +397,38 @@ impl Slot {
         (done, error)
     }
 
+    /// Fills frames with contents from elsewhere, which `read` writes to them.
+    ///
+    /// # Errors
+    /// NOMEM if a part of the slot is lost; what `read` says: the run holds no frames then.
+    ///
+    /// # Panics
+    /// If one of them is a frame already.
+    pub fn fill(
+        &mut self,
+        first: usize,
+        count: usize,
+        read: impl FnOnce(&mut [u8]) -> Result<(), Errno>,
+    ) -> Result<(), Errno> {
+        let run = PageSet::range(first..first + count);
+        assert!(self.populated.and(run).is_empty() && self.registered.and(run).is_empty());
+        if !self.lost.and(run).is_empty() {
+            return Err(Errno::NOMEM);
+        }
+        // SAFETY: (1) the pages lie in our part of the reservation, which is mapped to be read and written; (2) they
+        // are not registered, so the kernel fills them with zeroes and nobody waits; (3) the slot is ours and borrowed
+        // mutably.
+        let bytes = unsafe {
+            std::slice::from_raw_parts_mut((self.base() + first * PAGE_SIZE) as *mut u8, count * PAGE_SIZE)
+        };
+        let result = read(bytes);
+        self.populated = self.populated.or(run);
+        if result.is_err() {
+            self.retain(self.populated.minus(run));
+        }
+        result
+    }
+
     /// Gives all frames back to the kernel but those of `kept`.
     pub fn retain(&mut self, kept: PageSet) {
         let dropped = self.populated.minus(kept);

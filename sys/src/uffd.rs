@@ -15,6 +15,12 @@ const fn ior(number: u64, size: usize) -> u64 {
     2 << 30 | (size as u64) << 16 | API << 8 | number
 }
 
+/// `UFFD_FEATURE_PAGEFAULT_FLAG_WP`: writes to protected pages are faults too.
+const FEATURE_PAGEFAULT_WP: u64 = 1 << 0;
+/// `UFFD_FEATURE_MISSING_SHMEM`: shared memory can be registered.
+const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
+/// `UFFD_FEATURE_WP_HUGETLBFS_SHMEM` (5.19): shared memory can be protected against writes.
+const FEATURE_WP_SHMEM: u64 = 1 << 12;
 /// `UFFD_FEATURE_THREAD_ID`: messages carry the thread that faulted.
 pub const FEATURE_THREAD_ID: u64 = 1 << 8;
 /// `UFFD_FEATURE_POISON` (6.6).
@@ -28,9 +34,12 @@ pub const FEATURE_WP_ASYNC: u64 = 1 << 15;
 pub const DEVICE: &str = "/dev/userfaultfd";
 
 const MODE_MISSING: u64 = 1;
+const MODE_WP: u64 = 2;
+const WRITEPROTECT_WP: u64 = 1;
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1;
+const FLAG_WP: u64 = 2;
 
 #[repr(C)]
 #[derive(Default)]
@@ -66,6 +75,12 @@ struct ZeroArg {
     done: i64,
 }
 
+#[repr(C)]
+struct WriteProtect {
+    range: Range,
+    mode: u64,
+}
+
 /// The kernel's `struct uffd_msg`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -86,6 +101,8 @@ pub struct Fault {
     pub address: usize,
     /// Whether it was a write.
     pub write: bool,
+    /// Whether the page is there, and protected against writes ([`Uffd::write_protect`]).
+    pub protected: bool,
     /// The thread, if [`FEATURE_THREAD_ID`] is on.
     pub tid: u32,
 }
@@ -107,11 +124,35 @@ impl Uffd {
     /// EPERM if neither the system call nor the device gives one: see the ways to get the permission in the
     /// documentation of `pagetide run`.
     pub fn open() -> Result<Self, Errno> {
+        Self::open_with(0, FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE)
+    }
+
+    /// Opens a userfaultfd for shared memory, that another process is to serve: reading it does not wait.
+    ///
+    /// # Errors
+    /// As for [`Uffd::open`]; NOSYS where shared memory cannot be protected against writes (before Linux 5.19).
+    pub fn open_for_shared() -> Result<Self, Errno> {
+        let needed = FEATURE_PAGEFAULT_WP | FEATURE_MISSING_SHMEM | FEATURE_WP_SHMEM;
+        let this = Self::open_with(needed, FEATURE_THREAD_ID | FEATURE_POISON)?;
+        rustix::fs::fcntl_setfl(&this.fd, rustix::fs::OFlags::NONBLOCK)?;
+        Ok(this)
+    }
+
+    /// The same userfaultfd as another process opened it, with these features.
+    pub fn received(fd: OwnedFd, features: u64) -> Self {
+        Self { fd, features }
+    }
+
+    /// Opens a userfaultfd with the features `needed`, and those of `wanted` that the kernel has.
+    fn open_with(needed: u64, wanted: u64) -> Result<Self, Errno> {
         let [probe, mut this] = Self::open_two()?;
         let mut arg = ApiArg { api: API, ..ApiArg::default() };
         probe.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
+        if arg.features & needed != needed {
+            return Err(Errno::NOSYS);
+        }
         // A descriptor takes its features once: the probe is thrown away.
-        let features = arg.features & (FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE);
+        let features = arg.features & (needed | wanted);
         let mut arg = ApiArg { api: API, features, ioctls: 0 };
         this.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
         this.features = features;
@@ -171,6 +212,11 @@ impl Uffd {
         self.features
     }
 
+    /// The descriptor, to be passed on.
+    pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
+        std::os::fd::AsFd::as_fd(&self.fd)
+    }
+
     fn ioctl(&self, request: u64, arg: *mut libc::c_void) -> Result<(), Errno> {
         // SAFETY: every caller in this file passes the struct that the request encodes.
         if unsafe { libc::ioctl(self.fd.as_raw_fd(), request as _, arg) } == 0 {
@@ -196,6 +242,7 @@ impl Uffd {
         Ok((message.event == EVENT_PAGEFAULT).then_some(Fault {
             address: message.address as usize & !(pagetide_page::PAGE_SIZE - 1),
             write: message.flags & FLAG_WRITE != 0,
+            protected: message.flags & FLAG_WP != 0,
             tid: message.tid,
         }))
     }
@@ -215,6 +262,34 @@ impl Uffd {
             ioctls: 0,
         };
         self.ioctl(iowr(0x00, size_of::<Register>()), (&raw mut arg).cast())
+    }
+
+    /// Registers a range of shared memory, for missing faults and for writes to protected pages.
+    ///
+    /// # Errors
+    /// As for [`Uffd::register`]; PERM where the mapping can never be written; SRCH if its process has ended.
+    ///
+    /// # Safety
+    /// As for [`Uffd::register`].
+    pub unsafe fn register_shared(&self, start: usize, length: usize) -> Result<(), Errno> {
+        let range = Range { start: start as u64, len: length as u64 };
+        let mut arg = Register { range, mode: MODE_MISSING | MODE_WP, ioctls: 0 };
+        self.ioctl(iowr(0x00, size_of::<Register>()), (&raw mut arg).cast())
+    }
+
+    /// Protects a range against writes, also where no page is; or ends that, and wakes whoever waits to write.
+    ///
+    /// # Errors
+    /// NOENT if a part of what is mapped there is not registered, or nothing is; SRCH if its process has ended.
+    pub fn write_protect(&self, start: usize, length: usize, on: bool) -> Result<(), Errno> {
+        let range = || Range { start: start as u64, len: length as u64 };
+        loop {
+            let mut arg = WriteProtect { range: range(), mode: if on { WRITEPROTECT_WP } else { 0 } };
+            match self.ioctl(iowr(0x06, size_of::<WriteProtect>()), (&raw mut arg).cast()) {
+                Err(Errno::AGAIN) => rustix::thread::sched_yield(),
+                other => return other,
+            }
+        }
     }
 
     /// Takes a range out of our care.

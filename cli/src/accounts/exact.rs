@@ -6,6 +6,7 @@
 
 use crate::cpu_budget::CpuBudget;
 use crate::units::PAGE;
+use pagetide_sys::keeper::SHOWN_AS;
 use pagetide_sys::procfs::field;
 use std::fs;
 use std::time::Instant;
@@ -14,14 +15,34 @@ use std::time::Instant;
 const SHARE: u32 = 50;
 
 /// Returns the bytes of each process that still exists: its share of anonymous and shared pages, and its page
-/// tables. The group page is a part of the shares of the processes that map it.
-pub(crate) fn shares(processes: Vec<u32>) -> Vec<(u32, u64)> {
-    processes.into_iter().filter_map(|pid| Some((pid, share(pid)?))).collect()
+/// tables. The group page is a part of the shares of the processes that map it. Shared memory that a keeper serves
+/// (`served`) is left out: pages of it may be in memory that no process has in its page table.
+pub(crate) fn shares(processes: Vec<u32>, served: bool) -> Vec<(u32, u64)> {
+    let share = |pid| Some((pid, share(pid)?.saturating_sub(if served { served_share(pid) } else { 0 })));
+    processes.into_iter().filter_map(share).collect()
 }
 
-/// Returns the sum of shares, plus the pages of the launcher.
-pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
-    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE
+/// Returns the sum of shares, plus the pages of the launcher and those that a keeper serves.
+pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64, served_pages: u64) -> u64 {
+    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + (launcher_pages + served_pages) * PAGE
+}
+
+/// A process's share of shared memory that a keeper serves, in bytes.
+fn served_share(pid: u32) -> u64 {
+    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps")) else { return 0 };
+    let mut is_served = false;
+    let mut kib = 0;
+    for line in text.lines() {
+        match line.split_once(':') {
+            // `Pss:   12 kB`; a mapping begins with its addresses, which have no colon before the device.
+            Some(("Pss", rest)) if is_served => {
+                kib += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
+            }
+            Some((name, _)) if name.contains('-') => is_served = line.contains(SHOWN_AS),
+            _ => {}
+        }
+    }
+    kib << 10
 }
 
 fn share(pid: u32) -> Option<u64> {
@@ -53,12 +74,14 @@ impl Exact {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
-    /// Looks at these processes, unless the budget is spent.
-    pub(crate) fn look(&mut self, now: Instant, launcher_pages: u64, processes: impl FnOnce() -> Vec<u32>) {
+    /// Looks at these processes, unless the budget is spent. `beside` are pages of the launcher, and those that a keeper
+    /// serves.
+    pub(crate) fn look(&mut self, now: Instant, beside: [u64; 2], processes: impl FnOnce() -> Vec<u32>) {
         if !self.cpu_budget.lasts(now) {
             return;
         }
-        let bytes = self.cpu_budget.spend(|| total(&shares(processes()), launcher_pages));
+        let [launcher, served] = beside;
+        let bytes = self.cpu_budget.spend(|| total(&shares(processes(), served > 0), launcher, served));
         let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
         self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
     }
@@ -93,12 +116,12 @@ mod tests {
         let start = Instant::now();
         let mut exact = Exact::new(start);
         assert_eq!(exact.counted(), None);
-        exact.look(start, 256, || pids.clone());
+        exact.look(start, [256, 0], || pids.clone());
         let counted = exact.counted().unwrap();
         // Its cpu_budget is spent sooner or later, and earned again.
-        (0..1000).for_each(|_| exact.look(start, 0, || pids.clone()));
+        (0..1000).for_each(|_| exact.look(start, [0, 0], || pids.clone()));
         let spent = exact.counted().unwrap().looks;
-        exact.look(start + Duration::from_secs(100), 0, || pids.clone());
+        exact.look(start + Duration::from_secs(100), [0, 0], || pids.clone());
         for pid in pids {
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -108,6 +131,6 @@ mod tests {
         assert!((65..90).contains(&mib), "{mib} MiB");
         assert!(spent < 1000, "{spent} looks cost nothing");
         assert_eq!(exact.counted().unwrap().looks, spent + 1);
-        assert_eq!(total(&shares(vec![0]), 0), 0);
+        assert_eq!(total(&shares(vec![0], false), 0, 0), 0);
     }
 }

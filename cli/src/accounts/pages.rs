@@ -56,8 +56,10 @@ impl Pages {
     pub(crate) fn of(slot: ProcessSlot) -> Self {
         let get = |field| slot.get(field);
         let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
+        // What a keeper serves is in no page table of its own.
+        let served = if get(Field::Keeps) != 0 { get(Field::Resident) } else { 0 };
         let mut pages = Self {
-            total: observed,
+            total: observed + served,
             resident: get(Field::Resident),
             pool: get(Field::Pool),
             metadata: get(Field::Metadata),

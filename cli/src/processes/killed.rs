@@ -21,6 +21,8 @@ pub(crate) enum Killer {
     Strict,
     /// This many processes were ended by their own engines, for want of memory.
     Pagetide(u64),
+    /// The processes themselves, for the keeper of their shared memory had ended.
+    Keeper,
     /// The kernel's OOM killer has killed this many processes in the run's cgroup, which has this limit.
     Kernel(u64, Option<u64>),
     /// Somebody sent SIGKILL; `oom` says whether the OOM killer was at work on this machine meanwhile.
@@ -29,12 +31,19 @@ pub(crate) enum Killer {
 
 impl Killer {
     /// Finds the killer of a run that ended with this status.
-    pub(crate) fn find(strict: bool, ended: u64, oom: &OomWatch, status: u8) -> Option<Self> {
+    pub(crate) fn find(
+        strict: bool,
+        lost_keeper: bool,
+        ended: u64,
+        oom: &OomWatch,
+        status: u8,
+    ) -> Option<Self> {
         let (in_cgroup, limit, on_machine) = oom.kills();
         match (strict, ended, in_cgroup) {
             (true, ..) => Some(Self::Strict),
             (_, 1.., _) => Some(Self::Pagetide(ended)),
             (.., 1..) => Some(Self::Kernel(in_cgroup, limit)),
+            _ if lost_keeper && status == BY_SIGKILL => Some(Self::Keeper),
             _ if status == BY_SIGKILL => Some(Self::Other { oom: on_machine > 0 }),
             _ => None,
         }
@@ -45,6 +54,7 @@ impl Killer {
         match self {
             Self::Strict => "strict",
             Self::Pagetide(_) => "pagetide",
+            Self::Keeper => "keeper",
             Self::Kernel(..) => "kernel",
             Self::Other { .. } => "other",
         }
@@ -65,6 +75,8 @@ impl Killer {
                     format!("{processes} processes were")
                 }
             ),
+            Self::Keeper => "killed by Pagetide, for the keeper of its shared memory had ended: what was out of memory is lost"
+                .to_owned(),
             Self::Kernel(processes, limit) => {
                 format!("{}; {}", by_kernel(processes, limit), advice(cap, limit))
             }
@@ -206,16 +218,18 @@ mod tests {
     #[test]
     fn the_killer_is_who_said_so_else_the_kernel_else_somebody() {
         let quiet = watch(0);
-        assert_eq!(Killer::find(true, 1, &quiet, 137), Some(Killer::Strict));
-        assert_eq!(Killer::find(false, 2, &quiet, 137), Some(Killer::Pagetide(2)));
-        assert_eq!(Killer::find(false, 0, &quiet, 0), None);
-        assert_eq!(Killer::find(false, 0, &quiet, 143), None);
+        assert_eq!(Killer::find(true, false, 1, &quiet, 137), Some(Killer::Strict));
+        assert_eq!(Killer::find(false, false, 2, &quiet, 137), Some(Killer::Pagetide(2)));
+        assert_eq!(Killer::find(false, true, 0, &quiet, 137), Some(Killer::Keeper));
+        assert_eq!(Killer::find(false, true, 0, &quiet, 0), None);
+        assert_eq!(Killer::find(false, false, 0, &quiet, 0), None);
+        assert_eq!(Killer::find(false, false, 0, &quiet, 143), None);
         let file = std::env::temp_dir().join(format!("pagetide-events-{}", std::process::id()));
         fs::write(&file, "oom_kill 4\n").unwrap();
         let counted = vec![Counted { file: file.clone(), before: 3, limit: Some(100 << 20) }];
         let seen = OomWatch { counted, ..watch(0) };
         for status in [0, 1, 137] {
-            let found = Killer::find(false, 0, &seen, status);
+            let found = Killer::find(false, false, 0, &seen, status);
             assert_eq!(found, Some(Killer::Kernel(1, Some(100 << 20))));
         }
         fs::remove_file(file).unwrap();

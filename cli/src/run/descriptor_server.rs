@@ -8,6 +8,7 @@
 //! The server is a thread that waits at `poll` only. A peer that sends nothing, or never reads, takes one of a
 //! limited number of connections, of which each process may have some.
 
+use crate::keeper::link::KeeperLink;
 use crate::processes::tree;
 use pagetide_sys::handout::{self, Address, Thing};
 use pagetide_sys::uffd::DEVICE;
@@ -110,10 +111,10 @@ impl DescriptorServer {
     }
 
     /// Starts the server, for as long as this process lives. Returns the directory of its socket.
-    pub(crate) fn start(self, descriptors: Descriptors) -> Option<SocketDirectory> {
+    pub(crate) fn start(self, descriptors: Descriptors, keeper: KeeperLink) -> Option<SocketDirectory> {
         let Self { listeners, place, .. } = self;
         let launcher = std::process::id();
-        let serve = move || Server { descriptors, launcher, open: Vec::new() }.serve(&listeners);
+        let serve = move || Server { descriptors, keeper, launcher, open: Vec::new() }.serve(&listeners);
         let thread = std::thread::Builder::new().name("pagetide-handout".into()).stack_size(STACK);
         // Without the thread the sockets are closed, and connections to them fail.
         thread.spawn(serve).ok().and(place)
@@ -122,6 +123,7 @@ impl DescriptorServer {
 
 struct Server {
     descriptors: Descriptors,
+    keeper: KeeperLink,
     launcher: u32,
     open: Vec<Connection>,
 }
@@ -139,9 +141,10 @@ impl Server {
             };
             let (called, spoke) = ready.split_at(listeners.len());
             let mut spoke = spoke.iter();
-            let descriptors = &self.descriptors;
-            self.open
-                .retain_mut(|open| !spoke.next().is_some_and(|&spoke| spoke) || open.goes_on(descriptors));
+            let Self { descriptors, keeper, open, .. } = &mut self;
+            open.retain_mut(|open| {
+                !spoke.next().is_some_and(|&spoke| spoke) || open.goes_on(descriptors, keeper)
+            });
             for (listener, _) in listeners.iter().zip(called).filter(|&(_, &called)| called) {
                 self.accept(listener);
             }
@@ -198,11 +201,14 @@ impl Server {
 
 impl Connection {
     /// Answers a request. Returns false if the connection is done.
-    fn goes_on(&mut self, descriptors: &Descriptors) -> bool {
+    fn goes_on(&mut self, descriptors: &Descriptors, keeper: &mut KeeperLink) -> bool {
         match handout::asked(&self.socket) {
             Ok(thing) if !self.answered => {
                 self.answered = true;
-                let given = descriptors.give(thing, self);
+                let given = match thing {
+                    Thing::Keeper => keeper.connect(self.pid),
+                    _ => descriptors.give(thing, self),
+                };
                 let given = given.as_ref().map(AsFd::as_fd).map_err(|&error| error);
                 handout::answer(&self.socket, given).is_ok()
             }
@@ -237,6 +243,7 @@ impl Descriptors {
             Thing::Userfaultfd => open(DEVICE, OFlags::RDWR),
             Thing::Pagemap => of(to, "pagemap"),
             Thing::Maps => of(to, "maps"),
+            Thing::Keeper => Err(Errno::NOENT),
         }
     }
 }
@@ -257,6 +264,7 @@ mod tests {
         let (_fd, zero) = (0, fs::File::open("/dev/zero").unwrap());
         let server = Server {
             descriptors: Descriptors { group: zero.into(), swap: None, trace: None },
+            keeper: KeeperLink::none(),
             launcher: std::process::id(),
             open: Vec::new(),
         };

@@ -4,6 +4,7 @@ use crate::accounts::gathered::{ended, latencies};
 use crate::disk::growth::{News, Use};
 use crate::disk::swapfile::SwapFile;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
+use crate::keeper::link::KeeperLink;
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::processes::os::{self, Received, Signals};
 use crate::processes::tree;
@@ -23,6 +24,8 @@ use pagetide_sys::procfs::{Identity, Stat};
 use pagetide_sys::task::say;
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 const STATS_INTERVAL: Duration = Duration::from_secs(1);
@@ -48,6 +51,10 @@ pub(crate) struct Launcher<'a> {
     oom: OomWatch,
     /// The directory of the socket of the descriptor server.
     _socket: Option<SocketDirectory>,
+    /// The pid of the keeper of shared memory; 0 as long as there is none.
+    keeper: Arc<AtomicU32>,
+    /// Whether it has ended.
+    lost_keeper: bool,
 }
 
 /// A run that is being ended.
@@ -68,6 +75,7 @@ impl<'a> Launcher<'a> {
         mut command: Command,
         resources: Resources,
         server: Option<DescriptorServer>,
+        keeper: KeeperLink,
     ) -> Result<Self, Failure> {
         // Best effort: where it is forbidden, orphans go to init.
         let _ = rustix::process::set_child_subreaper(Some(getpid()));
@@ -92,10 +100,12 @@ impl<'a> Launcher<'a> {
             oom: OomWatch::new(),
             resources,
             _socket: None,
+            keeper: keeper.pid(),
+            lost_keeper: false,
         };
         // After signals are blocked: the thread of the server inherits the mask.
         if let Some(server) = server {
-            this._socket = server.start(this.resources.descriptors()?);
+            this._socket = server.start(this.resources.descriptors()?, keeper);
         }
         this.sampler.charge_own(&this.resources.group_fd);
         let report = this.report(None);
@@ -137,7 +147,12 @@ impl<'a> Launcher<'a> {
         let mut status = None;
         while let Ok(Some((pid, change))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
         {
-            if pid.as_raw_nonzero().get() as u32 != self.child {
+            let pid = pid.as_raw_nonzero().get() as u32;
+            if pid == self.keeper.load(Relaxed) && !change.stopped() {
+                self.lost_keeper = true;
+                say("the keeper of the run's shared memory has ended: processes that map such memory end");
+            }
+            if pid != self.child {
                 continue;
             }
             if change.stopped() {
@@ -257,7 +272,7 @@ impl<'a> Launcher<'a> {
             Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
             Ending::KilledByStrict(deadline) => (deadline, BY_SIGKILL),
         };
-        if self.sampler.processes().is_empty() {
+        if self.sampler.processes().iter().all(|&pid| pid == self.keeper.load(Relaxed)) {
             return Some(status);
         }
         if Instant::now() < deadline {
@@ -311,7 +326,13 @@ impl<'a> Launcher<'a> {
             most: self.sampler.most(),
             killer: exit_status.and_then(|status| {
                 let strict = matches!(self.ending, Some(Ending::KilledByStrict(_)));
-                Killer::find(strict, self.resources.group.ended().processes, &self.oom, status)
+                Killer::find(
+                    strict,
+                    self.lost_keeper,
+                    self.resources.group.ended().processes,
+                    &self.oom,
+                    status,
+                )
             }),
             ratio: self.sampler.ratio(),
             latencies: latencies(&self.resources.group),

@@ -10,12 +10,14 @@ pub(crate) mod statfile;
 
 use crate::dump::Log;
 use crate::failure::Failure;
+use crate::keeper::link::KeeperLink;
 use crate::run::descriptor_server::DescriptorServer;
 use crate::run::environment::{explain_userfaultfd, injection, mask_from_environment};
 use crate::run::launcher::Launcher;
 use crate::run::setup::Resources;
 use crate::verbosity::Verbosity;
 use pagetide::group::ENVIRONMENT;
+use pagetide::mask::Mask;
 use pagetide::ticket;
 use pagetide_cli::options::RunArgs;
 use pagetide_sys::uffd::Uffd;
@@ -44,7 +46,20 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
             .detail("no socket can be made: processes that give up their privileges run without Pagetide");
     }
     let command = command_line(args, &file, &library, &resources, server.as_ref());
-    Launcher::start(args, command, resources, server)?.stay()
+    let keeper = keeper_link(mask, &command);
+    Launcher::start(args, command, resources, server, keeper)?.stay()
+}
+
+/// Returns the link to a keeper that finds the run as CMD does.
+fn keeper_link(mask: Mask, command: &Command) -> KeeperLink {
+    if mask.masks(Mask::NO_SHARED) {
+        return KeeperLink::none();
+    }
+    let named = |name: &str| name == ENVIRONMENT || name == ticket::ENVIRONMENT;
+    let variables = command.get_envs().filter_map(|(name, value)| Some((name.to_str()?, value?)));
+    KeeperLink::new(
+        variables.filter(|(name, _)| named(name)).map(|(name, value)| (name.into(), value.into())).collect(),
+    )
 }
 
 /// Returns CMD, with the environment by which its processes find the library and the run.

@@ -305,7 +305,9 @@ impl Sampler {
         // Without processes whose fork is still under way.
         let runs = |field| move |slot: &&ProcessSlot| slot.get(field) != 0;
         let slots = slots.iter().filter(runs(Field::Armed)).filter(runs(Field::StartTime));
-        let slots: Vec<ProcessSlot> = slots.filter(|slot| slot.get(Field::Taken) == 1).copied().collect();
+        // All may wait for the keeper of their shared memory.
+        let slots = slots.filter(|slot| slot.get(Field::Taken) == 1 && slot.get(Field::Keeps) == 0);
+        let slots: Vec<ProcessSlot> = slots.copied().collect();
         let seen: Vec<_> = slots.iter().map(|&slot| seen(slot)).collect();
         for order in load.sample(Instant::now(), self.group.free(), &seen) {
             if let Some(slot) = slots.iter().find(|slot| slot.tenant() == order.tenant) {

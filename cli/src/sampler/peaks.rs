@@ -53,7 +53,8 @@ impl Peaks {
             self.most.within = self.most.within.max(now.pages.total);
         } else if group.live().nth(1).is_some() {
             // A single process shares nothing.
-            self.exact.look(Instant::now(), group.own_pages().1, || tree::descendants(launcher));
+            let beside = [group.own_pages().1, group.served_pages()];
+            self.exact.look(Instant::now(), beside, || tree::descendants(launcher));
             self.most.counted = self.exact.counted();
         }
         if now.stored.0 > self.stored

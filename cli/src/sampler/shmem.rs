@@ -18,6 +18,7 @@
 
 use crate::cpu_budget::CpuBudget;
 use crate::units::PAGE;
+use pagetide_sys::keeper;
 use pagetide_sys::mapped_files::{self, FileId, FileMapping};
 use pagetide_sys::procfs;
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, statx};
@@ -61,6 +62,11 @@ type Key = (FileId, bool);
 
 fn key(mapping: &FileMapping) -> Key {
     (mapping.file, mapping.name.as_os_str().as_encoded_bytes().starts_with(b"/SYSV"))
+}
+
+/// Returns whether a mapping is of an object that the keeper of the run serves.
+fn is_served(mapping: &FileMapping) -> bool {
+    mapping.name.as_os_str().as_encoded_bytes().starts_with(keeper::SHOWN_AS.as_bytes())
 }
 
 /// A process that maps shared memory.
@@ -219,6 +225,9 @@ impl SharedMemory {
         self.objects.retain(|key, _| mapped.contains_key(key));
         for (key, mappings) in mapped {
             let object = self.objects.entry(key).or_default();
+            // The keeper counts what it serves.
+            let served = mappings.iter().all(|(_, mapping)| is_served(mapping));
+            let mappings = if served { Vec::new() } else { mappings };
             object.mapped = union(mappings.iter().map(|(_, mapping)| mapping.pages.clone()).collect());
             let mut of_each: HashMap<u32, u64> = HashMap::new();
             for (pid, mapping) in &mappings {

@@ -21,3 +21,4 @@ mod mappings;
 mod pins;
 mod privileges;
 mod reports;
+mod shared_memory;

@@ -159,6 +159,7 @@ impl<M: Memory> Engine<M> {
     fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
         let (keep, met) = (self.keeps_copies(transfer), met(transfer, mapped));
         let wanted = self.swap.finish_swapin_at(transfer, mapped.pages, keep, met);
+        self.memory.wake_late(transfer.first, mapped.pages);
         self.budget.give((paid - mapped.pages) as i64);
         self.charge_pool();
         if let Some(error) = mapped.error {

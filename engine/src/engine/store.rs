@@ -204,6 +204,7 @@ impl<M: Memory> Engine<M> {
         let exists = mapped.error == Some(MapError::Exists);
         if mapped.pages == 1 || exists {
             self.swap.finish_hit(page);
+            self.memory.wake_late(page, 1);
             self.unref(slot_id, 1);
         } else {
             // No memory, or the mapping is gone: the page stays on probation and the thread looks again.

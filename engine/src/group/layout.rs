@@ -159,6 +159,11 @@ pub enum Field {
     Responsiveness,
     /// Pages that the program has locked.
     Locked,
+    /// Whether it is the keeper of the run's shared memory: [`Self::Resident`] are pages of that, in no page table of its
+    /// own.
+    Keeps,
+    /// Whether the kernel may hold pages of the process for I/O.
+    Pins,
     /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
     Stuck,
 }
@@ -181,7 +186,9 @@ impl Field {
             | Self::RestAgain
             | Self::Stack
             | Self::Answered
-            | Self::Responsiveness => value,
+            | Self::Responsiveness
+            | Self::Keeps
+            | Self::Pins => value,
             // The highest bit stands for all.
             Self::Locked => value & 1 << 63 | (value & !(1 << 63)).min(PAGES_MAX as u64),
             // These may be less than nothing.

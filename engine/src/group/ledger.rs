@@ -10,6 +10,11 @@ use std::time::Duration;
 const UNCHARGED_PART: i64 = 8;
 
 impl Group {
+    /// Returns the pages of shared memory that the keeper of the run serves and that are in memory.
+    pub fn served_pages(&self) -> u64 {
+        self.live().filter(|slot| slot.get(Field::Keeps) != 0).map(|slot| slot.get(Field::Resident)).sum()
+    }
+
     /// Returns the number of pages of the group page itself, and of the launcher.
     pub fn own_pages(&self) -> (u64, u64) {
         let get = |word: Header| self.header[word as usize].load(Relaxed).min(PAGES_MAX as u64);

@@ -31,7 +31,7 @@ impl Process {
             group: self.group,
             slot: generation.slot,
             mode,
-            open: self.open,
+            source: self.source.clone(),
             pins: Arc::clone(&self.pins),
             layout: Arc::clone(&generation.layout),
             stop: Box::new(move || {

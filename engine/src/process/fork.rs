@@ -133,6 +133,7 @@ impl Process {
             return;
         };
         slot.set_stack(parent.slot.stack());
+        slot.set(Field::Pins, self.pins.load(Relaxed).into());
         slot.name(Identity::own());
         // Nobody held these locks: the fork froze whoever takes them.
         let regions = match engine {

@@ -5,8 +5,9 @@ use crate::dump::board::{Activity, Kind};
 use crate::engine::Workspace;
 use crate::injection::Fault;
 use crate::readers::Reader;
-use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_swap::PageIndex;
 use pagetide_sys::{task, uffd};
+use std::io::ErrorKind;
 use std::sync::atomic::Ordering::Relaxed;
 
 impl Runtime {
@@ -19,17 +20,19 @@ impl Runtime {
             seat.idles(Activity::StandsBy);
             reader.take_seat();
             seat.idles(Activity::AwaitsFaults);
-            match self.engine.memory().kernel().wait() {
+            match self.engine.memory().wait() {
                 Ok(Some(fault)) => {
                     let since = clock();
                     let page = PageIndex::of_address(fault.address);
                     seat.now(Activity::Answers, page.0, since);
                     self.injection.strike(Fault::StallFault, Fault::PanicFault);
-                    let kernel = self.engine.memory().kernel();
-                    if let Some(processor) = reader.note(fault.tid) {
+                    let memory = self.engine.memory();
+                    if !memory.is_shared()
+                        && let Some(processor) = reader.note(fault.tid)
+                    {
                         // Woken in vain it faults again at once, over there.
-                        task::wake_at(fault.tid, processor, || kernel.wake(page.address(), PAGE_SIZE));
-                        kernel.catch_up();
+                        memory.wake_at(fault.tid, processor, page);
+                        memory.catch_up();
                         self.engine.waited(since);
                         continue;
                     }
@@ -39,13 +42,13 @@ impl Runtime {
                     if self.engine.is_short() {
                         self.wakeup.if_sleeping();
                     }
-                    kernel.catch_up();
+                    memory.catch_up();
                 }
                 Ok(None) => {}
-                Err(error) if error.raw_os_error() == 4 || error.raw_os_error() == 11 => {}
+                Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
                 // The descriptor is gone: nothing can be answered any more, which no code of ours does.
                 Err(error) => {
-                    task::say(&format!("reading faults failed: {}", std::io::Error::from(error)));
+                    task::say(&format!("reading faults failed: {error}"));
                     task::kill_self();
                 }
             }
@@ -84,7 +87,7 @@ impl Runtime {
             self.engine.complete(&mut done, &mut work);
             self.pause.end_completion();
             self.wakeup.if_sleeping();
-            self.engine.memory().kernel().catch_up();
+            self.engine.memory().catch_up();
         }
     }
 }

@@ -119,7 +119,11 @@ impl Runtime {
 
     /// Returns whether faults are to wait while other processes get on. Not those that a fork waits for.
     pub(super) fn rests(&self) -> bool {
-        self.slot.is_resting() && !self.lifted.load(SeqCst) && !self.pause.is_closed()
+        // All processes of the run may wait for the keeper of their shared memory.
+        self.slot.is_resting()
+            && !self.engine.memory().is_shared()
+            && !self.lifted.load(SeqCst)
+            && !self.pause.is_closed()
     }
 
     /// Ends a rest when it is over, or when nobody says so for too long. `order` is the last one and when it was seen.

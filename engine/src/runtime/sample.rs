@@ -3,10 +3,8 @@
 use super::{Runtime, clock, lock};
 use crate::group::{Field, Knobs};
 use crate::mask::Mask;
-use crate::memory::Memory;
 use pagetide_swap::PageIndex;
 use pagetide_swap::balance::{POOL_FAULT_NS, ReclaimLoad, Totals};
-use pagetide_sys::procfs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -51,7 +49,9 @@ impl Runtime {
     pub(super) fn sample(&self) {
         let Some(memory) = lock(&self.watched).look("self") else { return };
         let usage = self.engine.usage();
-        let accounted = usage.resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
+        // Pages of shared memory are in no page table of their keeper's.
+        let resident = if self.engine.memory().is_shared() { 0 } else { usage.resident };
+        let accounted = resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (memory.charged() as i64 - accounted).max(memory.tables as i64);
         let unmanaged = (alone - self.discount(&memory, alone)).max(memory.tables as i64);
         let before = self.unmanaged.swap(unmanaged, Relaxed);
@@ -91,9 +91,7 @@ impl Runtime {
     }
 
     pub(super) fn look_for_pins(&self) {
-        if !self.engine.memory().may_pin() && procfs::may_pin(procfs::own_pid()) {
-            self.engine.memory().note_pins();
-        }
+        self.engine.memory().look_for_pins();
         self.pins_due.store(clock() + PINS_INTERVAL, Relaxed);
     }
 

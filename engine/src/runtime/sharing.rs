@@ -19,7 +19,7 @@ impl Runtime {
     /// Sets whether a thread that waits for a page is woken only when the engine thread that brings it has done with
     /// all its work: the woken thread may fork next, and a lock that is held then stays so in the child.
     pub fn answer_last(&self, on: bool) {
-        self.engine.memory().kernel().set_quiet(on);
+        self.engine.memory().set_quiet(on);
     }
 
     /// Freezes the pool, and charges the pages that parent and child share from now on.

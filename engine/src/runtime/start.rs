@@ -3,11 +3,13 @@
 use super::sample::Discount;
 use super::sharing::Sharing;
 use super::wakeup::Wakeup;
-use super::{ProgramEngine, Runtime, clock, lock};
+use super::{RunningEngine, Runtime, clock, lock};
 use crate::engine::{Engine, Limits, Parts};
+use crate::engine_memory::EngineMemory;
 use crate::group::{Field, Group, ProcessSlot};
 use crate::injection::Injection;
 use crate::mask::Mask;
+use crate::object_memory::ObjectMemory;
 use crate::pause::Pause;
 use crate::program_memory::{PoolMemory, ProgramMemory};
 use crate::readers::Readers;
@@ -21,6 +23,7 @@ use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::zswap::pool::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::{CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Swap};
+use pagetide_sys::keeper::Objects;
 use pagetide_sys::kernel::Kernel;
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{engine_thread, procfs, task};
@@ -68,6 +71,15 @@ pub type Started = Result<&'static Runtime, StartError>;
 /// program's memory. The preloaded library gives this function, and vouches for its conditions.
 pub type OpenKernel = fn() -> std::io::Result<Kernel>;
 
+/// The memory that an engine is to serve.
+#[derive(Clone, Debug)]
+pub enum MemorySource {
+    /// That of the program in whose process the engine runs.
+    Program(OpenKernel),
+    /// Shared memory, of which this process is the keeper.
+    Objects(Arc<Objects>),
+}
+
 /// The arguments with which an engine starts.
 pub struct StartArgs {
     /// The group page of the run.
@@ -76,8 +88,8 @@ pub struct StartArgs {
     pub slot: ProcessSlot,
     /// The state that it takes over.
     pub mode: StartMode,
-    /// Opens the kernel's side of the program's memory.
-    pub open: OpenKernel,
+    /// The memory.
+    pub source: MemorySource,
     /// Whether the program has opened a descriptor through which its pages may be pinned.
     pub pins: Arc<AtomicBool>,
     /// The lock that is held while a mapping moves.
@@ -149,17 +161,23 @@ impl Runtime {
     }
 
     fn build(args: StartArgs) -> Option<&'static Self> {
-        let StartArgs { group, slot, mode, open, pins, layout, stop, ended } = args;
+        let StartArgs { group, slot, mode, source, pins, layout, stop, ended } = args;
         let gate = Arc::new(Gate::default());
-        let started = open().map_err(StartError::Userfault).and_then(|kernel| {
+        let mask = group.setup().mask;
+        let memory = match source {
+            MemorySource::Program(open) => open()
+                .map(|kernel| EngineMemory::Program(ProgramMemory::new(kernel, mask, pins, layout)))
+                .map_err(StartError::Userfault),
+            MemorySource::Objects(objects) => Ok(EngineMemory::Objects(ObjectMemory::new(objects))),
+        };
+        let started = memory.and_then(|memory| {
             group.join_log();
             let forked = matches!(mode, StartMode::Forked(_));
             pagetide_sys::log!(Info, "the engine starts{}", if forked { ", in a forked child" } else { "" });
             let readers = Readers::new(task::processors());
             // First, while the program goes on.
             Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
-            let memory = |kernel, mask| ProgramMemory::new(kernel, mask, pins, layout);
-            Self::assemble(group, slot, mode, kernel, memory, readers, stop)
+            Self::assemble(group, slot, mode, memory, readers, stop)
         });
         match &started {
             Ok(_) => pagetide_sys::log!(Info, "the engine runs"),
@@ -180,14 +198,12 @@ impl Runtime {
         group: Group,
         slot: ProcessSlot,
         mode: StartMode,
-        kernel: Kernel,
-        memory: impl FnOnce(Kernel, Mask) -> ProgramMemory,
+        memory: EngineMemory,
         readers: Readers,
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
         let injection = Injection::new(setup.injection);
-        let memory = memory(kernel, setup.mask);
         let (device, swap_paths) = match setup.blocks {
             0 => (None, Vec::new()),
             _ => {
@@ -233,7 +249,7 @@ impl Runtime {
 
     /// A runtime of an engine in which nothing has happened yet: it shares nothing, and writes no trace.
     fn new(
-        engine: ProgramEngine,
+        engine: RunningEngine,
         group: Group,
         slot: ProcessSlot,
         readers: Readers,

@@ -6,7 +6,7 @@
 //! began.
 
 use super::grant::RESIDENT_FLOOR;
-use super::{ProgramEngine, Runtime, clock};
+use super::{RunningEngine, Runtime, clock};
 use crate::census::{Reason, Rounds, Step, Tally};
 use crate::engine::{Round, Workspace};
 use crate::group::{Ended, Field, OffState};
@@ -315,7 +315,7 @@ pub(super) struct NoProgress(usize);
 
 impl NoProgress {
     /// Notes a step. True if all clusters have had their turn in vain.
-    pub(super) fn note(&mut self, moved: bool, engine: &ProgramEngine) -> bool {
+    pub(super) fn note(&mut self, moved: bool, engine: &RunningEngine) -> bool {
         self.0 = if moved { self.0 + 1 } else { 0 };
         let round = engine.swap().queue().len() + 64;
         let all = self.0 > round;

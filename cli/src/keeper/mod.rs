@@ -1,0 +1,274 @@
+//! The keeper of a run's shared memory: a process beside the program, with an engine whose memory is the objects that
+//! processes of the run share ([`pagetide_sys::keeper`]).
+//!
+//! The launcher starts it when the first process makes an object. It ends when the launcher and all processes that map
+//! objects have gone.
+
+pub(crate) mod link;
+
+use crate::failure::{Failure, OURS};
+use pagetide::group::{ENVIRONMENT, Field, Group};
+use pagetide::process::Process;
+use pagetide::regions::{Access, Attributes, Charging};
+use pagetide::runtime::MemorySource;
+use pagetide::ticket::{self, Ticket};
+use pagetide_page::PageIndex;
+use pagetide_sys::engine_thread;
+use pagetide_sys::keeper::wire::{self, Ask, Message};
+use pagetide_sys::keeper::{Memfd, Objects, are_pages_small};
+use pagetide_sys::task::say;
+use pagetide_sys::uffd::Uffd;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+/// Nanoseconds between looks at processes that have closed their connection and may still run.
+const LOOK: i64 = 10_000_000;
+
+/// A process that is connected.
+struct Client {
+    socket: OwnedFd,
+    pid: u32,
+    /// Its number among the objects' members, once it has joined.
+    member: Option<u32>,
+    /// Objects that are kept for it until it has attached them.
+    kept: Vec<PageIndex>,
+}
+
+/// Objects that are kept for a forked child, by the number and tenancy of its slot.
+type Heirs = HashMap<(usize, u64), Vec<PageIndex>>;
+
+struct Keeper {
+    process: &'static Process,
+    group: Group,
+    objects: Arc<Objects>,
+    clients: Vec<Client>,
+    heirs: Heirs,
+    /// Whether objects may be made: their pages must be able to leave one by one.
+    makes: bool,
+}
+
+/// Keeps the shared memory of the run that the environment names, for the processes that the launcher sends over
+/// standard input. Returns the exit status.
+pub(crate) fn keep() -> Result<u8, Failure> {
+    let failed =
+        |text: &str| Failure::new(OURS, format!("{text}: `pagetide keeper` is started by `pagetide run`"));
+    let path: PathBuf = std::env::var_os(ENVIRONMENT).ok_or_else(|| failed("no run is named"))?.into();
+    let ticket = std::env::var(ticket::ENVIRONMENT).ok().and_then(|text| text.parse::<Ticket>().ok());
+    let ticket = ticket.ok_or_else(|| failed("no run is named"))?;
+    let group = Group::join(&path, &ticket).map_err(|error| failed(&error.to_string()))?;
+    let _ = rustix::thread::set_name(c"pagetide-keeper");
+    engine_thread::make_by(|name, run| std::thread::Builder::new().name(name.into()).spawn(run).map(drop));
+    let objects = Arc::new(Objects::new().map_err(|error| failed(&error.to_string()))?);
+    let source = MemorySource::Objects(Arc::clone(&objects));
+    let process = Process::join(group, source).ok_or_else(|| failed("the run has too many processes"))?;
+    let process: &'static Process = Box::leak(Box::new(process));
+    process.slot().set(Field::Keeps, 1);
+    let makes = are_pages_small();
+    if !makes {
+        pagetide_sys::log!(Info, "shared memory has huge pages here: it stays in memory");
+    }
+    let keeper = Keeper { process, group, objects, clients: Vec::new(), heirs: HashMap::new(), makes };
+    keeper.serve(std::io::stdin().as_fd());
+    Ok(0)
+}
+
+impl Keeper {
+    fn serve(mut self, control: BorrowedFd<'_>) {
+        let mut has_launcher = true;
+        let mut leaving = 0;
+        loop {
+            let ready: Vec<bool> = {
+                let sockets = self.clients.iter().map(|client| client.socket.as_fd());
+                let control = has_launcher.then_some(control);
+                let mut polled: Vec<_> = control
+                    .into_iter()
+                    .chain(sockets)
+                    .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+                    .collect();
+                let look = Timespec { tv_sec: 0, tv_nsec: LOOK };
+                let waits = (leaving > 0 || !self.heirs.is_empty()).then_some(&look);
+                if poll(&mut polled, waits).is_err() {
+                    continue;
+                }
+                polled.iter().map(|polled| !polled.revents().is_empty()).collect()
+            };
+            let (called, spoke) = ready.split_at(usize::from(has_launcher));
+            let mut left = Vec::new();
+            for nth in (0..spoke.len()).filter(|&nth| spoke[nth]) {
+                if !self.hears(nth) {
+                    left.push(nth);
+                }
+            }
+            for nth in left.into_iter().rev() {
+                let client = self.clients.remove(nth);
+                client.member.into_iter().for_each(|member| self.objects.leave(member));
+            }
+            if called.first() == Some(&true) {
+                has_launcher = self.admits(control);
+            }
+            leaving = self.objects.bury();
+            self.sweep();
+            if !has_launcher && self.clients.is_empty() && leaving == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Takes the connection of a process from the launcher. Returns whether the launcher is still there.
+    fn admits(&mut self, control: BorrowedFd<'_>) -> bool {
+        match wire::receive(control) {
+            Ok((message, Some(socket))) if Ask::from_bits(message.word) == Some(Ask::Admit) => {
+                let pid = message.numbers[0] as u32;
+                self.clients.push(Client { socket, pid, member: None, kept: Vec::new() });
+                true
+            }
+            Err(Errno::CONNRESET) => false,
+            _ => true,
+        }
+    }
+
+    /// Answers a request of a process. Returns whether it is still there.
+    fn hears(&mut self, nth: usize) -> bool {
+        let (message, descriptor) = match wire::receive(&self.clients[nth].socket) {
+            Ok(received) => received,
+            Err(Errno::AGAIN | Errno::INTR) => return true,
+            Err(_) => return false,
+        };
+        let mut given = None;
+        let result = match Ask::from_bits(message.word) {
+            Some(ask) => self.answer(nth, ask, message.numbers, descriptor, &mut given),
+            None => Err(Errno::BADMSG),
+        };
+        let given = given.as_ref().map(AsFd::as_fd);
+        wire::send(&self.clients[nth].socket, &Message::answer(result), given).is_ok()
+    }
+
+    fn answer(
+        &mut self,
+        nth: usize,
+        ask: Ask,
+        numbers: [u64; 4],
+        descriptor: Option<OwnedFd>,
+        given: &mut Option<OwnedFd>,
+    ) -> Result<[u64; 4], Errno> {
+        let [a, b, c, _] = numbers;
+        let pages = |first: u64, count: u64| PageIndex(first)..PageIndex(first).plus(count);
+        if ask == Ask::Join {
+            self.join(nth, a, (b, c), descriptor.ok_or(Errno::BADMSG)?)?;
+            return Ok([0; 4]);
+        }
+        let member = self.clients[nth].member.ok_or(Errno::PERM)?;
+        match ask {
+            Ask::Create => {
+                let (first, memfd) = self.create(a)?;
+                self.clients[nth].kept.push(first);
+                *given = Some(memfd);
+                return Ok([first.0, 0, 0, 0]);
+            }
+            Ask::Open => {
+                let open = |memfd: &Memfd| rustix::io::fcntl_dupfd_cloexec(memfd.descriptor(), 0);
+                *given = Some(self.objects.with_memfd(PageIndex(a), open).ok_or(Errno::NOENT)??);
+            }
+            Ask::Attach => {
+                let end = a.checked_add(b).ok_or(Errno::INVAL)?;
+                self.objects.attach(member, a as usize..end as usize, PageIndex(c))?;
+            }
+            Ask::Detach => self.objects.detach(member, a as usize..a.saturating_add(b) as usize),
+            Ask::Discard => self.discard(pages(a, b)),
+            Ask::Lock => self.process.enter().hold(pages(a, b), true),
+            Ask::Fork => {
+                let mapped = self.objects.mapped_by(member);
+                // A child that inherits nothing never comes for it.
+                if !mapped.is_empty() {
+                    self.heirs.insert((a as usize, b), mapped);
+                }
+            }
+            Ask::Settle => self.clients[nth].kept.clear(),
+            Ask::Join | Ask::Admit => return Err(Errno::BADMSG),
+        }
+        Ok([0; 4])
+    }
+
+    fn join(&mut self, nth: usize, features: u64, slot: (u64, u64), uffd: OwnedFd) -> Result<(), Errno> {
+        let client = &mut self.clients[nth];
+        if client.member.is_some() {
+            return Err(Errno::EXIST);
+        }
+        let (number, tenancy) = slot;
+        let slot = self.group.live().find(|slot| slot.index() as u64 + 1 == number);
+        let group = self.group;
+        // A process without a slot has no place to say so.
+        let pins = move || {
+            slot.is_none_or(|slot| {
+                let slot = group.slot(slot.index());
+                slot.get(Field::Tenancy) != tenancy || slot.get(Field::Pins) != 0
+            })
+        };
+        let member = self.objects.join(Uffd::received(uffd, features), client.pid, Box::new(pins))?;
+        client.member = Some(member);
+        if let Some(index) = number.checked_sub(1)
+            && let Some(kept) = self.heirs.remove(&(index as usize, tenancy))
+        {
+            client.kept.extend(kept);
+        }
+        Ok(())
+    }
+
+    /// Makes an object, which the engine serves from its first page on.
+    fn create(&self, pages: u64) -> Result<(PageIndex, OwnedFd), Errno> {
+        if !self.makes {
+            return Err(Errno::NOSYS);
+        }
+        self.process.arm();
+        if self.process.runtime().is_none() {
+            return Err(Errno::NOMEM);
+        }
+        let first = self.objects.create(pages)?;
+        let dup = |memfd: &Memfd| rustix::io::fcntl_dupfd_cloexec(memfd.descriptor(), 0);
+        let memfd = self.objects.with_memfd(first, dup).ok_or(Errno::NOENT)??;
+        let range = first..first.plus(pages);
+        let entered = self.process.enter();
+        entered.mapped(range.clone(), Attributes::new(Access::Write, Charging::ByMapping));
+        if !entered.manages(range) {
+            drop(entered);
+            self.objects.remove(first);
+            return Err(Errno::NOMEM);
+        }
+        Ok((first, memfd))
+    }
+
+    fn discard(&self, range: Range<PageIndex>) {
+        let punch = |part: Range<PageIndex>| {
+            if let Err(error) = self.objects.punch(part) {
+                say(&format!("cannot give shared memory back: {}", std::io::Error::from(error)));
+            }
+        };
+        self.process.enter().dropping(range, punch);
+    }
+
+    /// Gives up objects that nobody maps and that are kept for nobody.
+    fn sweep(&mut self) {
+        let group = self.group;
+        self.heirs.retain(|&(index, tenancy), _| {
+            let slot = group.slot(index);
+            slot.get(Field::Taken) != 0 && slot.get(Field::Tenancy) == tenancy
+        });
+        let kept = |first: PageIndex| {
+            self.clients.iter().any(|client| client.kept.contains(&first))
+                || self.heirs.values().any(|kept| kept.contains(&first))
+        };
+        for range in self.objects.unmapped() {
+            if kept(range.start) {
+                continue;
+            }
+            let (_, released) = self.process.enter().unmapping(range.clone(), || Ok(()));
+            self.process.uncharge(released);
+            self.objects.remove(range.start);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Shared memory, which the keeper of a run serves: it leaves and comes back as private memory does, for all processes
+//! that map it.
+
+use crate::common::*;
+use std::cell::Cell;
+use std::process::Command;
+use std::time::Duration;
+
+/// A run that says how it fared.
+fn told(memory: &str, mask: &str, command: &[&str]) -> Command {
+    let mut run = Command::new(PAGETIDE);
+    run.args(["run", "-m", memory, "--"]).args(command).env("PAGETIDE_MASK", mask);
+    run
+}
+
+#[test]
+fn processes_that_share_pages_find_what_others_wrote() {
+    let _turn = turn();
+    let pages = program("shared_pages");
+    for mask in ["", "pool", "ring"] {
+        let command = [&*pages, "--mib", "64", "--processes", "4", "--ops", "8000"];
+        let ended = start(told("32M", mask, &command)).end();
+        assert!(!ended.stderr.contains("nothing was swapped"), "{mask}: {}", ended.stderr);
+        ended.succeeds();
+    }
+}
+
+/// What nobody may touch before it is served: a child's inheritance, a mapping that moves, one beside a hole.
+#[test]
+fn calls_on_shared_memory_do_what_they_do_natively() {
+    let _turn = turn();
+    let calls = program("shared_calls");
+    for mask in ["", "pool"] {
+        let said = start(pagetide("24M", mask, &[], &[&calls])).end().succeeds();
+        assert!(said.ends_with("forks beside calls\n"), "{said}");
+    }
+}
+
+#[test]
+fn shared_memory_that_fits_stays_where_it_is() {
+    let _turn = turn();
+    let command = [&*program("shared_pages"), "--mib", "16", "--ops", "2000"];
+    let ended = start(told("256M", "", &command)).end();
+    assert!(ended.stderr.contains("nothing was swapped"), "{}", ended.stderr);
+    ended.succeeds();
+}
+
+#[test]
+fn without_a_keeper_shared_memory_stays_in_memory_and_is_counted() {
+    let _turn = turn();
+    let command = [&*program("shared_pages"), "--mib", "64", "--ops", "20000"];
+    let ended = start(told("32M", "shared", &command)).end();
+    assert!(ended.stderr.contains("the cap of 32 MiB did not hold"), "{}", ended.stderr);
+    ended.succeeds();
+}
+
+fn keeper_of(launcher: u32) -> Option<i32> {
+    let children = std::fs::read_to_string(format!("/proc/{launcher}/task/{launcher}/children")).ok()?;
+    let others = std::fs::read_dir(format!("/proc/{launcher}/task")).ok()?.flatten();
+    let of_threads = others
+        .filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok())
+        .collect::<Vec<_>>()
+        .join(" ");
+    format!("{children} {of_threads}").split_ascii_whitespace().find_map(|pid| {
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
+        command.split('\0').nth(1).filter(|&word| word == "keeper")?;
+        pid.parse().ok()
+    })
+}
+
+/// Pages that are out are lost with it: whoever maps them must not read zeroes.
+#[test]
+fn processes_end_with_the_keeper_of_their_memory() {
+    let _turn = turn();
+    let command = [&*program("shared_pages"), "--mib", "64", "--ops", "100000000"];
+    let run = start(told("32M", "", &command));
+    let launcher = run.child.id();
+    run.until("pages are out", || {
+        report(&launcher.to_string())
+            .is_some_and(|report| report["counters"]["zswpout"].as_u64() > Some(5000))
+    });
+    let keeper = keeper_of(launcher).expect("the keeper is a child of the launcher");
+    // SAFETY: no memory is passed.
+    assert_eq!(unsafe { libc::kill(keeper, libc::SIGKILL) }, 0);
+    let ended = run.end();
+    assert_eq!(ended.status.code(), Some(128 + libc::SIGKILL), "{}", ended.stderr);
+    assert!(!ended.stderr.contains("WRONG"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("the keeper of its shared memory had ended"), "{}", ended.stderr);
+}
+
+/// A process that is killed takes nothing of the others' with it, and its memory is given back when the last has gone.
+#[test]
+fn processes_that_are_killed_harm_nobody() {
+    // It kills by name.
+    let _alone = alone();
+    // Those that are killed leave locks held, for which the others of their family wait until they are killed too.
+    const SCRIPT: &str = "for n in 1 2 3 4 5 6; do setsid -w \"$0\" --mib 24 --processes 3 --ops 100000000 & \
+                          sleep 0.5; pkill -9 -n shared_pages; sleep 0.2; pkill -9 shared_pages; done 2> /dev/null; wait; \
+                          \"$0\" --mib 48 --ops 5000";
+    let command = ["sh", "-c", SCRIPT, &program("shared_pages")];
+    let run = start(told("32M", "", &command));
+    let launcher = run.child.id();
+    let keeper = Cell::new(None);
+    run.until("there is a keeper", || {
+        keeper.set(keeper_of(launcher));
+        keeper.get().is_some()
+    });
+    let ended = run.end();
+    assert!(!ended.stderr.contains("WRONG"), "{}", ended.stderr);
+    ended.succeeds();
+    // What nobody has reaped has no command line any more.
+    let command = format!("/proc/{}/cmdline", keeper.get().unwrap());
+    for _ in 0..1000 {
+        if std::fs::read(&command).is_ok_and(|words| !words.is_empty()) {
+            std::thread::sleep(Duration::from_millis(10));
+        } else {
+            return;
+        }
+    }
+    panic!("the keeper goes on after all that it served has gone");
+}

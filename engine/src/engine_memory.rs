@@ -1,0 +1,156 @@
+//! The memory that a running engine serves: that of the program whose process it is in, or the objects of shared memory
+//! of a run.
+
+use crate::memory::{Mapped, Memory, Presence, TakeOutWay};
+use crate::object_memory::ObjectMemory;
+use crate::program_memory::{PoolMemory, ProgramMemory};
+use pagetide_page::{PAGE_SIZE, PageIndex};
+use pagetide_sys::{procfs, staging, task, uffd};
+use std::io;
+use std::ops::Range;
+
+/// The memory of an engine.
+#[derive(Debug)]
+pub enum EngineMemory {
+    /// The private memory of this process.
+    Program(ProgramMemory),
+    /// Shared memory, of which this process is the keeper.
+    Objects(ObjectMemory),
+}
+
+macro_rules! either {
+    ($self:ident, $memory:ident => $does:expr) => {
+        match $self {
+            EngineMemory::Program($memory) => $does,
+            EngineMemory::Objects($memory) => $does,
+        }
+    };
+}
+
+impl EngineMemory {
+    /// Waits for a fault.
+    ///
+    /// # Errors
+    /// INTR: a signal came. AGAIN: there was none after all.
+    pub fn wait(&self) -> io::Result<Option<uffd::Fault>> {
+        match self {
+            Self::Program(memory) => Ok(memory.kernel().wait()?),
+            Self::Objects(memory) => memory.wait(),
+        }
+    }
+
+    /// Makes a thread that waits for a page look again, on that processor.
+    pub fn wake_at(&self, tid: u32, processor: usize, page: PageIndex) {
+        match self {
+            Self::Program(memory) => {
+                task::wake_at(tid, processor, || memory.kernel().wake(page.address(), PAGE_SIZE));
+            }
+            Self::Objects(memory) => memory.wake(page, 1),
+        }
+    }
+
+    /// Does what the calling thread has put off while the memory was quiet ([`EngineMemory::set_quiet`]).
+    pub fn catch_up(&self) {
+        if let Self::Program(memory) = self {
+            memory.kernel().catch_up();
+        }
+    }
+
+    /// From now on pages come in, and threads are woken, only when whoever answers them catches up; or no longer so.
+    pub fn set_quiet(&self, quiet: bool) {
+        if let Self::Program(memory) = self {
+            memory.kernel().set_quiet(quiet);
+        }
+    }
+
+    /// Looks whether anything is open through which the kernel may pin pages.
+    pub fn look_for_pins(&self) {
+        match self {
+            Self::Program(memory) => {
+                if !memory.may_pin() && procfs::may_pin(procfs::own_pid()) {
+                    memory.note_pins();
+                }
+            }
+            Self::Objects(memory) => memory.look_for_pins(),
+        }
+    }
+
+    /// Whether this is shared memory, whose pages belong to no process.
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Objects(_))
+    }
+
+    /// Registers a range.
+    ///
+    /// # Errors
+    /// What the kernel says; a range with another kind of mapping in it is EINVAL.
+    pub fn register(&self, range: Range<PageIndex>) -> io::Result<()> {
+        either!(self, memory => memory.register(range))
+    }
+
+    /// Takes a range out of our care until it is registered anew: for a mapping call that moves it.
+    ///
+    /// # Errors
+    /// What the kernel says; INVAL for shared memory, which does not move.
+    pub fn unregister(&self, range: Range<PageIndex>) -> io::Result<()> {
+        match self {
+            Self::Program(memory) => memory.unregister(range),
+            Self::Objects(_) => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+}
+
+impl Memory for EngineMemory {
+    type Slot = staging::Slot;
+    type Spans = PoolMemory;
+
+    fn can_move(&self) -> bool {
+        either!(self, memory => memory.can_move())
+    }
+
+    fn may_pin(&self) -> bool {
+        either!(self, memory => memory.may_pin())
+    }
+
+    fn wake(&self, page: PageIndex, count: usize) {
+        either!(self, memory => memory.wake(page, count));
+    }
+
+    fn wake_late(&self, page: PageIndex, count: usize) {
+        either!(self, memory => memory.wake_late(page, count));
+    }
+
+    fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
+        either!(self, memory => memory.copy_in(page, bytes))
+    }
+
+    fn poison(&self, page: PageIndex) -> bool {
+        either!(self, memory => memory.poison(page))
+    }
+
+    fn take_out(
+        &self,
+        range: Range<PageIndex>,
+        writable: bool,
+        way: TakeOutWay,
+        slot: &mut Self::Slot,
+    ) -> bool {
+        either!(self, memory => memory.take_out(range, writable, way, slot))
+    }
+
+    fn unshare(&self, range: Range<PageIndex>) -> bool {
+        either!(self, memory => memory.unshare(range))
+    }
+
+    fn presence(&self, range: Range<PageIndex>) -> Presence {
+        either!(self, memory => memory.presence(range))
+    }
+
+    fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
+        either!(self, memory => memory.copy_from(slot, frame, count, to))
+    }
+
+    fn move_from(&self, slot: &mut Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
+        either!(self, memory => memory.move_from(slot, frame, count, to))
+    }
+}

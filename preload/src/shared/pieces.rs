@@ -1,0 +1,90 @@
+//! Which addresses of the program map which pages of shared memory.
+
+use pagetide_page::PageIndex;
+use std::collections::BTreeMap;
+use std::ffi::c_int;
+use std::ops::Range;
+
+/// What a range of addresses maps.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Piece {
+    /// The first page of the object, in the keeper's numbers.
+    pub(crate) object: PageIndex,
+    /// The page that its first address maps.
+    pub(crate) page: PageIndex,
+    /// What the program may do there: PROT_READ and the like.
+    pub(crate) protection: c_int,
+    /// Whether a forked child has nothing there: MADV_DONTFORK.
+    pub(crate) omit: bool,
+}
+
+impl Piece {
+    /// Nothing.
+    pub(crate) const NONE: Self =
+        Self { object: PageIndex(0), page: PageIndex(0), protection: 0, omit: false };
+
+    fn from(self, pages: u64) -> Self {
+        Self { page: self.page.plus(pages), ..self }
+    }
+}
+
+/// All of them, by their first page of addresses. They never overlap.
+#[derive(Debug, Default)]
+pub(crate) struct Pieces(BTreeMap<PageIndex, (PageIndex, Piece)>);
+
+impl Pieces {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Range<PageIndex>, Piece)> + '_ {
+        self.0.iter().map(|(&start, &(end, piece))| (start..end, piece))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The parts of `range` that are shared memory, ascending.
+    pub(crate) fn parts(
+        &self,
+        range: &Range<PageIndex>,
+    ) -> impl Iterator<Item = (Range<PageIndex>, Piece)> + '_ {
+        let range = range.clone();
+        let before = self.0.range(..range.start).next_back();
+        before.into_iter().chain(self.0.range(range.clone())).filter_map(move |(&start, &(end, piece))| {
+            let part = start.max(range.start)..end.min(range.end);
+            (part.start < part.end).then(|| (part.clone(), piece.from(part.start.0 - start.0)))
+        })
+    }
+
+    pub(crate) fn insert(&mut self, range: Range<PageIndex>, piece: Piece) {
+        self.remove(&range);
+        self.0.insert(range.start, (range.end, piece));
+    }
+
+    /// Forgets `range`. Returns what was there.
+    pub(crate) fn remove(&mut self, range: &Range<PageIndex>) -> Vec<(Range<PageIndex>, Piece)> {
+        let removed: Vec<_> = self.parts(range).collect();
+        for (part, _) in &removed {
+            let (&start, &(end, piece)) = self.0.range(..=part.start).next_back().expect("it has a part");
+            self.0.remove(&start);
+            if start < part.start {
+                self.0.insert(start, (part.start, piece));
+            }
+            if part.end < end {
+                self.0.insert(part.end, (end, piece.from(part.end.0 - start.0)));
+            }
+        }
+        removed
+    }
+
+    /// Changes what is noted of `range`.
+    pub(crate) fn change(&mut self, range: &Range<PageIndex>, change: impl Fn(&mut Piece)) {
+        for (part, mut piece) in self.remove(range) {
+            change(&mut piece);
+            self.0.insert(part.start, (part.end, piece));
+        }
+    }
+
+    /// What a forked child has of them.
+    pub(crate) fn inherited(&self) -> Self {
+        Self(self.0.iter().filter(|(_, (_, piece))| !piece.omit).map(|(&start, &end)| (start, end)).collect())
+    }
+}

@@ -1,0 +1,158 @@
+//! The memfd of an object, by whole pages.
+
+use pagetide_page::PAGE_SIZE;
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::io::Errno;
+use rustix::process::Resource;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// The name by which `/proc/PID/maps` shows the memfds of a run: `/memfd:NAME (deleted)`.
+pub const NAME: &str = "pagetide-object";
+
+/// How the names of those mappings begin.
+pub const SHOWN_AS: &str = "/memfd:pagetide-object ";
+
+/// Where the kernel says which sizes of pages shared memory has.
+const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
+
+/// A memfd whose length never changes.
+#[derive(Debug)]
+pub struct Memfd {
+    fd: OwnedFd,
+    pages: u64,
+}
+
+impl Memfd {
+    /// Creates a memfd of so many pages, all of them holes.
+    ///
+    /// # Errors
+    /// FBIG beyond RLIMIT_FSIZE; no memory, or no descriptor.
+    pub fn create(pages: u64) -> Result<Self, Errno> {
+        let length = pages.checked_mul(PAGE_SIZE as u64).ok_or(Errno::FBIG)?;
+        // The kernel would not just refuse, but send SIGXFSZ.
+        if rustix::process::getrlimit(Resource::Fsize).current.is_some_and(|most| most < length) {
+            return Err(Errno::FBIG);
+        }
+        let fd = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+        rustix::fs::ftruncate(&fd, length)?;
+        rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        Ok(Self { fd, pages })
+    }
+
+    /// Its length in pages.
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// The descriptor, to be passed on.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Runs of pages in `range` that are there, ascending.
+    ///
+    /// # Errors
+    /// What the kernel says of a descriptor that is no memfd.
+    pub fn present(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, Errno> {
+        let mut runs = Vec::new();
+        let mut page = range.start;
+        while page < range.end {
+            let data = match rustix::fs::seek(&self.fd, SeekFrom::Data(page * PAGE_SIZE as u64)) {
+                Ok(at) => at / PAGE_SIZE as u64,
+                // There is nothing up to the end.
+                Err(Errno::NXIO) => break,
+                Err(error) => return Err(error),
+            };
+            if data >= range.end {
+                break;
+            }
+            let hole =
+                rustix::fs::seek(&self.fd, SeekFrom::Hole(data * PAGE_SIZE as u64))? / PAGE_SIZE as u64;
+            runs.push(data..hole.min(range.end));
+            page = hole;
+        }
+        Ok(runs)
+    }
+
+    /// Reads whole pages from `page` on. Holes read as zeroes, and stay holes.
+    ///
+    /// # Errors
+    /// IO past the end.
+    pub fn read(&self, page: u64, bytes: &mut [u8]) -> Result<(), Errno> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = page * PAGE_SIZE as u64 + done as u64;
+            match rustix::io::retry_on_intr(|| rustix::io::pread(&self.fd, &mut bytes[done..], at))? {
+                0 => return Err(Errno::IO),
+                read => done += read,
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes whole pages from `page` on. Whoever touches one meanwhile waits for the whole page.
+    ///
+    /// # Errors
+    /// NOSPC or NOMEM: there is no memory for a page.
+    pub fn write(&self, page: u64, bytes: &[u8]) -> Result<(), Errno> {
+        for (nth, one) in bytes.chunks(PAGE_SIZE).enumerate() {
+            let at = (page + nth as u64) * PAGE_SIZE as u64;
+            match rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, one, at))? {
+                PAGE_SIZE => {}
+                _ => return Err(Errno::IO),
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives the memory of pages back: they are holes from now on.
+    ///
+    /// # Errors
+    /// What the kernel says; some pages may be holes then.
+    pub fn punch(&self, range: Range<u64>) -> Result<(), Errno> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        let (start, pages) = (range.start * PAGE_SIZE as u64, range.end - range.start);
+        rustix::io::retry_on_intr(|| rustix::fs::fallocate(&self.fd, flags, start, pages * PAGE_SIZE as u64))
+    }
+}
+
+/// Returns whether memfds have pages of 4 KiB only, unless a program asks for larger ones. Of a larger page no part can
+/// be given back for sure: what is punched may read as zeroes and stay.
+pub fn are_pages_small() -> bool {
+    let chosen = |path: std::path::PathBuf| {
+        let text = std::fs::read_to_string(path).ok()?;
+        Some(text.split_once('[')?.1.split_once(']')?.0.to_owned())
+    };
+    let is_small = |choice: String| matches!(&*choice, "never" | "deny" | "advise" | "inherit");
+    let sizes = std::fs::read_dir(HUGE_PAGES).into_iter().flatten().flatten();
+    let files = sizes.map(|entry| entry.path()).filter(|path| path.is_dir());
+    let mut files = files.chain([HUGE_PAGES.into()]).map(|directory| directory.join("shmem_enabled"));
+    files.all(|path| chosen(path).is_none_or(is_small))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pages_are_there_when_written_and_not_when_punched() {
+        let memfd = Memfd::create(1024).unwrap();
+        assert_eq!(memfd.present(0..1024).unwrap(), []);
+        let bytes: Vec<u8> = (0..3 * PAGE_SIZE).map(|at| (at / 7) as u8).collect();
+        memfd.write(5, &bytes).unwrap();
+        memfd.write(1023, &bytes[..PAGE_SIZE]).unwrap();
+        assert_eq!(memfd.present(0..1024).unwrap(), [5..8, 1023..1024]);
+        assert_eq!(memfd.present(6..7).unwrap(), std::iter::once(6..7).collect::<Vec<_>>());
+        assert_eq!(memfd.present(8..1023).unwrap(), []);
+        memfd.punch(6..7).unwrap();
+        assert_eq!(memfd.present(0..10).unwrap(), [5..6, 7..8]);
+        let mut read = vec![1; 3 * PAGE_SIZE];
+        memfd.read(5, &mut read).unwrap();
+        assert_eq!(read[..PAGE_SIZE], bytes[..PAGE_SIZE]);
+        assert!(read[PAGE_SIZE..2 * PAGE_SIZE].iter().all(|&byte| byte == 0));
+        assert_eq!(read[2 * PAGE_SIZE..], bytes[2 * PAGE_SIZE..]);
+        assert_eq!(memfd.present(0..10).unwrap(), [5..6, 7..8], "reading fills no hole");
+        assert_eq!(memfd.read(1023, &mut read), Err(Errno::IO));
+    }
+}

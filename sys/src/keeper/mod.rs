@@ -1,0 +1,13 @@
+//! Shared memory of a run, served by one process for all that map it: the *keeper*.
+//!
+//! An object of shared memory is a memfd ([`Memfd`]). Each process that maps it makes a userfaultfd and passes it to the
+//! keeper over a socket ([`wire`]); the keeper answers the faults of all of them ([`Objects`]). A page that is out is a
+//! hole of the memfd. The kernel would fill a hole with zeroes, for everybody, when a process touched it that nobody
+//! serves: so a mapping is registered before it can be touched, and no mapping is inherited by fork.
+
+mod memfd;
+mod objects;
+pub mod wire;
+
+pub use memfd::{Memfd, NAME, SHOWN_AS, are_pages_small};
+pub use objects::{Objects, Pins};
