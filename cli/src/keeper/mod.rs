@@ -7,7 +7,7 @@
 pub(crate) mod link;
 
 use crate::failure::{Failure, OURS};
-use pagetide::group::{ENVIRONMENT, Field, Group};
+use pagetide::group::{ENVIRONMENT, Field, Group, SLOTS};
 use pagetide::process::Process;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide::runtime::MemorySource;
@@ -21,8 +21,10 @@ use pagetide_sys::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -40,7 +42,18 @@ struct Client {
 }
 
 /// Objects that are kept for a forked child, by the number and tenancy of its slot.
-type Heirs = HashMap<(usize, u64), Vec<PageIndex>>;
+type Heirs = HashMap<(usize, u64), Inheritance>;
+
+/// What a child may open, and the user whose process its parent is: nobody else's has a claim to it.
+struct Inheritance {
+    objects: Vec<PageIndex>,
+    owner: Option<u32>,
+}
+
+/// The user to whom the kernel says that a process belongs.
+fn owner(pid: u32) -> Option<u32> {
+    std::fs::metadata(format!("/proc/{pid}")).ok().map(|found| found.uid())
+}
 
 struct Keeper {
     process: &'static Process,
@@ -157,7 +170,6 @@ impl Keeper {
         given: &mut Option<OwnedFd>,
     ) -> Result<[u64; 4], Errno> {
         let [a, b, c, _] = numbers;
-        let pages = |first: u64, count: u64| PageIndex(first)..PageIndex(first).plus(count);
         if ask == Ask::Join {
             self.join(nth, a, (b, c), descriptor.ok_or(Errno::BADMSG)?)?;
             return Ok([0; 4]);
@@ -172,26 +184,41 @@ impl Keeper {
             }
             Ask::Open => {
                 let open = |memfd: &Memfd| rustix::io::fcntl_dupfd_cloexec(memfd.descriptor(), 0);
-                *given = Some(self.objects.with_memfd(PageIndex(a), open).ok_or(Errno::NOENT)??);
+                let first = self.claimed(nth, member, a, 1)?.start;
+                *given = Some(self.objects.with_memfd(first, open).ok_or(Errno::NOENT)??);
             }
             Ask::Attach => {
                 let end = a.checked_add(b).ok_or(Errno::INVAL)?;
-                self.objects.attach(member, a as usize..end as usize, PageIndex(c))?;
+                let page = self.claimed(nth, member, c, 1)?.start;
+                self.objects.attach(member, a as usize..end as usize, page)?;
             }
             Ask::Detach => self.objects.detach(member, a as usize..a.saturating_add(b) as usize),
-            Ask::Discard => self.discard(pages(a, b)),
-            Ask::Lock => self.process.enter().hold(pages(a, b), true),
+            Ask::Discard => self.discard(self.claimed(nth, member, a, b)?),
+            Ask::Lock => self.process.enter().hold(self.claimed(nth, member, a, b)?, true),
             Ask::Fork => {
+                let index = usize::try_from(a).ok().filter(|&index| index < SLOTS).ok_or(Errno::INVAL)?;
                 let mapped = self.objects.mapped_by(member);
                 // A child that inherits nothing never comes for it.
                 if !mapped.is_empty() {
-                    self.heirs.insert((a as usize, b), mapped);
+                    let owner = owner(self.clients[nth].pid);
+                    self.heirs.insert((index, b), Inheritance { objects: mapped, owner });
                 }
             }
             Ask::Settle => self.clients[nth].kept.clear(),
             Ask::Join | Ask::Admit => return Err(Errno::BADMSG),
         }
         Ok([0; 4])
+    }
+
+    /// Pages of an object of which the process maps a part, or that is kept for it. Processes of a run may be different
+    /// users', and a number of a page is no secret.
+    fn claimed(&self, nth: usize, member: u32, page: u64, count: u64) -> Result<Range<PageIndex>, Errno> {
+        let object = self.objects.object_of(PageIndex(page)).ok_or(Errno::NOENT)?;
+        let end =
+            page.checked_add(count).filter(|&end| count > 0 && end <= object.end.0).ok_or(Errno::INVAL)?;
+        let is_kept = self.clients[nth].kept.contains(&object.start);
+        let is_claimed = is_kept || self.objects.mapped_by(member).contains(&object.start);
+        if is_claimed { Ok(PageIndex(page)..PageIndex(end)) } else { Err(Errno::PERM) }
     }
 
     fn join(&mut self, nth: usize, features: u64, slot: (u64, u64), uffd: OwnedFd) -> Result<(), Errno> {
@@ -212,9 +239,10 @@ impl Keeper {
         let member = self.objects.join(Uffd::received(uffd, features), client.pid, Box::new(pins))?;
         client.member = Some(member);
         if let Some(index) = number.checked_sub(1)
-            && let Some(kept) = self.heirs.remove(&(index as usize, tenancy))
+            && let Entry::Occupied(heir) = self.heirs.entry((index as usize, tenancy))
+            && heir.get().owner == owner(client.pid)
         {
-            client.kept.extend(kept);
+            client.kept.extend(heir.remove().objects);
         }
         Ok(())
     }
@@ -260,7 +288,7 @@ impl Keeper {
         });
         let kept = |first: PageIndex| {
             self.clients.iter().any(|client| client.kept.contains(&first))
-                || self.heirs.values().any(|kept| kept.contains(&first))
+                || self.heirs.values().any(|heir| heir.objects.contains(&first))
         };
         for range in self.objects.unmapped() {
             if kept(range.start) {

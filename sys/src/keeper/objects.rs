@@ -318,6 +318,12 @@ impl Objects {
         ranges.filter(|range| member.parts(range).next().is_some()).map(|range| range.start).collect()
     }
 
+    /// The pages of the object that a page belongs to.
+    pub fn object_of(&self, page: PageIndex) -> Option<Range<PageIndex>> {
+        let layout = self.layout();
+        layout.object(page).map(|(first, object)| first..first.plus(object.memfd.pages()))
+    }
+
     /// Gives an object up that nobody maps.
     pub fn remove(&self, first: PageIndex) {
         self.change().objects.remove(&first);
