@@ -22,9 +22,9 @@ pub(crate) fn shares(processes: Vec<u32>, served: bool) -> Vec<(u32, u64)> {
     processes.into_iter().filter_map(share).collect()
 }
 
-/// Returns the sum of shares, plus the pages of the launcher and those that a keeper serves.
-pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64, served_pages: u64) -> u64 {
-    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + (launcher_pages + served_pages) * PAGE
+/// Returns the sum of shares, plus the pages of the launcher and of a keeper.
+pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64, keeper_pages: u64) -> u64 {
+    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + (launcher_pages + keeper_pages) * PAGE
 }
 
 /// A process's share of shared memory that a keeper serves, in bytes.
@@ -74,14 +74,14 @@ impl Exact {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
-    /// Looks at these processes, unless the budget is spent. `beside` are pages of the launcher, and those that a keeper
-    /// serves.
+    /// Looks at these processes, unless the budget is spent. `beside` are pages of the launcher, and of a keeper of
+    /// shared memory, which is not among the processes.
     pub(crate) fn look(&mut self, now: Instant, beside: [u64; 2], processes: impl FnOnce() -> Vec<u32>) {
         if !self.cpu_budget.lasts(now) {
             return;
         }
-        let [launcher, served] = beside;
-        let bytes = self.cpu_budget.spend(|| total(&shares(processes(), served > 0), launcher, served));
+        let [launcher, keeper] = beside;
+        let bytes = self.cpu_budget.spend(|| total(&shares(processes(), keeper > 0), launcher, keeper));
         let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
         self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
     }

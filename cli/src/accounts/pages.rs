@@ -57,9 +57,9 @@ impl Pages {
         let get = |field| slot.get(field);
         let (observed, armed) = (get(Field::Observed), get(Field::Armed) != 0);
         // What a keeper serves is in no page table of its own.
-        let served = if get(Field::Keeps) != 0 { get(Field::Resident) } else { 0 };
+        let total = if get(Field::Keeps) != 0 { slot.kept_pages() } else { observed };
         let mut pages = Self {
-            total: observed + served,
+            total,
             resident: get(Field::Resident),
             pool: get(Field::Pool),
             metadata: get(Field::Metadata),

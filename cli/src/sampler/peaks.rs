@@ -10,6 +10,14 @@ use crate::units::PAGE;
 use pagetide::group::Group;
 use std::time::Instant;
 
+/// Returns the processes of a run but the keeper of its shared memory, which counts itself.
+pub(crate) fn processes(group: Group, launcher: u32) -> Vec<u32> {
+    let mut processes = tree::descendants(launcher);
+    let keepers: Vec<_> = group.keepers().map(|slot| slot.known_as()).collect();
+    processes.retain(|&pid| !keepers.contains(&pid.into()));
+    processes
+}
+
 /// Peaks of a run.
 #[derive(Debug)]
 pub(crate) struct Peaks {
@@ -53,8 +61,8 @@ impl Peaks {
             self.most.within = self.most.within.max(now.pages.total);
         } else if group.live().nth(1).is_some() {
             // A single process shares nothing.
-            let beside = [group.own_pages().1, group.served_pages()];
-            self.exact.look(Instant::now(), beside, || tree::descendants(launcher));
+            let beside = [group.own_pages().1, group.keeper_pages()];
+            self.exact.look(Instant::now(), beside, || processes(group, launcher));
             self.most.counted = self.exact.counted();
         }
         if now.stored.0 > self.stored

@@ -53,9 +53,11 @@ impl Strict {
             self.pause -= 1;
             return None;
         }
-        let served = group.served_pages();
-        let shares = exact::shares(processes(), served > 0);
-        let bytes = exact::total(&shares, group.own_pages().1, served);
+        let keeper = group.keeper_pages();
+        let keepers: Vec<_> = group.keepers().map(|slot| slot.known_as()).collect();
+        let processes = processes().into_iter().filter(|&pid| !keepers.contains(&pid.into())).collect();
+        let shares = exact::shares(processes, keeper > 0);
+        let bytes = exact::total(&shares, group.own_pages().1, keeper);
         if !is_passed(bytes, cap) {
             *self = Self { asked: false, pause: PAUSE };
             return None;

@@ -3,7 +3,7 @@
 use super::requests::Pending;
 use super::{Engine, Workspace, lock};
 use crate::mask::Mask;
-use crate::memory::{MapError, Mapped, Memory, StagingSlot};
+use crate::memory::{MapError, Mapped, Memory, PageSet, StagingSlot};
 use pagetide_device::{Buffer, Completion, Direction, Request};
 use pagetide_swap::swap::MapConflict;
 use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer, WINDOW_MAX};
@@ -246,6 +246,12 @@ impl<M: Memory> Engine<M> {
                 let copied =
                     self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
                 mapped = Mapped { pages: done + copied.pages, error: copied.error };
+                if !room && !self.memory.can_move() {
+                    // Where nothing moves both would stay until all of the slot is free.
+                    let copied = PageSet::range(first + done..first + mapped.pages);
+                    let kept = slot.populated().minus(copied);
+                    self.drop_bytes(&mut slot, kept);
+                }
             }
             mapped
         };

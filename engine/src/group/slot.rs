@@ -84,6 +84,12 @@ impl ProcessSlot {
         self.set(Field::Listens, 1);
     }
 
+    /// Returns the number of pages that a keeper of shared memory has in memory, as it says itself.
+    pub fn kept_pages(self) -> u64 {
+        let fields = [Field::Resident, Field::Frames, Field::Pool, Field::Metadata, Field::Unmanaged];
+        fields.map(|field| self.get(field)).iter().sum()
+    }
+
     /// Returns the number of pages that are taken for the process.
     pub fn granted(&self) -> i64 {
         self.get(Field::Grant).wrapping_add(self.get(Field::Added)) as i64
