@@ -48,6 +48,8 @@ counters! {
     pgalloc,
     /// Pages taken out of the program.
     pgsteal,
+    /// Pages that stayed for another round though their turn to leave had come: their cluster got its second chance.
+    pgactivate,
     /// Evictions that needed neither compression nor write: the kept copy was proved current.
     swap_reuse,
     /// Pages read ahead of the faulting one.

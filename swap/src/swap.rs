@@ -213,12 +213,14 @@ impl<S: SpanSource> Swap<S> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::SPARED_MAX;
+    use crate::stats::Counter;
     use crate::streams::Window;
     use crate::table::walks;
     use crate::workingset::Shadow;
     use crate::zswap::Scratch;
     use crate::zswap::pool::Heap;
-    use pagetide_page::{PAGE_SIZE, PageIndex};
+    use pagetide_page::{CLUSTER_PAGES, PAGE_SIZE, PageIndex};
 
     fn empty() -> Swap<Heap> {
         let keys = Keys { hash: crate::hash::HashKey::new([1, 2, 3, 4]), cipher: None };
@@ -270,5 +272,48 @@ mod tests {
         swap.discard(page.cluster(), page.offset()..page.offset() + 1, |_, _| {}, || {});
         assert_eq!(swap.if_poisoned(page, || 7), None);
         assert_eq!(swap.if_poisoned(PageIndex(6000), || 7), None);
+    }
+
+    /// Takes the next victim out into a slot, whole.
+    fn take_out(swap: &Swap<Heap>, slot: u16) -> usize {
+        let mut cluster = swap.victim().expect("something is in the program");
+        swap.taken_out(&mut cluster, slot, 0..CLUSTER_PAGES, |_| true, |_| false).taken
+    }
+
+    #[test]
+    fn pages_of_a_cluster_that_gets_a_second_chance_are_counted_each_round() {
+        let swap = empty();
+        let activated = || swap.counters().get(Counter::pgactivate);
+        let pages = PageIndex(512)..PageIndex(512 + CLUSTER_PAGES as u64);
+        {
+            let mut cluster = swap.table().lock_or_create(pages.start.cluster());
+            swap.set_run(&mut cluster, 0..CLUSTER_PAGES, Word::HOLE, Word::present(None));
+            swap.enqueue(&mut cluster);
+        }
+        assert_eq!(
+            (take_out(&swap, 1), activated()),
+            (CLUSTER_PAGES, 0),
+            "what never came back leaves at once"
+        );
+        for page in (0..CLUSTER_PAGES as u64).map(|nth| pages.start.plus(nth)) {
+            let Swapin::Inserted(hit) = swap.swapin(page, pages.clone(), Window::NONE) else {
+                panic!("{page:?}")
+            };
+            swap.finish_swapin(&hit, 1, false);
+        }
+        assert_eq!(take_out(&swap, 2), CLUSTER_PAGES);
+        assert_eq!(activated(), (SPARED_MAX * CLUSTER_PAGES) as u64, "all of it came back");
+    }
+
+    #[test]
+    fn a_cluster_with_pages_on_the_move_is_passed_over_and_gets_no_second_chance() {
+        let swap = empty();
+        let mut cluster = swap.table().lock_or_create(PageIndex(512).cluster());
+        swap.set(&mut cluster, 0, Word::present(None));
+        swap.set(&mut cluster, 1, Word::present(None).locked());
+        swap.enqueue(&mut cluster);
+        drop(cluster);
+        assert!(swap.victim().is_none() && swap.queue().len() == 1);
+        assert_eq!(swap.counters().get(Counter::pgactivate), 0);
     }
 }

@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 
 /// The form of the group page.
-pub const VERSION: u64 = 17;
+pub const VERSION: u64 = 18;
 
 /// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -55,13 +55,15 @@ impl<S: SpanSource> Swap<S> {
                 }
                 continue;
             }
-            let mut judged = history;
-            if cluster.locked() > 0 || self.space.policy.spares(&mut judged, cluster.present()) {
+            if cluster.locked() == 0 {
+                let mut judged = history;
+                if !self.space.policy.spares(&mut judged, cluster.present()) {
+                    return Some(cluster);
+                }
                 cluster.set_history(judged);
-                self.enqueue(&mut cluster);
-                continue;
+                self.space.counters.add(Counter::pgactivate, cluster.present() as u64);
             }
-            return Some(cluster);
+            self.enqueue(&mut cluster);
         }
         None
     }
