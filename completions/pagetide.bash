@@ -158,7 +158,7 @@ _pagetide() {
             return 0
             ;;
         pagetide__subcmd__run)
-            opts="-m -q -v -h --memory --stats --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
+            opts="-m -q -v -h --memory --stats --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -173,6 +173,10 @@ _pagetide() {
                     return 0
                     ;;
                 --stats)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --stats-interval)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

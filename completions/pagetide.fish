@@ -36,6 +36,7 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "replay" -d 'Repla
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "doctor" -d 'Say what this machine and this user can do, and what would mend the rest'
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -s m -l memory -d 'Cap on the memory of all processes of the run [default: 80%]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats -d 'Write statistics to FILE as JSON' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats-interval -d 'Write the statistics every TIME' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-stall -d 'End the run when it did little but wait for its pages for TIME' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-dir -d 'Directory of the swap file [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-size -d 'What the swap file may grow to [default: half of what is free there; in a container at most 4 times the cap]' -r

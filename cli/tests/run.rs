@@ -153,6 +153,8 @@ fn wrong_usage_is_an_error_of_ours() {
         (&["run", "--max-stall", "soon", "--", "true"], "--max-stall"),
         (&["run", "--swap-dir", "/no/such", "--", "true"], "--swap-dir"),
         (&["run", "--no-disk", "--stats", "/no/such/file", "--", "true"], "--stats"),
+        (&["run", "--stats-interval", "2s", "--", "true"], "--stats"),
+        (&["run", "--stats", "-", "--stats-interval", "5ms", "--", "true"], "--stats-interval"),
         (&["run", "-m", "64M"], "CMD"),
         (&["frobnicate"], "frobnicate"),
         (&[], "Usage"),
@@ -387,6 +389,33 @@ fn a_run_that_only_stalls_is_ended() {
     assert!(text(&output.stderr).contains("--max-stall"), "{}", text(&output.stderr));
     // Whoever adopts it may take its time to reap it.
     assert!(matches!(state(command), '-' | 'Z' | 'X'), "{}", state(command));
+}
+
+#[test]
+fn statistics_are_written_as_often_as_is_said() {
+    let scratch = Scratch::new("stats-interval");
+    let file = scratch.file("stats.json");
+    let elapsed = || {
+        let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+        report["elapsed_s"].as_f64().unwrap()
+    };
+    // By the default no two reports are so near to each other.
+    let often = ["-q", "--stats", &file, "--stats-interval", "20ms"];
+    let (mut child, _rest, _) = started(run(&often, &["sh", "-c", "echo $$; read line"]));
+    let mut last = elapsed();
+    eventually("two reports follow each other within 0.9 s", || {
+        let before = std::mem::replace(&mut last, elapsed());
+        last > before && last - before < 0.9
+    });
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    // And by the default there would be one by the time at which CMD says something.
+    let seldom = ["-q", "--stats", &file, "--stats-interval", "18000000000000000000"];
+    let (mut child, _rest, _) = started(run(&seldom, &["sh", "-c", "sleep 1.5; echo $$; read line"]));
+    assert!(elapsed() < 1.0, "the report of the start is the only one");
+    drop(child.stdin.take());
+    child.wait().unwrap();
+    assert!(elapsed() > 1.0, "and the last one comes all the same");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::choices::{Compressors, Zpool};
 use super::headings::{DECISIONS, EXPERIMENTS, NEEDED, PLACES};
 use super::rules::RuleArgs;
 use super::section::help;
-use super::size::{Size, parse_size, parse_time};
+use super::size::{Size, parse_interval, parse_size, parse_time};
 use clap::ValueHint;
 use pagetide_swap::{Compression, Switches};
 use std::ffi::OsString;
@@ -26,10 +26,16 @@ pub struct RunArgs {
     pub memory: Option<Size>,
     /// Write statistics to FILE as JSON
     ///
-    /// They are written at the start, every second and at the end. FILE is replaced as a whole. A pipe or a device gets
-    /// the last report only, and so does standard output, which `-` names.
+    /// They are written at the start, every second (`--stats-interval`) and at the end. FILE is replaced as a whole. A
+    /// pipe or a device gets the last report only, and so does standard output, which `-` names.
     #[arg(long, value_name = "FILE", help_heading = NEEDED)]
     pub stats: Option<PathBuf>,
+    /// Write the statistics every TIME
+    ///
+    /// At least 20ms, for the run is sampled no more often. With a TIME that is longer than the run they are written at
+    /// the start and at the end.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval, requires = "stats", help_heading = NEEDED)]
+    pub stats_interval: Duration,
     /// End the run when it did little but wait for its pages for TIME
     ///
     /// The run gets SIGTERM, and SIGKILL two seconds later, when each thread that waited for pages did so for more than

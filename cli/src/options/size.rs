@@ -74,6 +74,18 @@ pub fn parse_time(text: &str) -> Result<Duration, String> {
     if time.is_zero() { Err("it must be more than nothing".to_owned()) } else { Ok(time) }
 }
 
+/// The shortest time between two reports: the launcher samples no more often, so that others would say the same.
+const INTERVAL_MIN: Duration = Duration::from_millis(20);
+
+/// Reads the time between two reports.
+///
+/// # Errors
+/// A text for the user that says which forms there are, or that the time is too short or too long.
+pub fn parse_interval(text: &str) -> Result<Duration, String> {
+    let time = parse_time(text)?;
+    if time < INTERVAL_MIN { Err(format!("it must be {INTERVAL_MIN:?} at least")) } else { Ok(time) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +125,16 @@ mod tests {
         }
         for text in ["", "s", "0s", "5d", "-1s", "1 2s"] {
             assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn an_interval_is_a_time_that_is_not_too_short() {
+        for text in ["20ms", "0.02", "1h", "18000000000000000000"] {
+            assert_eq!(parse_interval(text), parse_time(text), "{text}");
+        }
+        for text in ["0", "19ms", "0.019", "soon"] {
+            assert!(parse_interval(text).is_err(), "{text}");
         }
     }
 }

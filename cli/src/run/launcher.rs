@@ -28,7 +28,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-const STATS_INTERVAL: Duration = Duration::from_secs(1);
 /// Between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 
@@ -45,7 +44,8 @@ pub(crate) struct Launcher<'a> {
     /// Whether it was said that statistics cannot be written.
     stats_failed: bool,
     next_sample: Instant,
-    next_stats: Instant,
+    /// `None` where only the last report is still to come: the next one lies beyond what the clock can tell.
+    next_stats: Option<Instant>,
     ending: Option<Ending>,
     strict: Option<Strict>,
     oom: OomWatch,
@@ -94,7 +94,7 @@ impl<'a> Launcher<'a> {
             stats: args.stats.as_deref().map(StatFile::new).transpose()?,
             stats_failed: false,
             next_sample: now + INTERVAL,
-            next_stats: now + STATS_INTERVAL,
+            next_stats: now.checked_add(args.stats_interval),
             ending: None,
             strict: args.strict.then(Strict::default),
             oom: OomWatch::new(),
@@ -221,8 +221,8 @@ impl<'a> Launcher<'a> {
         self.oom.follow(&self.child.to_string());
         self.check_cap(now);
         self.next_sample = Instant::now() + INTERVAL;
-        if now >= self.next_stats {
-            self.next_stats = now + STATS_INTERVAL;
+        if self.next_stats.is_some_and(|next| now >= next) {
+            self.next_stats = now.checked_add(self.args.stats_interval);
             self.write_stats(None);
         }
     }
