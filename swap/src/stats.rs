@@ -2,16 +2,20 @@
 //!
 //! They live in memory that the launcher shares, so that a run can be watched from outside and a killed
 //! process loses none of them. All are monotonic; each has one writer process and any number of readers.
+//!
+//! A new one is a line here, and a call of [`Counters::add`]. Reports, `pagetide stat` and the table in docs/run.md have
+//! it from this list. It moves those behind it, so the group page has another form: its `VERSION` in
+//! `engine/src/group/setup.rs` rises.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+    ($($(#[doc = $doc:literal])+ $name:ident),+ $(,)?) => {
         /// One counter of [`Counters`].
         #[allow(non_camel_case_types, reason = "the kernel's names")]
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         #[repr(usize)]
-        pub enum Counter { $($(#[$doc])* $name),+ }
+        pub enum Counter { $($(#[doc = $doc])+ $name),+ }
 
         impl Counter {
             /// All counters, in the order of their cells.
@@ -20,6 +24,11 @@ macro_rules! counters {
             /// Returns the counter's name.
             pub const fn name(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name)),+ }
+            }
+
+            /// Returns what the counter counts, in Markdown: the table in docs/run.md is made of it.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$name => concat!($($doc),+).trim_ascii()),+ }
             }
         }
     };
@@ -30,33 +39,34 @@ counters! {
     pswpin,
     /// Pages written to the device.
     pswpout,
-    /// Pages loaded from the compressed pool.
+    /// Pages loaded from the pool; repeated words other than zero count too.
     zswpin,
-    /// Pages stored in the compressed pool.
+    /// Pages stored in the pool.
     zswpout,
-    /// Pages moved from the compressed pool to the device.
+    /// Pages moved from the pool to the device.
     zswpwb,
-    /// Same-filled (mostly zero) pages brought in.
+    /// Zero pages brought in.
     swpin_zero,
     /// Same-filled (mostly zero) pages that needed no copy on the way out.
     swpout_zero,
-    /// Faults that had to bring contents back (pool, device or pattern).
+    /// Faults that had to bring contents back, from the pool, the device or a pattern.
     pgmajfault,
-    /// Faults answered from a frame: hits on probation.
+    /// Faults answered from a frame (hits on probation) or with a new page.
     pgminfault,
     /// Pages handed out for the first time through the engine.
     pgalloc,
     /// Pages taken out of the program.
     pgsteal,
-    /// Pages that stayed for another round though their turn to leave had come: their cluster got its second chance.
+    /// Pages that stayed for another round though their turn to leave had come: their cluster got its second chance. Each
+    /// round counts.
     pgactivate,
     /// Evictions that needed neither compression nor write: the kept copy was proved current.
     swap_reuse,
-    /// Pages read ahead of the faulting one.
+    /// Pages that came in with the faulting one.
     swap_ra,
-    /// Pages of `swap_ra` that proved to be of use: the next fault came at their end.
+    /// Those of them that a scan went past: it asked for the page at their end.
     swap_ra_hit,
-    /// Faults that found their page on probation and brought it back.
+    /// Pages that came back from probation.
     swap_cache_hit,
     /// Stores that the pool refused because the page does not compress.
     reject_compress_poor,
@@ -64,45 +74,45 @@ counters! {
     reject_compress_fail,
     /// Stores that the pool refused because it was at its limit, or had been and was not below its threshold yet.
     pool_limit_hit,
-    /// Stores of `pool_limit_hit` for which no entry could be written back to make room.
+    /// Those of them for which nothing could be written back to make room.
     reject_reclaim_fail,
     /// Stores that found no memory for the pool.
     reject_alloc_fail,
-    /// Copies that did not hold the bytes that had been stored.
+    /// Copies, of the pool or of the device, whose bytes were not what had been stored.
     decompress_fail,
     /// Kept copies dropped to make room.
     swap_copy_dropped,
-    /// Refaults of pages that carried a shadow.
+    /// Pages that came back from a pattern, the pool or the device.
     workingset_refault_anon,
-    /// Refaults of pages that came back before as many others had left as are in memory.
+    /// Those of them that came back before as many pages had left as are in memory.
     workingset_activate_anon,
-    /// Pages of `workingset_activate_anon` that had belonged to the working set when they left.
+    /// Those of these that had belonged to the working set when they left.
     workingset_restore_anon,
-    /// Pages that could not be taken out (pinned, shared by fork, gone meanwhile).
+    /// Clusters of which nothing could be taken out: pinned, locked, shared by a fork, or a stack in use.
     pgsteal_fail,
     /// Device reads that failed.
     read_error,
     /// Device writes that failed; the page was kept.
     write_error,
-    /// Device writes for which the disk had no room; the page was kept.
+    /// Device writes for which the disk had no room; they are tried again.
     write_full,
     /// Pages reported lost with SIGBUS.
     poisoned,
-    /// Faults that had to wait for room.
+    /// Faults that were parked: for room, for a fork, for a place in the device's queue.
     allocstall,
     /// Nanoseconds that threads of the program waited for pages, from when their faults were read, summed over threads.
     stalled_ns,
-    /// Nanoseconds of `stalled_ns` that faults waited for room or for the device.
+    /// Nanoseconds of those in which faults waited for room or for the device.
     parked_ns,
     /// Threads that waited for pages. A thread that has not waited for long may be counted again, where hundreds do.
     stalled_threads,
-    /// Threads that waited in a tenth of a second, summed over all tenths.
+    /// Threads that waited in a tenth of a second, summed over those.
     stalled_ticks,
-    /// Nanoseconds that faults waited because their process had to rest while others get on, summed over threads.
+    /// Nanoseconds that faults waited since their process was to rest while others get on, summed over threads.
     rested_ns,
-    /// Forks that handed swapped memory on.
+    /// Forks of processes whose engine runs.
     forks,
-    /// Pages that would not move and were copied instead.
+    /// Runs of pages that would not move and were copied.
     move_refused,
 }
 
