@@ -226,9 +226,25 @@ fn pages_are_told_as_the_program_left_them() {
             };
             assert!(state.starts_with(expected), "{name}: {process:#}");
             assert_eq!(mapped, name == "present", "{name}: {process:#}");
+            let stays = page["stays"].as_str();
+            assert_eq!(
+                stays.is_some_and(|why| why.contains("mlock")),
+                name == "present",
+                "{name}: {process:#}"
+            );
             assert!(page["mapping"]["flags"].as_array().unwrap().contains(&"managed".into()), "{process:#}");
             assert!(page["torn"] == false && page["cluster"]["latch_held"] == false, "{process:#}");
         }
+        let pid = first(run.child.id())["pid"].as_u64().unwrap();
+        let maps = fs::read_to_string(format!("/proc/{pid}/maps")).unwrap();
+        let stack = maps.lines().find(|line| line.ends_with("[stack]")).expect("every process has a stack");
+        // Its last page has the environment.
+        let end = u64::from_str_radix(stack.split(['-', ' ']).nth(1).unwrap(), 16).unwrap();
+        let process =
+            json(run.child.id(), &["--page", &format!("{:#x}", end - 4096)])["processes"][0].clone();
+        let told = |field: &str| process["page"][field].as_str().unwrap_or_default().to_owned();
+        assert!(told("state").starts_with("not managed"), "{process:#}");
+        assert!(told("stays").contains("does not manage"), "{process:#}");
         let verdict = json(run.child.id(), &[])["verdict"].as_str().unwrap().to_owned();
         assert!(verdict.starts_with("nothing "), "{verdict}");
         let process = first(run.child.id());

@@ -152,11 +152,12 @@ fn process(one: &Process, now: u64) -> Value {
 fn page_seen(seen: &PageSeen, now: u64) -> Value {
     json!({
         "page": address(seen.page),
-        "state": page::state(seen.word),
+        "state": seen.state(),
         "flags": page::flags(seen.word),
         "word": format!("{:#018x}", seen.word.0),
         "torn": seen.torn,
         "mapped": seen.mapped,
+        "stays": seen.stays(),
         "mapping": seen.mapping.as_ref().map(|mapping| json!({
             "start": format!("{:#x}", mapping.range.0),
             "end": format!("{:#x}", mapping.range.1),

@@ -11,6 +11,11 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 
+/// The flag of a mapping whose faults the engine answers.
+const MANAGED: &str = "managed";
+/// The flag of a mapping that the program has locked. A *locked* page is one that somebody moves.
+const MLOCKED: &str = "mlocked";
+
 /// The mapping that a page belongs to, as the kernel has it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Mapping {
@@ -41,6 +46,35 @@ pub(crate) struct PageSeen {
 }
 
 impl PageSeen {
+    /// Returns where the page is, in words.
+    pub(crate) fn state(&self) -> String {
+        match &self.mapping {
+            // The table has words of what is managed only.
+            Some(mapping) if self.word == Word::HOLE && !mapping.flags.contains(&MANAGED) => {
+                "not managed: the engine knows nothing of it".to_owned()
+            }
+            _ => state(self.word),
+        }
+    }
+
+    /// Returns why a page that is in memory does not leave, as far as its mapping tells.
+    ///
+    /// That does not tell of pins, of `mlockall`, which is not passed on to the kernel, and of what is kept for threads that
+    /// end.
+    pub(crate) fn stays(&self) -> Option<&'static str> {
+        let mapping = self.mapping.as_ref()?;
+        let is = |flag| mapping.flags.contains(&flag);
+        if self.mapped != Some(true) {
+            None
+        } else if !is(MANAGED) {
+            Some("Pagetide does not manage its mapping")
+        } else if is(MLOCKED) {
+            Some("the program has locked it (mlock)")
+        } else {
+            None
+        }
+    }
+
     /// Adds those of these requests and parked faults that are on the page.
     pub(crate) fn with(self, requests: &[RequestShown], faults: &[ParkedFault]) -> Self {
         let page = self.page;
@@ -94,8 +128,8 @@ fn is_mapped(pid: u64, page: PageIndex) -> Option<bool> {
 
 fn mapping(pid: u64, address: u64) -> Option<Mapping> {
     const FLAGS: [(&str, &str); 5] = [
-        ("um", "managed"),
-        ("lo", "locked"),
+        ("um", MANAGED),
+        ("lo", MLOCKED),
         ("dc", "not copied by a fork"),
         ("wf", "wiped by a fork"),
         ("io", "of a device"),

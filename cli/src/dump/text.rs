@@ -233,7 +233,7 @@ fn memory(out: &mut String, process: &Process, dump: &Dump) {
 fn page(out: &mut String, seen: &PageSeen, now: u64) {
     let flags = page::flags(seen.word);
     let flags = if flags.is_empty() { String::new() } else { format!(" [{}]", flags.join(", ")) };
-    let _ = writeln!(out, "  page      {:#x}: {}{flags}", seen.page.address(), page::state(seen.word));
+    let _ = writeln!(out, "  page      {:#x}: {}{flags}", seen.page.address(), seen.state());
     let indent = "            ";
     if seen.torn {
         let _ = writeln!(out, "{indent}(its cluster changed while it was read)");
@@ -253,6 +253,9 @@ fn page(out: &mut String, seen: &PageSeen, now: u64) {
         Some(true) => _ = writeln!(out, "{indent}the kernel has it in the program's page tables"),
         Some(false) => _ = writeln!(out, "{indent}the kernel does not have it in the page tables"),
         None => {}
+    }
+    if let Some(why) = seen.stays() {
+        let _ = writeln!(out, "{indent}it stays: {why}");
     }
     let history = seen.history;
     let latch = match (seen.held, seen.parked) {
