@@ -87,6 +87,8 @@ const SEEN_MIN: u64 = 256;
 /// assert!(!policy.spares(&mut history, 8), "half of that is forgotten each time");
 /// ```
 ///
+/// The second chance of entries of the pool is another: [`crate::zswap::shrinker::SecondChance`].
+///
 /// A cluster is hot if as many pages came back as a quarter of what is there: from probation, or from their places if
 /// they are used as often as what is in memory (`workingset_activate_anon`). Each time that it is spared half of that
 /// is forgotten, so one of which all came back goes round three times (the *generalised clock*, Smith 1978). What never

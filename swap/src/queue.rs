@@ -1,8 +1,7 @@
 //! Queues of clusters, in the order in which they are asked to give memory up.
 //!
-//! A queue of clusters in order of arrival, with a second chance: a cluster whose pages came back from
-//! probation is hot and goes round once more. Nothing else tells hot from cold: the kernel shows a
-//! program no access bits of its own memory.
+//! They are in order of arrival, and decide nothing: [`crate::policy`] says whether the cluster whose turn has come
+//! leaves, or gets a second chance and goes round once more. [`crate::swap::Swap::victim`] asks it.
 
 use crate::sync::{Mutex, lock};
 use pagetide_page::ClusterKey;

@@ -1,5 +1,6 @@
-//! Shrinkers, which tell how many entries of the pool may be written back under pressure, and which: two schemes of
-//! Linux's zswap.
+//! Shrinkers, which tell how many entries of the pool may be written back under pressure: two schemes of Linux's zswap.
+//!
+//! Which entries those are is decided where the hand passes them: [`crate::swap::Swap::scan`].
 //!
 //! | | [`SecondChance`] (Linux 6.12) | [`Decay`] (Linux 6.8) |
 //! |---|---|---|
@@ -44,7 +45,8 @@ fn scaled(count: u64, pooled: Pooled) -> u64 {
     (u128::from(count) * u128::from(pooled.backing) / u128::from(pooled.stored.max(1))) as u64
 }
 
-/// The second-chance shrinker, after `zswap_shrinker_count` of Linux 6.12 (Pham 2024).
+/// The second-chance shrinker, after `zswap_shrinker_count` of Linux 6.12 (Pham 2024). The second chance of clusters in the
+/// program is another: [`crate::policy::SecondChance`].
 ///
 /// ```
 /// use pagetide_swap::zswap::shrinker::{Pooled, SecondChance};
