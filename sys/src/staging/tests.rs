@@ -1,0 +1,159 @@
+//! Tests of staging, with memory of their own as the program's.
+
+use super::*;
+
+#[test]
+fn frames_that_are_retained_stay_and_the_others_give_their_memory_back() {
+    let uffd = Uffd::open().unwrap();
+    let program = program();
+    let mut slots = Staging::slots(1).unwrap();
+    let slot = &mut slots[0];
+    take(slot, &program, &[(0..CLUSTER_SIZE / PAGE_SIZE, TakeOutWay::Remap)], &uffd);
+    let kept = PageSet::range(3..5).or(PageSet::range(200..201));
+    slot.retain(kept.or(PageSet::range(100..101)));
+    slot.retain(kept);
+    assert_eq!(slot.populated().iter().collect::<Vec<_>>(), [3, 4, 200]);
+    for page in kept.iter() {
+        let frame = slot.frame(page).unwrap();
+        assert_eq!(u64::from_ne_bytes(frame[..8].try_into().unwrap()), page as u64 + 1);
+    }
+    let present = Pagemap::open().unwrap().presence(slot.base(), CLUSTER_SIZE).unwrap().present;
+    assert_eq!(present.iter().collect::<Vec<_>>(), [3, 4, 200]);
+    slot.retain(PageSet::default());
+    assert_eq!(slot.memory_pages(), 0);
+}
+
+/// A cluster of two mappings, every page of which holds its number.
+fn program() -> Reservation {
+    let program = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
+    // SAFETY: advice and contents of a mapping of our own.
+    unsafe {
+        rustix::mm::madvise(program.base() as *mut _, 300 * PAGE_SIZE, rustix::mm::Advice::LinuxDontDump)
+            .unwrap();
+        for page in 0..CLUSTER_SIZE / PAGE_SIZE {
+            *((program.base() + page * PAGE_SIZE) as *mut u64) = page as u64 + 1;
+        }
+    }
+    program
+}
+
+fn holds_all(slot: &Slot) {
+    for page in 0..CLUSTER_SIZE / PAGE_SIZE {
+        let frame = slot.frame(page).unwrap_or_else(|| panic!("page {page} is missing"));
+        assert_eq!(u64::from_ne_bytes(frame[..8].try_into().unwrap()), page as u64 + 1);
+    }
+}
+
+fn take(slot: &mut Slot, program: &Reservation, pieces: &[(Range<usize>, TakeOutWay)], uffd: &Uffd) {
+    let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+    // SAFETY: memory of this test, whose pages nobody touches before the slot is cleared.
+    unsafe { uffd.register(program.base(), CLUSTER_SIZE).unwrap() };
+    for (pages, way) in pieces {
+        let start = program.base() + pages.start * PAGE_SIZE;
+        let views = Views { uffd, pagemap: &pagemap, maps: &maps };
+        // SAFETY: as above.
+        let taken = unsafe { slot.take_out(start, pages.len() * PAGE_SIZE, true, *way, views) };
+        taken.unwrap();
+    }
+    holds_all(slot);
+}
+
+#[test]
+fn a_cluster_of_several_mappings_leaves_whole_by_every_way_and_by_both() {
+    use TakeOutWay::{Move, Remap, Sift};
+    let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
+    let slots = &mut Staging::slots(2).unwrap()[1..];
+    let slot = &mut slots[0];
+    let can_move = uffd.features() & crate::uffd::FEATURE_MOVE != 0;
+    take(slot, &program(), &[(0..512, Remap)], &uffd);
+    slot.retain(PageSet::default());
+    if !can_move {
+        return;
+    }
+    take(slot, &program(), &[(0..512, Move)], &uffd);
+    slot.retain(PageSet::default());
+    take(slot, &program(), &[(0..512, Sift)], &uffd);
+    slot.retain(PageSet::default());
+    take(slot, &program(), &[(0..200, Sift), (200..260, Remap), (260..512, Sift)], &uffd);
+    slot.retain(PageSet::default());
+    take(slot, &program(), &[(0..200, Remap), (200..512, Move)], &uffd);
+    slot.retain(PageSet::default());
+    take(slot, &program(), &[(0..400, Move), (400..512, Remap)], &uffd);
+    slot.retain(PageSet::default());
+}
+
+#[test]
+fn what_is_pinned_stays_where_it_is_and_may_be_used_as_before() {
+    let uffd = Uffd::open().unwrap();
+    let Ok(ring) = io_uring::IoUring::new(2) else { return };
+    let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+    let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
+    let mut slots = Staging::slots(1).unwrap();
+    let (slot, program) = (&mut slots[0], program());
+    let at = |page: usize| program.base() + page * PAGE_SIZE;
+    // On both sides of the border between its two mappings, and alone.
+    let pinned = PageSet::range(7..9).or(PageSet::range(298..303)).or(PageSet::range(511..512));
+    let vectors: Vec<_> = pinned
+        .runs()
+        .map(|run| libc::iovec { iov_base: at(run.start) as *mut _, iov_len: run.len() * PAGE_SIZE })
+        .collect();
+    // SAFETY: memory of this test, which outlives the ring's use of it.
+    unsafe { ring.submitter().register_buffers(&vectors).unwrap() };
+    let access = [(0..300, libc::PROT_READ), (300..512, libc::PROT_READ | libc::PROT_EXEC)];
+    // SAFETY: memory of this test, whose pages nobody touches before all is in the slot or back.
+    unsafe {
+        for (pages, protection) in access.clone() {
+            mapping::protect(at(pages.start), pages.len() * PAGE_SIZE, protection).unwrap();
+        }
+        uffd.register(program.base(), CLUSTER_SIZE).unwrap();
+        let sifted = slot.take_out(program.base(), CLUSTER_SIZE, false, TakeOutWay::Sift, views);
+        assert_eq!(sifted, Err(Errno::BUSY));
+    }
+    assert_eq!(slot.populated(), PageSet::range(0..512).minus(pinned));
+    let left = pagemap.presence(program.base(), CLUSTER_SIZE).unwrap().present;
+    assert_eq!(left, pinned);
+    for page in 0..512 {
+        let protection = access.iter().find(|(pages, _)| pages.contains(&page)).unwrap().1;
+        assert_eq!(maps.find(at(page)).unwrap().unwrap().protection, protection, "page {page}");
+    }
+    for page in pinned.iter() {
+        // SAFETY: the page is there and can be read.
+        assert_eq!(unsafe { *(at(page) as *const u64) }, page as u64 + 1);
+    }
+    // Where they were, and registered: what leaves when nothing holds them any more can come back.
+    ring.submitter().unregister_buffers().unwrap();
+    // SAFETY: as above.
+    unsafe { slot.take_out(program.base(), CLUSTER_SIZE, false, TakeOutWay::Sift, views).unwrap() };
+    holds_all(slot);
+    // SAFETY: the range is registered, and nobody waits there.
+    let (copied, error) = unsafe { uffd.copy(at(299), slot.frame(299).unwrap()) };
+    assert_eq!((copied, error), (PAGE_SIZE, None));
+}
+
+#[test]
+fn what_a_slot_lost_is_left_alone() {
+    let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
+    let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+    let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
+    let mut slots = Staging::slots(1).unwrap();
+    let slot = &mut slots[0];
+    let program = program();
+    // SAFETY: memory of this test.
+    unsafe { uffd.register(program.base(), CLUSTER_SIZE).unwrap() };
+    slot.lost = PageSet::range(100..110);
+    let at = slot.base() + 100 * PAGE_SIZE;
+    // SAFETY: the slot is empty; the page plays a mapping of somebody else.
+    unsafe { *(at as *mut u64) = 77 };
+    // SAFETY: memory of this test.
+    unsafe {
+        let whole = slot.take_out(program.base(), CLUSTER_SIZE, true, TakeOutWay::Remap, views);
+        assert_eq!(whole, Err(Errno::NOMEM));
+        let part = slot.take_out(program.base(), 50 * PAGE_SIZE, true, TakeOutWay::Remap, views);
+        assert_eq!(part, Ok(()));
+    }
+    assert_eq!(slot.populated().len(), 50);
+    slot.retain(PageSet::default());
+    assert!(slot.populated().is_empty());
+    // SAFETY: as above.
+    assert_eq!(unsafe { *(at as *const u64) }, 77);
+}
