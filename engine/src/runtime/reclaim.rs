@@ -77,7 +77,8 @@ impl Runtime {
                 // Before anything is taken out: also what was opened before there was an engine.
                 self.look_for_pins();
             }
-            if self.borrow() > 0 {
+            let borrowed = self.borrow();
+            if borrowed > 0 {
                 self.engine.retry_waiting(&mut work);
             }
             let gives_little = self.has_little() && !self.engine.is_short();
@@ -88,6 +89,9 @@ impl Runtime {
             } else if gives_little {
                 // Others want some: not the little that it runs in, but the pool's.
                 self.engine.reclaim_pool(&mut work)
+            } else if borrowed > 0 && self.asked() == 0 && !self.engine.is_hastened() {
+                // As long as the group has memory to spare nothing has to leave, however fast faults take it.
+                Progress::Freed(borrowed)
             } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
                 match self.relief() {
                     0 => self.engine.reclaim(&mut work),
