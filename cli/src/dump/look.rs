@@ -108,8 +108,9 @@ impl Process {
                 if this.armed {
                     this.missing.push("the engine has not opened its board yet".to_owned());
                 }
-                this.page =
-                    address.map(|_| Err("the process has no engine yet: nothing of it is out".to_owned()));
+                this.page = address.map(|_| {
+                    Err("the process has no engine yet: none of its private memory is out".to_owned())
+                });
             }
             Err(error) => {
                 this.threads = engine_threads(&[], &tasks);

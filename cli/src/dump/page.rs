@@ -7,6 +7,7 @@ use pagetide_swap::place::Entry;
 use pagetide_swap::table::History;
 use pagetide_swap::table::outside::Outside;
 use pagetide_swap::{CLUSTER_PAGES, PageIndex, Place, State, Word};
+use pagetide_sys::keeper::SHOWN_AS;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
@@ -49,6 +50,9 @@ impl PageSeen {
     /// Returns where the page is, in words.
     pub(crate) fn state(&self) -> String {
         match &self.mapping {
+            Some(mapping) if mapping.name.starts_with(SHOWN_AS.trim_end()) => {
+                "shared memory, which the keeper serves".to_owned()
+            }
             // The table has words of what is managed only.
             Some(mapping) if self.word == Word::HOLE && !mapping.flags.contains(&MANAGED) => {
                 "not managed: the engine knows nothing of it".to_owned()
@@ -196,4 +200,37 @@ pub(crate) fn flags(word: Word) -> Vec<&'static str> {
         (word.is_referenced(), "referenced"),
     ];
     all.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_without_a_word_is_told_by_its_mapping() {
+        let seen = |name: &str, flags: &[&'static str]| PageSeen {
+            page: PageIndex(1),
+            word: Word::HOLE,
+            history: History::default(),
+            held: false,
+            parked: false,
+            torn: false,
+            mapped: Some(true),
+            mapping: Some(Mapping {
+                range: (4096, 8192),
+                access: "rw-p".into(),
+                name: name.into(),
+                flags: flags.into(),
+            }),
+            slot: None,
+            requests: Vec::new(),
+            faults: Vec::new(),
+        };
+        let states = [("", &[MANAGED][..]), ("[stack]", &[]), (SHOWN_AS.trim_end(), &[MANAGED])]
+            .map(|(name, flags)| seen(name, flags).state());
+        let starts = ["a hole", "not managed", "shared memory"];
+        assert!(states.iter().zip(starts).all(|(state, start)| state.starts_with(start)), "{states:?}");
+        assert_eq!(seen("", &[MANAGED]).stays(), None);
+        assert!(seen("", &[MANAGED, MLOCKED]).stays().is_some_and(|why| why.contains("mlock")));
+    }
 }
