@@ -65,6 +65,9 @@ CASES = (
     Case("random-heap-1", 1.2, "ns/page", random_heap(1)),
     Case("random-heap-2", 1.0, "ns/page", random_heap(2)),
     Case("dict", 1.0, "s", ()),
+    Case("shared-seq-heap", 2.0, "ns/page", ("--shared", "--fill", "heap:HEAP", "--order", "seq")),
+    Case("shared-zipf-heap", 1.0, "ns/page", ("--shared", "--fill", "heap:HEAP", "--order", "zipf", "--ops", 100_000)),
+    Case("shared-random-heap", 0.8, "ns/page", ("--shared", *random_heap(1))),
 )
 
 

@@ -38,7 +38,7 @@ static struct {
     uint64_t mib, threads, passes, ops, seed, writes;
     enum fill fill;
     const char *fill_name, *heap_file;
-    int order;
+    int order, shared;
 } options = {.mib = 1024, .threads = 1, .passes = 3, .ops = 100000, .seed = 1, .fill = ZERO, .fill_name = "zero"};
 
 static char *buffer;
@@ -202,6 +202,7 @@ static double cpu_seconds(void) {
 static const char *const synopsis =
     "usage: touch [--mib N] [--fill zero|heap:FILE|random|text] [--order seq|random|zipf|together]\n"
     "             [--threads T] [--passes P] [--ops N_PER_THREAD] [--writes PERCENT] [--seed X]\n"
+    "             [--shared]\n"
     "Prints as JSON what it costs to fill a buffer and to reach its pages.";
 
 static void parse_fill(const char *value) {
@@ -222,6 +223,7 @@ static void parse(int argc, char **argv) {
         NUMBER("--ops", &options.ops),
         NUMBER("--writes", &options.writes),
         NUMBER("--seed", &options.seed),
+        SWITCH("--shared", &options.shared),
         TEXT("--fill", &fill),
         CHOICE("--order", &options.order, "seq", "random", "zipf", "together"), /* as in the enum above */
         {0},
@@ -235,7 +237,7 @@ int main(int argc, char **argv) {
     parse(argc, argv);
     page_count = options.mib * (1024 * 1024 / PAGE_BYTES);
     page_count_root = fifth_root((double)page_count);
-    buffer = mmap(NULL, page_count * PAGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    buffer = mmap(NULL, page_count * PAGE_BYTES, PROT_READ | PROT_WRITE, (options.shared ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS, -1, 0);
     if (buffer == MAP_FAILED) fail("mmap");
     uint64_t fill_start = now_ns();
     fill_buffer();
