@@ -6,6 +6,7 @@
 
 use crate::cpu_budget::CpuBudget;
 use crate::units::PAGE;
+use pagetide::group::Group;
 use pagetide_sys::keeper::SHOWN_AS;
 use pagetide_sys::procfs::field;
 use std::fs;
@@ -15,16 +16,25 @@ use std::time::Instant;
 const SHARE: u32 = 50;
 
 /// Returns the bytes of each process that still exists: its share of anonymous and shared pages, and its page
-/// tables. The group page is a part of the shares of the processes that map it. Shared memory that a keeper serves
-/// (`served`) is left out: pages of it may be in memory that no process has in its page table.
-pub(crate) fn shares(processes: Vec<u32>, served: bool) -> Vec<(u32, u64)> {
-    let share = |pid| Some((pid, share(pid)?.saturating_sub(if served { served_share(pid) } else { 0 })));
+/// tables. The group page is a part of the shares of the processes that map it. Shared memory that a keeper serves is
+/// the keeper's, which says itself what it holds (`keepers`): pages of it may be in no page table.
+pub(crate) fn shares(processes: Vec<u32>, keepers: &[(u32, u64)]) -> Vec<(u32, u64)> {
+    let share = |pid| match keepers.iter().find(|(keeper, _)| *keeper == pid) {
+        Some(&keeper) => Some(keeper),
+        None if keepers.is_empty() => Some((pid, share(pid)?)),
+        None => Some((pid, share(pid)?.saturating_sub(served_share(pid)))),
+    };
     processes.into_iter().filter_map(share).collect()
 }
 
-/// Returns the sum of shares, plus the pages of the launcher and of a keeper.
-pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64, keeper_pages: u64) -> u64 {
-    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + (launcher_pages + keeper_pages) * PAGE
+/// Returns the keepers of a run's shared memory, with the bytes that they hold.
+pub(crate) fn keepers(group: &Group) -> Vec<(u32, u64)> {
+    group.keepers().map(|slot| (slot.known_as() as u32, slot.kept_pages() * PAGE)).collect()
+}
+
+/// Returns the sum of shares, plus the pages of the launcher.
+pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
+    shares.iter().map(|(_, bytes)| bytes).sum::<u64>() + launcher_pages * PAGE
 }
 
 /// A process's share of shared memory that a keeper serves, in bytes.
@@ -74,14 +84,12 @@ impl Exact {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
-    /// Looks at these processes, unless the budget is spent. `beside` are pages of the launcher, and of a keeper of
-    /// shared memory, which is not among the processes.
-    pub(crate) fn look(&mut self, now: Instant, beside: [u64; 2], processes: impl FnOnce() -> Vec<u32>) {
+    /// Looks at a run, unless the budget is spent: `look` returns the shares of its processes.
+    pub(crate) fn look(&mut self, now: Instant, launcher_pages: u64, look: impl FnOnce() -> Vec<(u32, u64)>) {
         if !self.cpu_budget.lasts(now) {
             return;
         }
-        let [launcher, keeper] = beside;
-        let bytes = self.cpu_budget.spend(|| total(&shares(processes(), keeper > 0), launcher, keeper));
+        let bytes = self.cpu_budget.spend(|| total(&look(), launcher_pages));
         let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
         self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
     }
@@ -116,12 +124,12 @@ mod tests {
         let start = Instant::now();
         let mut exact = Exact::new(start);
         assert_eq!(exact.counted(), None);
-        exact.look(start, [256, 0], || pids.clone());
+        exact.look(start, 256, || shares(pids.clone(), &[]));
         let counted = exact.counted().unwrap();
         // Its cpu_budget is spent sooner or later, and earned again.
-        (0..1000).for_each(|_| exact.look(start, [0, 0], || pids.clone()));
+        (0..1000).for_each(|_| exact.look(start, 0, || shares(pids.clone(), &[])));
         let spent = exact.counted().unwrap().looks;
-        exact.look(start + Duration::from_secs(100), [0, 0], || pids.clone());
+        exact.look(start + Duration::from_secs(100), 0, || shares(pids.clone(), &[]));
         for pid in pids {
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -131,6 +139,12 @@ mod tests {
         assert!((65..90).contains(&mib), "{mib} MiB");
         assert!(spent < 1000, "{spent} looks cost nothing");
         assert_eq!(exact.counted().unwrap().looks, spent + 1);
-        assert_eq!(total(&shares(vec![0], false), 0, 0), 0);
+        assert_eq!(total(&shares(vec![0], &[]), 0), 0);
+    }
+
+    #[test]
+    fn a_keeper_counts_as_it_says_itself() {
+        let own = std::process::id();
+        assert_eq!(shares(vec![own, 0], &[(own, 77)]), [(own, 77)]);
     }
 }

@@ -1,7 +1,7 @@
 //! Peaks of a run, kept from sample to sample.
 
 use crate::accounts::cap::is_passed;
-use crate::accounts::exact::Exact;
+use crate::accounts::exact::{self, Exact};
 use crate::accounts::gathered::Gathered;
 use crate::accounts::most::{Holder, Most};
 use crate::accounts::pages::Pages;
@@ -9,14 +9,6 @@ use crate::processes::tree;
 use crate::units::PAGE;
 use pagetide::group::Group;
 use std::time::Instant;
-
-/// Returns the processes of a run but the keeper of its shared memory, which counts itself.
-pub(crate) fn processes(group: Group, launcher: u32) -> Vec<u32> {
-    let mut processes = tree::descendants(launcher);
-    let keepers: Vec<_> = group.keepers().map(|slot| slot.known_as()).collect();
-    processes.retain(|&pid| !keepers.contains(&pid.into()));
-    processes
-}
 
 /// Peaks of a run.
 #[derive(Debug)]
@@ -61,8 +53,8 @@ impl Peaks {
             self.most.within = self.most.within.max(now.pages.total);
         } else if group.live().nth(1).is_some() {
             // A single process shares nothing.
-            let beside = [group.own_pages().1, group.keeper_pages()];
-            self.exact.look(Instant::now(), beside, || processes(group, launcher));
+            let look = || exact::shares(tree::descendants(launcher), &exact::keepers(&group));
+            self.exact.look(Instant::now(), group.own_pages().1, look);
             self.most.counted = self.exact.counted();
         }
         if now.stored.0 > self.stored

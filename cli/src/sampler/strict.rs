@@ -53,11 +53,8 @@ impl Strict {
             self.pause -= 1;
             return None;
         }
-        let keeper = group.keeper_pages();
-        let keepers: Vec<_> = group.keepers().map(|slot| slot.known_as()).collect();
-        let processes = processes().into_iter().filter(|&pid| !keepers.contains(&pid.into())).collect();
-        let shares = exact::shares(processes, keeper > 0);
-        let bytes = exact::total(&shares, group.own_pages().1, keeper);
+        let shares = exact::shares(processes(), &exact::keepers(group));
+        let bytes = exact::total(&shares, group.own_pages().1);
         if !is_passed(bytes, cap) {
             *self = Self { asked: false, pause: PAUSE };
             return None;
@@ -101,7 +98,7 @@ mod tests {
 
     #[test]
     fn two_exact_looks_with_an_answer_between_them_decide() {
-        let own = exact::total(&exact::shares(vec![std::process::id()], false), 0, 0) / PAGE;
+        let own = exact::total(&exact::shares(vec![std::process::id()], &[]), 0) / PAGE;
         let (_fd, group) = group(own / 2);
         let slot = group.claim(Identity::own()).unwrap();
         slot.listen();
@@ -128,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_upper_bound_never_decides() {
-        let own = exact::total(&exact::shares(vec![std::process::id()], false), 0, 0) / PAGE;
+        let own = exact::total(&exact::shares(vec![std::process::id()], &[]), 0) / PAGE;
         let (_fd, group) = group(own * 2);
         let mut strict = Strict::default();
         for _ in 0..100 {

@@ -10,12 +10,6 @@ use std::time::Duration;
 const UNCHARGED_PART: i64 = 8;
 
 impl Group {
-    /// Returns the pages that the keeper of shared memory has in memory, itself and of what it serves, as it says at one
-    /// moment. Looked at from outside the two would be of different moments, and what leaves just then count twice.
-    pub fn keeper_pages(&self) -> u64 {
-        self.keepers().map(ProcessSlot::kept_pages).sum()
-    }
-
     /// Returns the slots of keepers of shared memory: one, if there is one.
     pub fn keepers(&self) -> impl Iterator<Item = ProcessSlot> + '_ {
         self.live().filter(|slot| slot.get(Field::Keeps) != 0)

@@ -84,7 +84,9 @@ impl ProcessSlot {
         self.set(Field::Listens, 1);
     }
 
-    /// Returns the number of pages that a keeper of shared memory has in memory, as it says itself.
+    /// Returns the number of pages that a keeper of shared memory has in memory, itself and of what it serves, as it says
+    /// at one moment. Looked at from outside the two would be of different moments, and pages that leave just then would
+    /// count twice.
     pub fn kept_pages(self) -> u64 {
         let fields = [Field::Resident, Field::Frames, Field::Pool, Field::Metadata, Field::Unmanaged];
         fields.map(|field| self.get(field)).iter().sum()
