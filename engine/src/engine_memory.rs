@@ -85,7 +85,11 @@ impl EngineMemory {
     /// # Errors
     /// What the kernel says; a range with another kind of mapping in it is EINVAL.
     pub fn register(&self, range: Range<PageIndex>) -> io::Result<()> {
-        either!(self, memory => memory.register(range))
+        match self {
+            Self::Program(memory) => memory.register(range),
+            Self::Objects(memory) if memory.holds(&range) => Ok(()),
+            Self::Objects(_) => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     /// Takes a range out of our care until it is registered anew: for a mapping call that moves it.

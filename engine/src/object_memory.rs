@@ -25,12 +25,9 @@ impl ObjectMemory {
         Self { objects }
     }
 
-    /// Registers the object that a range lies in, with every process that maps it.
-    ///
-    /// # Errors
-    /// What the kernel says of a mapping of a process that lives.
-    pub fn register(&self, range: Range<PageIndex>) -> std::io::Result<()> {
-        Ok(self.objects.register(range)?)
+    /// Returns whether a range is of an object, whose mappings are registered when processes attach them.
+    pub fn holds(&self, range: &Range<PageIndex>) -> bool {
+        self.objects.object_of(range.start).is_some_and(|object| range.end <= object.end)
     }
 
     /// Looks whether a process that maps objects has something open that pins its memory.

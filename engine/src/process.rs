@@ -184,11 +184,6 @@ impl Process {
         std::process::id() == self.generation().pid
     }
 
-    /// Returns the group page.
-    pub fn group(&self) -> Group {
-        self.group
-    }
-
     /// Returns this process's slot.
     pub fn slot(&self) -> ProcessSlot {
         self.generation().slot

@@ -15,7 +15,7 @@ use pagetide::ticket::{self, Ticket};
 use pagetide_page::PageIndex;
 use pagetide_sys::engine_thread;
 use pagetide_sys::keeper::wire::{self, Ask, Message};
-use pagetide_sys::keeper::{Memfd, Objects, are_pages_small};
+use pagetide_sys::keeper::{Objects, are_pages_small};
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -183,9 +183,8 @@ impl Keeper {
                 return Ok([first.0, 0, 0, 0]);
             }
             Ask::Open => {
-                let open = |memfd: &Memfd| rustix::io::fcntl_dupfd_cloexec(memfd.descriptor(), 0);
                 let first = self.claimed(nth, member, a, 1)?.start;
-                *given = Some(self.objects.with_memfd(first, open).ok_or(Errno::NOENT)??);
+                *given = Some(self.objects.descriptor(first)?);
             }
             Ask::Attach => {
                 let end = a.checked_add(b).ok_or(Errno::INVAL)?;
@@ -257,8 +256,7 @@ impl Keeper {
             return Err(Errno::NOMEM);
         }
         let first = self.objects.create(pages)?;
-        let dup = |memfd: &Memfd| rustix::io::fcntl_dupfd_cloexec(memfd.descriptor(), 0);
-        let memfd = self.objects.with_memfd(first, dup).ok_or(Errno::NOENT)??;
+        let memfd = self.objects.descriptor(first)?;
         let range = first..first.plus(pages);
         let entered = self.process.enter();
         entered.mapped(range.clone(), Attributes::new(Access::Write, Charging::ByMapping));

@@ -63,8 +63,6 @@ struct Layout {
 #[derive(Debug)]
 struct Object {
     memfd: Memfd,
-    /// Whether its mappings are registered.
-    registered: bool,
     /// The process that faulted last.
     last: AtomicU32,
 }
@@ -207,14 +205,16 @@ impl Objects {
     /// # Errors
     /// Its userfaultfd cannot be waited for.
     pub fn join(&self, uffd: Uffd, pid: u32, pins: Pins) -> Result<u32, Errno> {
+        // It may have inherited what pins, through exec, and nothing of it may leave before the next look.
+        let pinned = AtomicBool::new(crate::procfs::may_pin(pid));
         let mut layout = self.change();
         let number = layout.joined;
         layout.joined += 1;
         let data = epoll::EventData::new_u64(number.into());
         epoll::add(&self.epoll, uffd.descriptor(), data, epoll::EventFlags::IN)?;
-        // It may have inherited what pins, through exec, and nothing of it may leave before the next look.
-        let (mappings, pinned) = (BTreeMap::new(), AtomicBool::new(crate::procfs::may_pin(pid)));
-        layout.members.insert(number, Member { uffd, pid, pins, pinned, mappings, gone: false });
+        layout
+            .members
+            .insert(number, Member { uffd, pid, pins, pinned, mappings: BTreeMap::new(), gone: false });
         Ok(number)
     }
 
@@ -234,16 +234,19 @@ impl Objects {
             let taking = lock(&self.taking);
             taking.is_empty() && member.uffd.write_protect(start, PAGE_SIZE, false) == Err(Errno::SRCH)
         };
-        let dead: Vec<u32> = {
+        let (left, dead) = {
             let layout = self.layout();
-            let left = layout.members.iter().filter(|(_, member)| member.gone);
-            left.filter(|(_, member)| is_dead(member)).map(|(&number, _)| number).collect()
+            let left = || layout.members.iter().filter(|(_, member)| member.gone);
+            let dead: Vec<u32> =
+                left().filter(|(_, member)| is_dead(member)).map(|(&number, _)| number).collect();
+            (left().count(), dead)
         };
-        let mut layout = self.change();
-        for number in dead {
-            layout.members.remove(&number);
+        // Whoever changes the layout waits for take-outs: only where there is something to change.
+        if !dead.is_empty() {
+            let mut layout = self.change();
+            dead.iter().for_each(|number| _ = layout.members.remove(number));
         }
-        layout.members.values().filter(|member| member.gone).count()
+        left - dead.len()
     }
 
     /// Makes a new object. Returns its first page.
@@ -265,16 +268,21 @@ impl Objects {
         if first.0 + room(pages) > END.0 {
             return Err(Errno::NOMEM);
         }
-        layout.objects.insert(first, Object { memfd, registered: false, last: AtomicU32::new(u32::MAX) });
+        layout.objects.insert(first, Object { memfd, last: AtomicU32::new(u32::MAX) });
         Ok(first)
     }
 
-    /// Calls `with` with the memfd of an object. `None` if there is none.
-    pub fn with_memfd<T>(&self, first: PageIndex, with: impl FnOnce(&Memfd) -> T) -> Option<T> {
-        self.layout().objects.get(&first).map(|object| with(&object.memfd))
+    /// Returns a descriptor of the object that begins with that page, to be passed on.
+    ///
+    /// # Errors
+    /// NOENT if there is no such object; no descriptor is left.
+    pub fn descriptor(&self, first: PageIndex) -> Result<OwnedFd, Errno> {
+        let layout = self.layout();
+        let object = layout.objects.get(&first).ok_or(Errno::NOENT)?;
+        rustix::io::fcntl_dupfd_cloexec(object.memfd.descriptor(), 0)
     }
 
-    /// Notes that a process has mapped a part of an object, and serves it from now on.
+    /// Registers what a process has mapped of an object, whose missing pages are faults from now on.
     ///
     /// # Errors
     /// INVAL if there is no such object or process, or it is not as long as that; what registering says.
@@ -287,10 +295,8 @@ impl Objects {
             return Err(Errno::INVAL);
         }
         let member = layout.members.get_mut(&member).ok_or(Errno::INVAL)?;
-        if object.registered {
-            // SAFETY: the descriptor is another process's, which says that it maps the object there and waits.
-            unsafe { member.uffd.register_shared(addresses.start, addresses.end - addresses.start)? };
-        }
+        // SAFETY: the descriptor is another process's, which says that it maps the object there and waits.
+        unsafe { member.uffd.register_shared(addresses.start, addresses.end - addresses.start)? };
         member.remove(&addresses);
         member.mappings.insert(addresses.start, Mapping { end: addresses.end, to: page });
         Ok(())
@@ -327,27 +333,6 @@ impl Objects {
     /// Gives an object up that nobody maps.
     pub fn remove(&self, first: PageIndex) {
         self.change().objects.remove(&first);
-    }
-
-    /// Registers all mappings of the object that `range` lies in: its missing pages are faults from now on.
-    ///
-    /// # Errors
-    /// INVAL if there is no such object; what the kernel says of a mapping of a process that lives.
-    pub fn register(&self, range: Range<PageIndex>) -> Result<(), Errno> {
-        let mut layout = self.change();
-        let layout = &mut *layout;
-        let (_, object) = layout.objects.range_mut(..=range.start).next_back().ok_or(Errno::INVAL)?;
-        for member in layout.members.values() {
-            for (address, length) in member.parts(&range) {
-                // SAFETY: as in `attach`.
-                match unsafe { member.uffd.register_shared(address, length) } {
-                    Err(Errno::SRCH | Errno::NOMEM) if member.gone => {}
-                    other => other?,
-                }
-            }
-        }
-        object.registered = true;
-        Ok(())
     }
 
     /// Waits for a fault. Its address is that of the page in the keeper's numbers. `None` if there was none to answer.
