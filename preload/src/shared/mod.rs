@@ -43,6 +43,11 @@ fn state() -> Option<&'static State> {
     unsafe { STATE.load(Acquire).as_ref() }
 }
 
+/// The state, if there is shared memory.
+fn active() -> Option<&'static State> {
+    state().filter(|state| state.any.load(Relaxed))
+}
+
 fn state_or_new() -> &'static State {
     if let Some(state) = state() {
         return state;
@@ -58,6 +63,11 @@ impl State {
         self.agent.get_or_init(|| Agent::start(process.slot(), || self.close())).as_ref()
     }
 
+    /// The agent, if it was started.
+    fn running(&self) -> Option<&Agent> {
+        self.agent.get()?.as_ref()
+    }
+
     /// Takes all access away: nobody serves these pages any more.
     fn close(&self) {
         for (range, _) in lock(&self.pieces).iter() {
@@ -68,7 +78,7 @@ impl State {
 
 /// Whether a part of `range` is served shared memory.
 pub(crate) fn touches(process: &Process, range: &Range<PageIndex>) -> bool {
-    let Some(state) = state().filter(|state| state.any.load(Relaxed)) else { return false };
+    let Some(state) = active() else { return false };
     // No fork may come meanwhile: the lock would stay held in the child.
     let _entered = process.enter();
     lock(&state.pieces).parts(range).next().is_some()
@@ -129,8 +139,8 @@ pub(crate) fn unmapping(
     range: &Range<PageIndex>,
     call: impl FnOnce() -> Result<usize, c_int>,
 ) -> Result<usize, c_int> {
-    let Some(state) = state().filter(|state| state.any.load(Relaxed)) else { return call() };
-    let Some(Some(agent)) = state.agent.get() else { return call() };
+    let Some(state) = active() else { return call() };
+    let Some(agent) = state.running() else { return call() };
     let mut list = lock(&state.pieces);
     if list.parts(range).next().is_none() {
         drop(list);
@@ -168,7 +178,7 @@ pub(crate) fn giving_up(
     range: &Range<PageIndex>,
     call: impl FnOnce() -> Result<usize, c_int>,
 ) -> Result<usize, c_int> {
-    let Some(state) = state().filter(|state| state.any.load(Relaxed)) else { return call() };
+    let Some(state) = active() else { return call() };
     let mut list = lock(&state.pieces);
     if list.parts(range).next().is_none() {
         drop(list);
@@ -176,29 +186,21 @@ pub(crate) fn giving_up(
     }
     let result = call()?;
     for (part, _) in list.remove(range) {
-        state.detach(&part);
+        state.running().into_iter().for_each(|agent| agent.detach(&part));
     }
     Ok(result)
 }
 
-impl State {
-    fn detach(&self, range: &Range<PageIndex>) {
-        if let Some(Some(agent)) = self.agent.get() {
-            agent.detach(range);
-        }
-    }
-}
-
 /// Notes what the program may do with a range from now on.
 pub(crate) fn protected(range: &Range<PageIndex>, protection: c_int) {
-    if let Some(state) = state().filter(|state| state.any.load(Relaxed)) {
+    if let Some(state) = active() {
         lock(&state.pieces).change(range, |piece| piece.protection = protection);
     }
 }
 
 /// Takes advice for a range with shared memory in it. `None` if the advice is the kernel's to take.
 pub(crate) fn take_advice(range: &Range<PageIndex>, advice: c_int) -> Option<Result<usize, c_int>> {
-    let state = state().filter(|state| state.any.load(Relaxed))?;
+    let state = active()?;
     let mut list = lock(&state.pieces);
     let parts: Vec<_> = list.parts(range).collect();
     if parts.is_empty() {
@@ -220,9 +222,8 @@ pub(crate) fn take_advice(range: &Range<PageIndex>, advice: c_int) -> Option<Res
         }
         libc::MADV_HUGEPAGE => Some(Ok(0)),
         libc::MADV_REMOVE => {
-            let agent = state.agent.get()?.as_ref()?;
-            let whole = parts.iter().map(|(part, _)| part.end.0 - part.start.0).sum::<u64>();
-            if whole < range.end.0 - range.start.0 {
+            let agent = state.running()?;
+            if !cover(&parts, range) {
                 return Some(Err(libc::EINVAL));
             }
             for (part, piece) in parts {
@@ -234,10 +235,15 @@ pub(crate) fn take_advice(range: &Range<PageIndex>, advice: c_int) -> Option<Res
     }
 }
 
+/// Whether parts of a range, none of which overlap, are all of it.
+fn cover(parts: &[(Range<PageIndex>, Piece)], range: &Range<PageIndex>) -> bool {
+    parts.iter().map(|(part, _)| part.end.0 - part.start.0).sum::<u64>() == range.end.0 - range.start.0
+}
+
 /// What is shared memory of `range` stays in memory from now on.
 pub(crate) fn hold(range: &Range<PageIndex>) {
-    let Some(state) = state().filter(|state| state.any.load(Relaxed)) else { return };
-    let Some(Some(agent)) = state.agent.get() else { return };
+    let Some(state) = active() else { return };
+    let Some(agent) = state.running() else { return };
     for (part, piece) in lock(&state.pieces).parts(range) {
         agent.hold(piece.page, part.end.0 - part.start.0);
     }
@@ -257,7 +263,7 @@ pub(crate) fn remap(
     flags: c_int,
     target: usize,
 ) -> Option<(Result<usize, c_int>, i64)> {
-    let state = state().filter(|state| state.any.load(Relaxed))?;
+    let state = active()?;
     let looked_at = pages(old, old_length.max(1))?;
     let mut list = lock(&state.pieces);
     let mut parts = list.parts(&looked_at);
@@ -269,7 +275,7 @@ pub(crate) fn remap(
         return Some((Err(if new_pages == 0 { libc::EINVAL } else { libc::EFAULT }), 0));
     }
     drop(parts);
-    let agent = state.agent.get()?.as_ref()?;
+    let agent = state.running()?;
     let fixed = flags & libc::MREMAP_FIXED != 0;
     let keeps_old = old_length == 0 || flags & agent::MREMAP_DONTUNMAP != 0;
     if fixed && (flags & libc::MREMAP_MAYMOVE == 0 || !target.is_multiple_of(PAGE_SIZE)) {
@@ -321,14 +327,13 @@ pub(crate) fn rearrange(
     from: u64,
     protection: c_int,
 ) -> Option<Result<usize, c_int>> {
-    let state = state().filter(|state| state.any.load(Relaxed))?;
+    let state = active()?;
     let mut list = lock(&state.pieces);
     let parts: Vec<_> = list.parts(range).collect();
     let (_, first) = parts.first()?;
-    let agent = state.agent.get()?.as_ref()?;
-    let whole =
-        parts.iter().map(|(part, _)| part.end.0 - part.start.0).sum::<u64>() == range.end.0 - range.start.0;
-    if protection != 0 || !whole || parts.iter().any(|(_, piece)| piece.object != first.object) {
+    let agent = state.running()?;
+    if protection != 0 || !cover(&parts, range) || parts.iter().any(|(_, piece)| piece.object != first.object)
+    {
         return Some(Err(libc::EINVAL));
     }
     let piece = Piece { page: first.object.plus(from), ..*first };
@@ -350,8 +355,8 @@ fn let_go(agent: &Agent, list: &mut Pieces, range: &Range<PageIndex>) -> Result<
 
 /// Before a fork, in the parent: what is mapped is kept for the child.
 pub(crate) fn before_fork(process: &Process) {
-    let Some(state) = state().filter(|state| state.any.load(Relaxed)) else { return };
-    if let (Some(Some(agent)), Some(slot)) = (state.agent.get(), process.forking_slot()) {
+    let Some(state) = active() else { return };
+    if let (Some(agent), Some(slot)) = (state.running(), process.forking_slot()) {
         agent.fork(slot);
     }
 }
