@@ -22,7 +22,11 @@ pub(crate) fn shares(processes: Vec<u32>, keepers: &[(u32, u64)]) -> Vec<(u32, u
     let share = |pid| match keepers.iter().find(|(keeper, _)| *keeper == pid) {
         Some(&keeper) => Some(keeper),
         None if keepers.is_empty() => Some((pid, share(pid)?)),
-        None => Some((pid, share(pid)?.saturating_sub(served_share(pid)))),
+        None => {
+            // In this order: of a process that ends meanwhile nothing is counted.
+            let served = served_share(pid);
+            Some((pid, share(pid)?.saturating_sub(served)))
+        }
     };
     processes.into_iter().filter_map(share).collect()
 }
