@@ -5,6 +5,7 @@
 //! hole of the memfd. The kernel would fill a hole with zeroes, for everybody, when a process touched it that nobody
 //! serves: so a mapping is registered before it can be touched, and no mapping is inherited by fork.
 
+mod member;
 mod memfd;
 mod objects;
 pub mod wire;
