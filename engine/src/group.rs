@@ -7,7 +7,8 @@
 //! ```text
 //! ┌────────┬────────────────┬──────────────────────────┬─────────────────┬──────────────────────────┐
 //! │ header │ totals of dead │ slots, one a process     │ block counts    │ held blocks, a bitmap a  │
-//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot; then boards        │
+//! │        │ processes      │ (header counters latency)│ (a byte a block)│ slot; boards; files that │
+//! │        │                │                          │                 │ the keeper serves        │
 //! └────────┴────────────────┴──────────────────────────┴─────────────────┴──────────────────────────┘
 //! ```
 //!
@@ -25,6 +26,7 @@ mod inquiry;
 mod layout;
 mod ledger;
 mod lives;
+mod served_files;
 mod setup;
 mod slot;
 mod swapoff;

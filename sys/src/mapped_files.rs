@@ -16,6 +16,14 @@ pub struct FileId {
     pub inode: u64,
 }
 
+impl FileId {
+    /// The file that the kernel tells of.
+    pub fn of(stat: &rustix::fs::Stat) -> Self {
+        let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
+        Self { device, inode: stat.st_ino }
+    }
+}
+
 /// A mapping of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct FileMapping {
@@ -45,7 +53,7 @@ pub fn of_process(pid: u32) -> std::io::Result<Vec<FileMapping>> {
 }
 
 /// A line of `/proc/PID/maps`, if it is of a file: addresses, access, offset, device, inode, name.
-fn mapping(line: &[u8]) -> Option<FileMapping> {
+pub fn mapping(line: &[u8]) -> Option<FileMapping> {
     let mut rest = line;
     let mut word = || {
         let start = rest.iter().position(|&byte| byte != b' ')?;

@@ -7,7 +7,7 @@
 use crate::cpu_budget::CpuBudget;
 use crate::units::PAGE;
 use pagetide::group::Group;
-use pagetide_sys::keeper::SHOWN_AS;
+use pagetide_sys::mapped_files;
 use pagetide_sys::procfs::field;
 use std::fs;
 use std::time::Instant;
@@ -17,23 +17,19 @@ const SHARE: u32 = 50;
 
 /// Returns the bytes of each process that still exists: its share of anonymous and shared pages, and its page
 /// tables. The group page is a part of the shares of the processes that map it. Shared memory that a keeper serves is
-/// the keeper's, which says itself what it holds (`keepers`): pages of it may be in no page table.
-pub(crate) fn shares(processes: Vec<u32>, keepers: &[(u32, u64)]) -> Vec<(u32, u64)> {
+/// the keeper's, which says itself in `group` what it holds: pages of it may be in no page table.
+pub(crate) fn shares(processes: Vec<u32>, group: Option<&Group>) -> Vec<(u32, u64)> {
+    let keepers = group.into_iter().flat_map(Group::keepers);
+    let keepers: Vec<_> = keepers.map(|slot| (slot.known_as() as u32, slot.kept_pages() * PAGE)).collect();
     let share = |pid| match keepers.iter().find(|(keeper, _)| *keeper == pid) {
         Some(&keeper) => Some(keeper),
-        None if keepers.is_empty() => Some((pid, share(pid)?)),
         None => {
             // In this order: of a process that ends meanwhile nothing is counted.
-            let served = served_share(pid);
+            let served = group.filter(|_| !keepers.is_empty()).map_or(0, |group| served_share(pid, group));
             Some((pid, share(pid)?.saturating_sub(served)))
         }
     };
     processes.into_iter().filter_map(share).collect()
-}
-
-/// Returns the keepers of a run's shared memory, with the bytes that they hold.
-pub(crate) fn keepers(group: &Group) -> Vec<(u32, u64)> {
-    group.keepers().map(|slot| (slot.known_as() as u32, slot.kept_pages() * PAGE)).collect()
 }
 
 /// Returns the sum of shares, plus the pages of the launcher.
@@ -42,7 +38,7 @@ pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
 }
 
 /// A process's share of shared memory that a keeper serves, in bytes.
-fn served_share(pid: u32) -> u64 {
+fn served_share(pid: u32, group: &Group) -> u64 {
     let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps")) else { return 0 };
     let mut is_served = false;
     let mut kib = 0;
@@ -52,7 +48,9 @@ fn served_share(pid: u32) -> u64 {
             Some(("Pss", rest)) if is_served => {
                 kib += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
             }
-            Some((name, _)) if name.contains('-') => is_served = line.contains(SHOWN_AS),
+            Some((name, _)) if name.contains('-') => {
+                is_served = mapped_files::mapping(line.as_bytes()).is_some_and(|mapping| group.keeps(&mapping));
+            }
             _ => {}
         }
     }

@@ -1,14 +1,16 @@
 //! The launcher's side of the keeper: it starts when the first process asks for it.
 
 use pagetide_sys::keeper::wire::{self, Ask, Message};
+use pagetide_sys::lock;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use rustix::process::Pid;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 /// The word after which this program is a keeper. It is not among the commands, for it is not for users.
 pub(crate) const COMMAND: &str = "keeper";
@@ -18,15 +20,43 @@ pub(crate) const COMMAND: &str = "keeper";
 pub(crate) struct KeeperLink {
     /// The variables by which it finds the run; without any there is no keeper.
     environment: Vec<(String, OsString)>,
-    /// The socket on which it is told who comes, once it was started.
-    control: Option<OwnedFd>,
+    handle: KeeperHandle,
+}
+
+/// What the launcher knows of the keeper.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct KeeperHandle {
+    state: Arc<Mutex<State>>,
     pid: Arc<AtomicU32>,
+}
+
+#[derive(Debug, Default)]
+enum State {
+    #[default]
+    NotStarted,
+    /// With the socket on which it is told who comes.
+    Started(OwnedFd),
+    /// The run is over: there is no keeper any more, or it ends.
+    Over,
+}
+
+impl KeeperHandle {
+    /// Whether it was started, and has this pid.
+    pub(crate) fn is(&self, pid: u32) -> bool {
+        pid != 0 && self.pid.load(Relaxed) == pid
+    }
+
+    /// Lets the keeper end as soon as nobody needs it. Returns its pid, if there is one.
+    pub(crate) fn let_go(&self) -> Option<Pid> {
+        *lock(&self.state) = State::Over;
+        Pid::from_raw(self.pid.load(Relaxed) as i32)
+    }
 }
 
 impl KeeperLink {
     /// A link to the keeper of the run that these variables name. It does not run yet.
     pub(crate) fn new(environment: Vec<(String, OsString)>) -> Self {
-        Self { environment, control: None, pid: Arc::default() }
+        Self { environment, handle: KeeperHandle::default() }
     }
 
     /// A link for a run in which shared memory stays where it is.
@@ -34,25 +64,24 @@ impl KeeperLink {
         Self::new(Vec::new())
     }
 
-    /// Returns where its pid will be; 0 until it was started.
-    pub(crate) fn pid(&self) -> Arc<AtomicU32> {
-        Arc::clone(&self.pid)
+    /// Returns a handle on the keeper.
+    pub(crate) fn handle(&self) -> KeeperHandle {
+        self.handle.clone()
     }
 
     /// Returns a connection to the keeper for the process `pid`.
-    pub(crate) fn connect(&mut self, pid: u32) -> Result<OwnedFd, Errno> {
+    pub(crate) fn connect(&self, pid: u32) -> Result<OwnedFd, Errno> {
         if self.environment.is_empty() {
             return Err(Errno::NOENT);
         }
         let (theirs, keepers) = pair()?;
-        let control = match &self.control {
-            Some(control) => control,
-            None => {
-                let (ours, control) = pair()?;
-                self.start(control)?;
-                self.control.insert(ours)
-            }
-        };
+        let mut state = lock(&self.handle.state);
+        if matches!(*state, State::NotStarted) {
+            let (ours, control) = pair()?;
+            self.start(control)?;
+            *state = State::Started(ours);
+        }
+        let State::Started(control) = &*state else { return Err(Errno::NOENT) };
         wire::send(control, &Message::ask(Ask::Admit, [pid.into(), 0, 0, 0]), Some(keepers.as_fd()))?;
         Ok(theirs)
     }
@@ -64,7 +93,7 @@ impl KeeperLink {
         // Of a group of its own: what stops the program at a terminal must not stop who answers its faults.
         command.stdin(control).process_group(0);
         let child = command.spawn().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
-        self.pid.store(child.id(), Relaxed);
+        self.handle.pid.store(child.id(), Relaxed);
         Ok(())
     }
 }

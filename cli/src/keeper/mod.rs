@@ -4,18 +4,18 @@
 //! The launcher starts it when the first process makes an object. It ends when the launcher and all processes that map
 //! objects have gone.
 
+mod files;
 pub(crate) mod link;
 
 use crate::failure::{Failure, OURS};
 use pagetide::group::{ENVIRONMENT, Field, Group, SLOTS};
 use pagetide::process::Process;
-use pagetide::regions::{Access, Attributes, Charging};
 use pagetide::runtime::MemorySource;
 use pagetide::ticket::{self, Ticket};
 use pagetide_page::PageIndex;
 use pagetide_sys::engine_thread;
 use pagetide_sys::keeper::wire::{self, Ask, Message};
-use pagetide_sys::keeper::{Objects, are_pages_small};
+use pagetide_sys::keeper::{Breaks, Objects, are_pages_small};
 use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -30,6 +30,8 @@ use std::sync::Arc;
 
 /// Nanoseconds between looks at processes that have closed their connection and may still run.
 const LOOK: i64 = 10_000_000;
+/// Seconds between looks for descriptors of files that nobody maps.
+const LOOK_FOR_DESCRIPTORS: i64 = 1;
 
 /// A process that is connected.
 struct Client {
@@ -63,6 +65,10 @@ struct Keeper {
     heirs: Heirs,
     /// Whether objects may be made: their pages must be able to leave one by one.
     makes: bool,
+    /// Where it is told that somebody opens a file that is an object.
+    breaks: Breaks,
+    /// Whether there is a file that nobody maps, and who still has it is to be looked for.
+    looks: bool,
 }
 
 /// Keeps the shared memory of the run that the environment names, for the processes that the launcher sends over
@@ -75,6 +81,7 @@ pub(crate) fn keep() -> Result<u8, Failure> {
     let ticket = ticket.ok_or_else(|| failed("no run is named"))?;
     let group = Group::join(&path, &ticket).map_err(|error| failed(&error.to_string()))?;
     let _ = rustix::thread::set_name(c"pagetide-keeper");
+    let breaks = Breaks::watch().map_err(|error| failed(&error.to_string()))?;
     engine_thread::make_by(|name, run| std::thread::Builder::new().name(name.into()).spawn(run).map(drop));
     let objects = Arc::new(Objects::new().map_err(|error| failed(&error.to_string()))?);
     let source = MemorySource::Objects(Arc::clone(&objects));
@@ -85,7 +92,8 @@ pub(crate) fn keep() -> Result<u8, Failure> {
     if !makes {
         pagetide_sys::log!(Info, "shared memory has huge pages here: it stays in memory");
     }
-    let keeper = Keeper { process, group, objects, clients: Vec::new(), heirs: HashMap::new(), makes };
+    let (clients, heirs, looks) = (Vec::new(), HashMap::new(), false);
+    let keeper = Keeper { process, group, objects, clients, heirs, makes, breaks, looks };
     keeper.serve(std::io::stdin().as_fd());
     Ok(0)
 }
@@ -98,19 +106,28 @@ impl Keeper {
             let ready: Vec<bool> = {
                 let sockets = self.clients.iter().map(|client| client.socket.as_fd());
                 let control = has_launcher.then_some(control);
-                let mut polled: Vec<_> = control
+                let mut polled: Vec<_> = [self.breaks.as_fd()]
                     .into_iter()
+                    .chain(control)
                     .chain(sockets)
                     .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
                     .collect();
-                let look = Timespec { tv_sec: 0, tv_nsec: LOOK };
-                let waits = (leaving > 0 || !self.heirs.is_empty()).then_some(&look);
+                let soon = Timespec { tv_sec: 0, tv_nsec: LOOK };
+                let later = Timespec { tv_sec: LOOK_FOR_DESCRIPTORS, tv_nsec: 0 };
+                let waits = match (leaving > 0 || !self.heirs.is_empty(), self.looks) {
+                    (true, _) => Some(&soon),
+                    (false, true) => Some(&later),
+                    (false, false) => None,
+                };
                 if poll(&mut polled, waits).is_err() {
                     continue;
                 }
                 polled.iter().map(|polled| !polled.revents().is_empty()).collect()
             };
-            let (called, spoke) = ready.split_at(usize::from(has_launcher));
+            if ready[0] {
+                self.end_leases();
+            }
+            let (called, spoke) = ready[1..].split_at(usize::from(has_launcher));
             let mut left = Vec::new();
             for nth in (0..spoke.len()).filter(|&nth| spoke[nth]) {
                 if !self.hears(nth) {
@@ -127,6 +144,7 @@ impl Keeper {
             leaving = self.objects.bury();
             self.sweep();
             if !has_launcher && self.clients.is_empty() && leaving == 0 {
+                self.leave_behind();
                 return;
             }
         }
@@ -204,6 +222,9 @@ impl Keeper {
                 }
             }
             Ask::Settle => self.clients[nth].kept.clear(),
+            Ask::Adopt => return self.adopt(nth, descriptor.ok_or(Errno::BADMSG)?),
+            Ask::Find => return self.find(nth, &descriptor.ok_or(Errno::BADMSG)?),
+            Ask::Retire => self.retire_by_number(self.claimed(nth, member, a, 1)?.start),
             Ask::Join | Ask::Admit => return Err(Errno::BADMSG),
         }
         Ok([0; 4])
@@ -257,11 +278,7 @@ impl Keeper {
         }
         let first = self.objects.create(pages)?;
         let memfd = self.objects.descriptor(first)?;
-        let range = first..first.plus(pages);
-        let entered = self.process.enter();
-        entered.mapped(range.clone(), Attributes::new(Access::Write, Charging::ByMapping));
-        if !entered.manages(range) {
-            drop(entered);
+        if !self.serve_pages(first..first.plus(pages)) {
             self.objects.remove(first);
             return Err(Errno::NOMEM);
         }
@@ -288,9 +305,18 @@ impl Keeper {
             self.clients.iter().any(|client| client.kept.contains(&first))
                 || self.heirs.values().any(|heir| heir.objects.contains(&first))
         };
+        let adopted = self.objects.adopted();
+        self.looks = false;
         for range in self.objects.unmapped() {
             if kept(range.start) {
                 continue;
+            }
+            if let Some(file) = files::adopted_at(&adopted, range.start) {
+                if !file.retired && self.is_open(file) {
+                    self.looks = true;
+                    continue;
+                }
+                self.forget(file);
             }
             let (_, released) = self.process.enter().unmapping(range.clone(), || Ok(()));
             self.process.uncharge(released);

@@ -4,7 +4,7 @@ use crate::accounts::gathered::{ended, latencies};
 use crate::disk::growth::{News, Use};
 use crate::disk::swapfile::SwapFile;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
-use crate::keeper::link::KeeperLink;
+use crate::keeper::link::{KeeperHandle, KeeperLink};
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::processes::os::{self, Received, Signals};
 use crate::processes::tree;
@@ -24,8 +24,6 @@ use pagetide_sys::procfs::{Identity, Stat};
 use pagetide_sys::task::say;
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 /// Between SIGTERM and SIGKILL.
@@ -51,8 +49,7 @@ pub(crate) struct Launcher<'a> {
     oom: OomWatch,
     /// The directory of the socket of the descriptor server.
     _socket: Option<SocketDirectory>,
-    /// The pid of the keeper of shared memory; 0 as long as there is none.
-    keeper: Arc<AtomicU32>,
+    keeper: KeeperHandle,
     /// Whether it has ended.
     lost_keeper: bool,
 }
@@ -100,7 +97,7 @@ impl<'a> Launcher<'a> {
             oom: OomWatch::new(),
             resources,
             _socket: None,
-            keeper: keeper.pid(),
+            keeper: keeper.handle(),
             lost_keeper: false,
         };
         // After signals are blocked: the thread of the server inherits the mask.
@@ -148,7 +145,7 @@ impl<'a> Launcher<'a> {
         while let Ok(Some((pid, change))) = rustix::process::wait(WaitOptions::NOHANG | WaitOptions::UNTRACED)
         {
             let pid = pid.as_raw_nonzero().get() as u32;
-            if pid == self.keeper.load(Relaxed) && !change.stopped() {
+            if self.keeper.is(pid) && !change.stopped() {
                 self.lost_keeper = true;
                 say("the keeper of the run's shared memory has ended: processes that map such memory end");
             }
@@ -272,7 +269,7 @@ impl<'a> Launcher<'a> {
             Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
             Ending::KilledByStrict(deadline) => (deadline, BY_SIGKILL),
         };
-        if self.sampler.processes().iter().all(|&pid| pid == self.keeper.load(Relaxed)) {
+        if self.sampler.processes().iter().all(|&pid| self.keeper.is(pid)) {
             return Some(status);
         }
         if Instant::now() < deadline {
@@ -287,7 +284,8 @@ impl<'a> Launcher<'a> {
     }
 
     fn send_all(&self, signal: i32) {
-        for pid in self.sampler.processes() {
+        // The keeper has files to bring back when the others have ended.
+        for pid in self.sampler.processes().into_iter().filter(|&pid| !self.keeper.is(pid)) {
             // A stopped process could not act on it.
             os::send_to_descendant(pid, &[signal, libc::SIGCONT]);
         }
@@ -310,7 +308,16 @@ impl<'a> Launcher<'a> {
                 self.verbosity().tell(&text);
             }
         }
+        self.let_keeper_go();
         status
+    }
+
+    /// Waits for the keeper to bring back what the run leaves behind in files, unless processes go on that map it.
+    fn let_keeper_go(&self) {
+        let Some(keeper) = self.keeper.let_go().filter(|_| !self.lost_keeper) else { return };
+        if self.sampler.processes().iter().all(|&pid| self.keeper.is(pid)) {
+            let _ = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(keeper), WaitOptions::empty()));
+        }
     }
 
     fn report(&mut self, exit_status: Option<u8>) -> Report {

@@ -83,7 +83,7 @@ impl Sampler {
             inexact: INEXACT_PAGES * task::processors().len().min(INEXACT_PROCESSORS) as i64,
             watches: HashMap::new(),
             unmanaged: Unmanaged::new(),
-            shared: SharedMemory::new(group_fd),
+            shared: SharedMemory::new(group_fd, Some(group)),
             peaks: Peaks::new(Instant::now()),
             command: 0,
             answered: false,

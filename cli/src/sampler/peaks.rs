@@ -53,7 +53,7 @@ impl Peaks {
             self.most.within = self.most.within.max(now.pages.total);
         } else if group.live().nth(1).is_some() {
             // A single process shares nothing.
-            let look = || exact::shares(tree::descendants(launcher), &exact::keepers(&group));
+            let look = || exact::shares(tree::descendants(launcher), Some(&group));
             self.exact.look(Instant::now(), group.own_pages().1, look);
             self.most.counted = self.exact.counted();
         }

@@ -18,7 +18,7 @@
 
 use crate::cpu_budget::CpuBudget;
 use crate::units::PAGE;
-use pagetide_sys::keeper;
+use pagetide::group::Group;
 use pagetide_sys::mapped_files::{self, FileId, FileMapping};
 use pagetide_sys::procfs;
 use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, statx};
@@ -45,6 +45,8 @@ pub(crate) struct SharedMemory {
     /// The group page, which is counted elsewhere, and the time when it was made: before anything of the run.
     own: FileId,
     made: Option<(i64, u32)>,
+    /// The run, whose keeper counts what it serves.
+    group: Option<Group>,
     /// Devices, and whether their files are shared memory.
     devices: HashMap<(u32, u32), bool>,
     processes: HashMap<u32, Mapper>,
@@ -62,11 +64,6 @@ type Key = (FileId, bool);
 
 fn key(mapping: &FileMapping) -> Key {
     (mapping.file, mapping.name.as_os_str().as_encoded_bytes().starts_with(b"/SYSV"))
-}
-
-/// Returns whether a mapping is of an object that the keeper of the run serves.
-fn is_served(mapping: &FileMapping) -> bool {
-    mapping.name.as_os_str().as_encoded_bytes().starts_with(keeper::SHOWN_AS.as_bytes())
 }
 
 /// A process that maps shared memory.
@@ -128,7 +125,7 @@ impl Mapper {
 
 impl SharedMemory {
     /// Returns the state for a run whose group page is the file `group_page`.
-    pub(crate) fn new(group_page: impl AsFd) -> Self {
+    pub(crate) fn new(group_page: impl AsFd, group: Option<Group>) -> Self {
         let stat =
             statx(group_page, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS | StatxFlags::BTIME).ok();
         let own = stat.as_ref().map_or(FileId { device: (0, 0), inode: 0 }, id);
@@ -136,6 +133,7 @@ impl SharedMemory {
         Self {
             own,
             made: stat.as_ref().and_then(made),
+            group,
             // Unnamed objects lie on one device, memfds included.
             devices: HashMap::from([(own.device, true)]),
             processes: HashMap::new(),
@@ -226,7 +224,8 @@ impl SharedMemory {
         for (key, mappings) in mapped {
             let object = self.objects.entry(key).or_default();
             // The keeper counts what it serves.
-            let served = mappings.iter().all(|(_, mapping)| is_served(mapping));
+            let keeps = |mapping| self.group.is_some_and(|group| group.keeps(mapping));
+            let served = mappings.iter().all(|(_, mapping)| keeps(mapping));
             let mappings = if served { Vec::new() } else { mappings };
             object.mapped = union(mappings.iter().map(|(_, mapping)| mapping.pages.clone()).collect());
             let mut of_each: HashMap<u32, u64> = HashMap::new();
@@ -336,7 +335,7 @@ mod tests {
 
     fn shared_memory() -> (OwnedFd, SharedMemory) {
         let (fd, _) = pagetide_sys::shared::Shared::create("test", PAGE as usize).unwrap();
-        let shared = SharedMemory::new(&fd);
+        let shared = SharedMemory::new(&fd, None);
         (fd, shared)
     }
 

@@ -53,7 +53,7 @@ impl Strict {
             self.pause -= 1;
             return None;
         }
-        let shares = exact::shares(processes(), &exact::keepers(group));
+        let shares = exact::shares(processes(), Some(group));
         let bytes = exact::total(&shares, group.own_pages().1);
         if !is_passed(bytes, cap) {
             *self = Self { asked: false, pause: PAUSE };
@@ -98,7 +98,7 @@ mod tests {
 
     #[test]
     fn two_exact_looks_with_an_answer_between_them_decide() {
-        let own = exact::total(&exact::shares(vec![std::process::id()], &[]), 0) / PAGE;
+        let own = exact::total(&exact::shares(vec![std::process::id()], None), 0) / PAGE;
         let (_fd, group) = group(own / 2);
         let slot = group.claim(Identity::own()).unwrap();
         slot.listen();
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn an_upper_bound_never_decides() {
-        let own = exact::total(&exact::shares(vec![std::process::id()], &[]), 0) / PAGE;
+        let own = exact::total(&exact::shares(vec![std::process::id()], None), 0) / PAGE;
         let (_fd, group) = group(own * 2);
         let mut strict = Strict::default();
         for _ in 0..100 {

@@ -66,6 +66,8 @@ pub(super) enum Header {
     /// Inquiries so far, and the last that the launcher has answered: see [`inquiry`].
     Inquiries = Self::Frontier as usize + Frontier::WORDS,
     LauncherAnswered,
+    /// The number of files on the list of those that the keeper serves.
+    ServedFiles,
     /// One more than the tenant that ends for want of memory.
     Ending,
     /// The number of processes that have ended for want of memory, and the pages that were not managed when the last
@@ -202,7 +204,17 @@ impl Field {
 /// Returns the bytes of a group page for a swap file of `blocks` blocks: a 127th of the file. Parts that were never
 /// used take no memory.
 pub fn bytes_needed(blocks: u64) -> usize {
-    boards_at(blocks) + SLOTS * BOARD_BYTES
+    served_files_at(blocks) + SERVED_FILES_MAX * SERVED_FILE_WORDS * 8
+}
+
+/// The number of files that can be objects of shared memory at one time.
+pub(super) const SERVED_FILES_MAX: usize = 1024;
+/// Device and inode.
+pub(super) const SERVED_FILE_WORDS: usize = 2;
+
+/// Returns the offset of the list of served files: behind the boards.
+pub(super) fn served_files_at(blocks: u64) -> usize {
+    (boards_at(blocks) + SLOTS * BOARD_BYTES).next_multiple_of(4096)
 }
 
 /// Bytes of a board.

@@ -62,6 +62,7 @@ impl Entered<'_> {
     /// Brings in the pages of `range` that are out, which do not leave any more, whatever the program's access to them.
     fn fetch(&self, range: Range<PageIndex>) {
         let Some(runtime) = self.runtime else { return };
+        let is_shared = runtime.engine().memory().is_shared();
         loop {
             let out = self.out(range.clone());
             if out.is_empty() {
@@ -69,11 +70,20 @@ impl Entered<'_> {
             }
             for run in out {
                 let access = self.regions().find(run.start).map(|region| region.attributes.access);
+                // Pages of objects have no addresses here.
+                let access = access.filter(|_| !is_shared);
                 let (start, length) = (run.start.address(), run.end.address() - run.start.address());
                 match access {
                     Some(Access::Write) => task::populate(start, length),
                     Some(Access::Read) => task::bring_in(start, length),
                     Some(Access::None) | None => {}
+                }
+                if is_shared {
+                    let pages = (run.start.0..run.end.0).map(PageIndex);
+                    runtime.run_control_task(move |runtime| {
+                        let mut work = Workspace::default();
+                        pages.for_each(|page| runtime.engine().fault(page, false, clock(), &mut work));
+                    });
                 }
                 // What may not be touched, or a kernel that populates nothing (before 5.14).
                 for page in (run.start.0..run.end.0).map(PageIndex) {

@@ -1,7 +1,9 @@
-//! The memfd of an object, by whole pages.
+//! The memfd of an object, or its file of tmpfs, by whole pages.
 
+use super::lease;
+use crate::mapped_files::FileId;
 use pagetide_page::PAGE_SIZE;
-use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags, SeekFrom};
+use rustix::fs::{FallocateFlags, FileType, MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::process::Resource;
 use std::ops::Range;
@@ -16,11 +18,18 @@ pub const SHOWN_AS: &str = "/memfd:pagetide-object ";
 /// Where the kernel says which sizes of pages shared memory has.
 const HUGE_PAGES: &str = "/sys/kernel/mm/transparent_hugepage";
 
-/// A memfd whose length never changes.
+/// What `statfs` says of memfds and files of tmpfs.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+
+/// A memfd, or a file of tmpfs, whose length never changes.
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
     pages: u64,
+    /// Whether its last page is a part of one.
+    ragged: bool,
+    /// Which file it is, if it was a program's.
+    adopted: Option<FileId>,
 }
 
 impl Memfd {
@@ -37,7 +46,58 @@ impl Memfd {
         let fd = rustix::fs::memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         rustix::fs::ftruncate(&fd, length)?;
         rustix::fs::fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-        Ok(Self { fd, pages })
+        Ok(Self { fd, pages, ragged: false, adopted: None })
+    }
+
+    /// Takes over a file of a program's. From now on nobody opens it, or changes its length, before [`Memfd::give_up`].
+    ///
+    /// # Errors
+    /// AGAIN if somebody else has it open or mapped; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
+    /// against writes, or has huge pages; what a lease says.
+    pub fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
+        lease::take(&fd)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let fits = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
+            && stat.st_blksize as usize == PAGE_SIZE
+            && stat.st_size > 0
+            && rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
+        let read_only = SealFlags::WRITE | SealFlags::FUTURE_WRITE;
+        if !fits || rustix::fs::fcntl_get_seals(&fd)?.intersects(read_only) {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let size = stat.st_size as u64;
+        let ragged = !size.is_multiple_of(PAGE_SIZE as u64);
+        Ok(Self { fd, pages: size.div_ceil(PAGE_SIZE as u64), ragged, adopted: Some(FileId::of(&stat)) })
+    }
+
+    /// Lets everybody open it. What is a hole of it now is zeroes.
+    pub fn give_up(&self) {
+        lease::end(&self.fd);
+    }
+
+    /// Whether somebody waits to open it.
+    pub fn is_wanted(&self) -> bool {
+        self.adopted.is_some() && !lease::holds(&self.fd)
+    }
+
+    /// Which file it is, if it was a program's.
+    pub fn adopted(&self) -> Option<FileId> {
+        self.adopted
+    }
+
+    /// Whether its length is no whole number of pages: what lies beyond its end is in memory only.
+    pub fn is_ragged(&self) -> bool {
+        self.ragged
+    }
+
+    /// Whether it has a name in a directory.
+    pub fn has_name(&self) -> bool {
+        rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+
+    /// Takes all that it holds away, also from those who could still open it.
+    pub fn clear(&self) {
+        let _ = rustix::fs::ftruncate(&self.fd, 0);
     }
 
     /// Its length in pages.

@@ -12,6 +12,7 @@
 use super::Memfd;
 use super::member::{Mapping, Member};
 use crate::lock::lock;
+use crate::mapped_files::FileId;
 use crate::staging::Slot;
 use crate::uffd::{Fault, Partial, Uffd};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex, PageSet};
@@ -66,6 +67,19 @@ struct Object {
     memfd: Memfd,
     /// The process that faulted last.
     last: AtomicU32,
+    /// Whether it is the kernel's alone again.
+    retired: bool,
+}
+
+/// What a process may learn of an object that was a file of a program's.
+#[derive(Clone, Debug)]
+pub struct Adopted {
+    /// Its pages.
+    pub range: Range<PageIndex>,
+    /// Which file it is.
+    pub file: FileId,
+    /// Whether it is the kernel's alone again.
+    pub retired: bool,
 }
 
 impl Layout {
@@ -163,7 +177,22 @@ impl Objects {
     /// # Errors
     /// No memory, no descriptor, or no number is left.
     pub fn create(&self, pages: u64) -> Result<PageIndex, Errno> {
-        let memfd = Memfd::create(pages)?;
+        self.place(Memfd::create(pages)?)
+    }
+
+    /// Makes an object of a file that a program had open, and has no more. Returns its pages.
+    ///
+    /// # Errors
+    /// Those of [`Memfd::adopt`]; no number is left.
+    pub fn adopt(&self, file: OwnedFd) -> Result<Range<PageIndex>, Errno> {
+        let memfd = Memfd::adopt(file)?;
+        let pages = memfd.pages();
+        let first = self.place(memfd)?;
+        Ok(first..first.plus(pages))
+    }
+
+    fn place(&self, memfd: Memfd) -> Result<PageIndex, Errno> {
+        let pages = memfd.pages();
         let mut layout = self.change();
         // A cluster between two objects stays empty.
         let room = |pages: u64| pages.next_multiple_of(CLUSTER_PAGES as u64) + CLUSTER_PAGES as u64;
@@ -177,7 +206,7 @@ impl Objects {
         if first.0 + room(pages) > END.0 {
             return Err(Errno::NOMEM);
         }
-        layout.objects.insert(first, Object { memfd, last: AtomicU32::new(u32::MAX) });
+        layout.objects.insert(first, Object { memfd, last: AtomicU32::new(u32::MAX), retired: false });
         Ok(first)
     }
 
@@ -204,8 +233,10 @@ impl Objects {
             return Err(Errno::INVAL);
         }
         let member = layout.members.get_mut(&member).ok_or(Errno::INVAL)?;
-        // SAFETY: the descriptor is another process's, which says that it maps the object there and waits.
-        unsafe { member.uffd.register_shared(addresses.start, addresses.end - addresses.start)? };
+        if !object.retired {
+            // SAFETY: the descriptor is another process's, which says that it maps the object there and waits.
+            unsafe { member.uffd.register_shared(addresses.start, addresses.end - addresses.start)? };
+        }
         member.remove(&addresses);
         member.mappings.insert(addresses.start, Mapping { end: addresses.end, to: page });
         Ok(())
@@ -242,6 +273,39 @@ impl Objects {
     /// Gives an object up that nobody maps.
     pub fn remove(&self, first: PageIndex) {
         self.change().objects.remove(&first);
+    }
+
+    /// Objects that were files of programs.
+    pub fn adopted(&self) -> Vec<Adopted> {
+        let layout = self.layout();
+        let adopted = |(&first, object): (&PageIndex, &Object)| {
+            let range = first..first.plus(object.memfd.pages());
+            Some(Adopted { range, file: object.memfd.adopted()?, retired: object.retired })
+        };
+        layout.objects.iter().filter_map(adopted).collect()
+    }
+
+    /// Asks something about the file of an object; `None` if there is no such object.
+    pub fn ask<T>(&self, first: PageIndex, question: impl FnOnce(&Memfd) -> T) -> Option<T> {
+        self.layout().objects.get(&first).map(|object| question(&object.memfd))
+    }
+
+    /// Leaves an object, all of which is in memory, to the kernel: nobody's faults there come here any more, and everybody
+    /// may open its file.
+    pub fn retire(&self, first: PageIndex) {
+        let mut layout = self.change();
+        let layout = &mut *layout;
+        let Some(object) = layout.objects.get_mut(&first) else { return };
+        object.retired = true;
+        let range = first..first.plus(object.memfd.pages());
+        for member in layout.members.values() {
+            for (address, length) in member.parts(&range) {
+                // SAFETY: all of the object is in its file. Who maps something else there detaches the object before it
+                // registers that: what is registered is the object. An error means that the process has gone.
+                let _ = unsafe { member.uffd.unregister(address, length) };
+            }
+        }
+        object.memfd.give_up();
     }
 
     /// Waits for a fault. Its address is that of the page in the keeper's numbers. `None` if there was none to answer.

@@ -18,7 +18,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetidk");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const WORDS: usize = 6;
 const LENGTH: usize = WORDS * 8;
 
@@ -47,6 +47,15 @@ pagetide_page::numbered_enum! {
         Fork = 9,
         /// All that the process created or opened is attached: what it has not mapped need not be kept for it.
         Settle = 10,
+        /// An object of a file that the program had open and has no more: with a descriptor for reading and writing, which
+        /// is the only one. Answer: its first page, its pages.
+        Adopt = 11,
+        /// The object of a file, of which a descriptor comes too. Answer: its first page, its pages, and 1 if it is the
+        /// kernel's alone again.
+        Find = 12,
+        /// All of an object comes into memory, and is the kernel's alone from then on: its first page. Answered when that
+        /// is done.
+        Retire = 13,
     }
 }
 

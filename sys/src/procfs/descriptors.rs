@@ -2,6 +2,7 @@
 
 use super::file::{field, open_directory, read, read_at};
 use super::identity::own_pid;
+use crate::mapped_files::FileId;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
@@ -55,6 +56,26 @@ fn is_pinning(target: &[u8]) -> bool {
     let path = target.strip_prefix(b"(unreachable)").unwrap_or(target);
     let begins = |text: &[u8], with: &[&str]| with.iter().any(|with| text.starts_with(with.as_bytes()));
     begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
+}
+
+/// Returns whether a process has a descriptor of a file, of whatever kind. So it may where none is seen at all.
+pub fn has_open(pid: u32, file: FileId) -> bool {
+    let Ok(directory) = open_directory(&format!("/proc/{pid}/fd")) else {
+        return std::path::Path::new(&format!("/proc/{pid}")).exists();
+    };
+    let Ok(entries) = rustix::fs::Dir::read_from(&directory) else { return true };
+    let mut any = false;
+    let is_it = |name: &CStr| {
+        rustix::fs::statat(&directory, name, rustix::fs::AtFlags::empty())
+            .is_ok_and(|stat| FileId::of(&stat) == file)
+    };
+    for entry in entries.flatten().filter(|entry| !entry.file_name().to_bytes().starts_with(b".")) {
+        any = true;
+        if is_it(entry.file_name()) {
+            return true;
+        }
+    }
+    !any
 }
 
 /// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened

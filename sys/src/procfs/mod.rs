@@ -6,7 +6,7 @@ mod identity;
 mod memory;
 mod stat;
 
-pub use self::descriptors::{is_own_pidfd, may_pin};
+pub use self::descriptors::{has_open, is_own_pidfd, may_pin};
 pub use self::file::{field, read, small};
 pub use self::identity::{Identity, own_pid, own_task};
 pub use self::memory::{Memory, Watched, counted_anonymous, memory, proportional, young_memory};

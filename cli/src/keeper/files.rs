@@ -1,0 +1,152 @@
+//! Objects that were files of programs: memfds, and files of tmpfs that a program of the run made.
+//!
+//! The keeper has the only open file description of such a file, and a lease of it; programs have O_PATH descriptors,
+//! *fronts*, by which nothing can be read or written. Whoever opens the file, by its name or through `/proc`, waits until
+//! all of it is in memory; from then on it is the kernel's alone (*retired*).
+
+use super::Keeper;
+use pagetide::group::{ENVIRONMENT, Field};
+use pagetide::regions::{Access, Attributes, Charging};
+use pagetide_page::PageIndex;
+use pagetide_sys::keeper::Adopted;
+use pagetide_sys::mapped_files::FileId;
+use pagetide_sys::procfs;
+use rustix::fs::{AtFlags, CWD, StatxFlags};
+use rustix::io::Errno;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+
+/// When a file was made, in seconds and nanoseconds, if its file system knows.
+fn made(path: &str, file: Option<&OwnedFd>) -> Option<(i64, u32)> {
+    let mask = StatxFlags::BTIME;
+    let stat = match file {
+        Some(file) => rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mask),
+        None => rustix::fs::statx(CWD, path, AtFlags::empty(), mask),
+    };
+    let stat = stat.ok().filter(|stat| StatxFlags::from_bits_retain(stat.stx_mask).contains(mask))?;
+    Some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
+}
+
+/// Whether a file is younger than the run, whose group page is a file too.
+fn is_of_the_run(file: &OwnedFd) -> bool {
+    let began = std::env::var(ENVIRONMENT).ok().and_then(|path| made(&path, None));
+    began.is_some_and(|began| made("", Some(file)).is_some_and(|made| made >= began))
+}
+
+impl Keeper {
+    /// Makes an object of a program's file. Returns its first page and its pages.
+    pub(super) fn adopt(&mut self, nth: usize, file: OwnedFd) -> Result<[u64; 4], Errno> {
+        if !self.makes {
+            return Err(Errno::NOSYS);
+        }
+        if !is_of_the_run(&file) {
+            return Err(Errno::PERM);
+        }
+        self.process.arm();
+        if self.process.runtime().is_none() {
+            return Err(Errno::NOMEM);
+        }
+        let range = self.objects.adopt(file)?;
+        let (file, ragged) = self
+            .objects
+            .ask(range.start, |memfd| (memfd.adopted(), memfd.is_ragged()))
+            .ok_or(Errno::NOENT)?;
+        // From here on its mappings are the keeper's in all accounts: what it holds already is charged just now.
+        if !file.is_some_and(|file| self.group.list_served(file)) || !self.serve_pages(range.clone()) {
+            file.into_iter().for_each(|file| self.group.unlist_served(file));
+            self.objects.remove(range.start);
+            return Err(Errno::NOMEM);
+        }
+        if ragged {
+            // What lies behind the end of the file cannot be read from it.
+            self.process.enter().keep(PageIndex(range.end.0 - 1)..range.end);
+        }
+        self.clients[nth].kept.push(range.start);
+        Ok([range.start.0, range.end.0 - range.start.0, 0, 0])
+    }
+
+    /// Has the engine serve the pages of an object. False if it cannot.
+    pub(super) fn serve_pages(&self, range: Range<PageIndex>) -> bool {
+        let entered = self.process.enter();
+        entered.mapped(range.clone(), Attributes::new(Access::Write, Charging::ByMapping));
+        entered.manages(range)
+    }
+
+    /// Finds the object of a file, for a process that has a descriptor of it, which is its claim.
+    pub(super) fn find(&mut self, nth: usize, file: &OwnedFd) -> Result<[u64; 4], Errno> {
+        let file = FileId::of(&rustix::fs::fstat(file)?);
+        let found = self.objects.adopted().into_iter().find(|adopted| adopted.file == file);
+        let Adopted { range, retired, .. } = found.ok_or(Errno::NOENT)?;
+        self.clients[nth].kept.push(range.start);
+        Ok([range.start.0, range.end.0 - range.start.0, retired.into(), 0])
+    }
+
+    /// Brings all of an object into memory, and leaves it to the kernel.
+    pub(super) fn retire(&self, object: &Adopted) {
+        if object.retired {
+            return;
+        }
+        self.process.enter().hand_over(object.range.clone());
+        self.objects.retire(object.range.start);
+        self.group.unlist_served(object.file);
+    }
+
+    /// Retires the object that begins with `first`.
+    pub(super) fn retire_by_number(&self, first: PageIndex) {
+        adopted_at(&self.objects.adopted(), first).into_iter().for_each(|object| self.retire(object));
+    }
+
+    /// Retires the objects that somebody waits to open.
+    pub(super) fn end_leases(&self) {
+        self.breaks.clear();
+        for object in self.objects.adopted().iter().filter(|object| !object.retired) {
+            if self.objects.ask(object.range.start, |memfd| memfd.is_wanted()) == Some(true) {
+                pagetide_sys::log!(
+                    Info,
+                    "somebody opens the file {} of shared memory: it stays in memory from now on",
+                    object.file.inode
+                );
+                self.retire(object);
+            }
+        }
+    }
+
+    /// Whether an object that nobody maps can be found by its name, or by a front that a process of the run has.
+    pub(super) fn is_open(&self, object: &Adopted) -> bool {
+        let named = self.objects.ask(object.range.start, |memfd| memfd.has_name()) == Some(true);
+        named
+            || self.group.live().any(|slot| {
+                let pid = slot.get(Field::KnownAs) as u32;
+                // The launcher has not looked at it yet.
+                pid == 0 || procfs::has_open(pid, object.file)
+            })
+    }
+
+    /// Forgets an object that nobody can reach any more.
+    pub(super) fn forget(&self, object: &Adopted) {
+        if !object.retired {
+            // Who has a front on its way to another process must not find zeroes by it.
+            self.objects.ask(object.range.start, |memfd| memfd.clear());
+            self.group.unlist_served(object.file);
+        }
+    }
+
+    /// Brings back what the run leaves behind: files that have a name.
+    pub(super) fn leave_behind(&self) {
+        let adopted = self.objects.adopted();
+        let left = adopted.iter().filter(|object| !object.retired);
+        for object in left {
+            if self.objects.ask(object.range.start, |memfd| memfd.has_name()) != Some(true) {
+                continue;
+            }
+            // The run is over: what it may use does not bind what it leaves.
+            self.group.give((object.range.end.0 - object.range.start.0) as i64);
+            self.retire(object);
+        }
+    }
+}
+
+/// Which of these objects begins with that page.
+pub(super) fn adopted_at(objects: &[Adopted], first: PageIndex) -> Option<&Adopted> {
+    objects.iter().find(|object| object.range.start == first)
+}
