@@ -184,6 +184,11 @@ impl Process {
         std::process::id() == self.generation().pid
     }
 
+    /// Returns the run that it belongs to.
+    pub fn group(&self) -> Group {
+        self.group
+    }
+
     /// Returns this process's slot.
     pub fn slot(&self) -> ProcessSlot {
         self.generation().slot

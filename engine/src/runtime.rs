@@ -26,7 +26,7 @@ use crate::clock::clock;
 use crate::dump::board::Board;
 use crate::engine::Engine;
 use crate::engine_memory::EngineMemory;
-use crate::group::{Group, ProcessSlot};
+use crate::group::{Field, Group, ProcessSlot};
 use crate::injection::Injection;
 use crate::pause::Pause;
 use crate::readers::Readers;
@@ -115,6 +115,17 @@ impl Runtime {
         if !self.lifted.swap(true, SeqCst) {
             self.engine.budget().give(i64::MAX / 4);
         }
+    }
+
+    /// Runs `work`, which needs `pages` more than the process has, free or not: others give theirs afterwards.
+    pub fn overdrawing<T>(&self, pages: i64, work: impl FnOnce() -> T) -> T {
+        let lifted = self.lifted.swap(true, SeqCst);
+        self.group.take_anyway(pages);
+        self.slot.word(Field::Grant).fetch_add(pages as u64, SeqCst);
+        self.engine.budget().give(pages);
+        let result = work();
+        self.lifted.store(lifted, SeqCst);
+        result
     }
 
     /// Returns the number of pages that are not managed, as last sampled.

@@ -92,6 +92,7 @@ unsafe fn join(environment: *const *const c_char) -> bool {
     current::set(process);
     engine_thread::prepare();
     crate::references::prepare();
+    crate::descriptors::prepare();
     crate::malloc::join();
     // SAFETY: as above.
     if unsafe { variable(environment, dump::VARIABLE) }.is_some() {

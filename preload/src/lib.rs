@@ -11,6 +11,7 @@ mod confined;
 mod constructor;
 mod credentials;
 mod current;
+mod descriptors;
 mod dump;
 mod exec;
 mod fork;

@@ -81,6 +81,10 @@ pub(crate) unsafe fn map(
     if let Some(result) = shared::map(process, address as usize, length, protection, flags) {
         return pointer(result);
     }
+    let mapping = shared::Mapping { address: address as usize, length, protection, flags, fd, offset };
+    if let Some(result) = shared::map_file(process, mapping) {
+        return pointer(result);
+    }
     let fixed = flags & libc::MAP_FIXED != 0;
     let unfit = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
     let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
@@ -259,7 +263,10 @@ fn protect(
         }
         let entered = process.enter();
         let part = range.clone();
-        let call = || call().inspect(|_| shared::protected(&part, protection));
+        let call = || match shared::refuses(&part, protection) {
+            true => Err(libc::EACCES),
+            false => call().inspect(|_| shared::protected(&part, protection)),
+        };
         if entered.manages(range.clone()) {
             let (result, released) = entered.protecting(range, access, call);
             drop(entered);

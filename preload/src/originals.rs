@@ -5,7 +5,7 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Names that this library defines, at most.
-const NAMES_MAX: usize = 128;
+const NAMES_MAX: usize = 192;
 
 /// The C library's own functions of names that lead here: the name, and the function.
 static ORIGINALS: [(AtomicPtr<c_char>, AtomicUsize); NAMES_MAX] =

@@ -3,10 +3,11 @@
 //! What a program does with the instruction itself is beyond our sight (see the limits in the documentation).
 
 use crate::advice::{mlock, mlock2, mlockall, munlock, munlockall, process_madvise, take_advice};
-use crate::call::{count, kernel};
+use crate::call::count;
 use crate::clones;
 use crate::confined;
 use crate::current::managed;
+use crate::descriptors;
 use crate::exec::{execve_by_number, execveat_by_number};
 use crate::mappings::{change_access, map, mremap, pkey_mprotect, remap_file_pages, unmap};
 use crate::references::{self, setsockopt, vmsplice};
@@ -58,6 +59,7 @@ pub(crate) unsafe extern "C" fn syscall(
             libc::SYS_setsockopt => {
                 int(setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as u32))
             }
+            libc::SYS_memfd_create => int(descriptors::memfd_create(a as *const _, b as u32)),
             libc::SYS_ioctl => int(control(a as c_int, b as u64, c)),
             libc::SYS_execve => int(execve_by_number(a, b, c)),
             libc::SYS_execveat => int(execveat_by_number([a, b, c, d, e])),
@@ -69,7 +71,7 @@ pub(crate) unsafe extern "C" fn syscall(
                     libc::SYS_set_robust_list => keep(a, b),
                     _ => {}
                 }
-                count(kernel(number, [a, b, c, d, e, f])) as c_long
+                count(descriptors::by_descriptor(number, [a, b, c, d, e, f])) as c_long
             }
         }
     }

@@ -6,7 +6,9 @@
 
 use crate::call::{count, kernel, status};
 use crate::current::managed;
+use crate::descriptors;
 use crate::next::Next;
+use crate::shared;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
@@ -39,11 +41,26 @@ fn next_fcntl() -> Fcntl {
 /// As in C.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
+    // SAFETY: the caller's contract.
+    unsafe { control(fd, command, argument) }
+}
+
+/// `fcntl(2)` for this library itself: its calls by that name go to the kernel (see `wraps`).
+///
+/// # Safety
+/// As of `fcntl`.
+unsafe fn control(fd: c_int, command: c_int, argument: usize) -> c_int {
     if command == libc::F_SETFL {
         opening(argument as c_int);
     }
     // SAFETY: the caller's contract.
-    unsafe { next_fcntl()(fd, command, argument) }
+    let call = || unsafe { next_fcntl()(fd, command, argument) };
+    let result = call();
+    match command {
+        libc::F_GETFL if result >= 0 => shared::shown_flags(fd, result),
+        _ if descriptors::is_to_be_made_again(fd, result as isize) => call(),
+        _ => result,
+    }
 }
 
 /// `fcntl64`: the same where offsets have 64 bits.
@@ -53,7 +70,7 @@ pub(crate) unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
     // SAFETY: the caller's contract.
-    unsafe { fcntl(fd, command, argument) }
+    unsafe { control(fd, command, argument) }
 }
 
 /// Notes that pages may be pinned from now on: before the descriptor exists.
@@ -70,6 +87,18 @@ pub(crate) fn opening(flags: c_int) {
     }
 }
 
+/// Opens a file, which may be shared memory of the run.
+///
+/// # Safety
+/// As of `openat`.
+unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
+    opening(flags);
+    // SAFETY: the caller's contract.
+    unsafe {
+        shared::open_front(directory, path, flags).unwrap_or_else(|| next_openat()(directory, path, flags, mode))
+    }
+}
+
 macro_rules! open_functions {
     ($($(#[$doc:meta])* $name:ident, $name_at:ident;)+) => {$(
         $(#[$doc])*
@@ -78,9 +107,8 @@ macro_rules! open_functions {
         /// As in C.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name(path: *const c_char, flags: c_int, mode: libc::mode_t) -> c_int {
-            opening(flags);
             // SAFETY: the caller's contract.
-            unsafe { next_openat()(libc::AT_FDCWD, path, flags, mode) }
+            unsafe { open_at(libc::AT_FDCWD, path, flags, mode) }
         }
 
         $(#[$doc])*
@@ -94,9 +122,8 @@ macro_rules! open_functions {
             flags: c_int,
             mode: libc::mode_t,
         ) -> c_int {
-            opening(flags);
             // SAFETY: the caller's contract.
-            unsafe { next_openat()(directory, path, flags, mode) }
+            unsafe { open_at(directory, path, flags, mode) }
         }
     )+};
 }

@@ -11,6 +11,7 @@ use pagetide_page::PageIndex;
 use pagetide_sys::keeper::Adopted;
 use pagetide_sys::mapped_files::FileId;
 use pagetide_sys::procfs;
+use pagetide_sys::task::say;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 use std::ops::Range;
@@ -81,33 +82,39 @@ impl Keeper {
         Ok([range.start.0, range.end.0 - range.start.0, retired.into(), 0])
     }
 
-    /// Brings all of an object into memory, and leaves it to the kernel.
+    /// Brings all of an object into memory, and leaves it to the kernel. That may pass the cap: whoever waits to open the
+    /// file must not read zeroes, and cannot be told to wait for good.
     pub(super) fn retire(&self, object: &Adopted) {
-        if object.retired {
-            return;
-        }
-        self.process.enter().hand_over(object.range.clone());
+        let Some(runtime) = self.process.runtime().filter(|_| !object.retired) else { return };
+        let range = object.range.clone();
+        let out = self.process.enter().out(range.clone());
+        let pages: u64 = out.iter().map(|run| run.end.0 - run.start.0).sum();
+        runtime.overdrawing(pages as i64, || self.process.enter().hand_over(range));
         self.objects.retire(object.range.start);
         self.group.unlist_served(object.file);
     }
 
     /// Retires the object that begins with `first`.
-    pub(super) fn retire_by_number(&self, first: PageIndex) {
+    pub(super) fn retire_by_number(&mut self, first: PageIndex) {
+        self.say_retired("a program of it reads, writes or passes on a file of its shared memory by a descriptor");
         adopted_at(&self.objects.adopted(), first).into_iter().for_each(|object| self.retire(object));
     }
 
     /// Retires the objects that somebody waits to open.
-    pub(super) fn end_leases(&self) {
+    pub(super) fn end_leases(&mut self) {
         self.breaks.clear();
         for object in self.objects.adopted().iter().filter(|object| !object.retired) {
             if self.objects.ask(object.range.start, |memfd| memfd.is_wanted()) == Some(true) {
-                pagetide_sys::log!(
-                    Info,
-                    "somebody opens the file {} of shared memory: it stays in memory from now on",
-                    object.file.inode
-                );
+                self.say_retired("somebody opens a file of its shared memory");
                 self.retire(object);
             }
+        }
+    }
+
+    /// Says, once, why objects cannot leave any more.
+    fn say_retired(&mut self, why: &str) {
+        if !std::mem::replace(&mut self.said_retired, true) {
+            say(&format!("{why}: all of such a file comes into memory, and stays there (docs/limits.md)"));
         }
     }
 
@@ -139,8 +146,6 @@ impl Keeper {
             if self.objects.ask(object.range.start, |memfd| memfd.has_name()) != Some(true) {
                 continue;
             }
-            // The run is over: what it may use does not bind what it leaves.
-            self.group.give((object.range.end.0 - object.range.start.0) as i64);
             self.retire(object);
         }
     }

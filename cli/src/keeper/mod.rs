@@ -69,6 +69,8 @@ struct Keeper {
     breaks: Breaks,
     /// Whether there is a file that nobody maps, and who still has it is to be looked for.
     looks: bool,
+    /// Whether it was said that a file is the kernel's alone again.
+    said_retired: bool,
 }
 
 /// Keeps the shared memory of the run that the environment names, for the processes that the launcher sends over
@@ -93,7 +95,7 @@ pub(crate) fn keep() -> Result<u8, Failure> {
         pagetide_sys::log!(Info, "shared memory has huge pages here: it stays in memory");
     }
     let (clients, heirs, looks) = (Vec::new(), HashMap::new(), false);
-    let keeper = Keeper { process, group, objects, clients, heirs, makes, breaks, looks };
+    let keeper = Keeper { process, group, objects, clients, heirs, makes, breaks, looks, said_retired: false };
     keeper.serve(std::io::stdin().as_fd());
     Ok(0)
 }

@@ -66,7 +66,7 @@ pub(super) enum Header {
     /// Inquiries so far, and the last that the launcher has answered: see [`inquiry`].
     Inquiries = Self::Frontier as usize + Frontier::WORDS,
     LauncherAnswered,
-    /// The number of files on the list of those that the keeper serves.
+    /// 1 since a file was put on the list of those that the keeper serves.
     ServedFiles,
     /// One more than the tenant that ends for want of memory.
     Ending,

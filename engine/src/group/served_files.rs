@@ -27,7 +27,7 @@ impl Group {
         let Some(free) = entries.find(|entry| entry[0].load(Relaxed) == 0) else { return false };
         free[1].store(file.inode, Relaxed);
         free[0].store(device(file), Release);
-        self.header[super::Header::ServedFiles as usize].fetch_add(1, Release);
+        self.header[super::Header::ServedFiles as usize].store(1, Release);
         true
     }
 
@@ -36,11 +36,10 @@ impl Group {
         let listed = |entry: &&[AtomicU64]| is_entry_of(entry, file);
         if let Some(entry) = self.served_words().chunks_exact(SERVED_FILE_WORDS).find(listed) {
             entry[0].store(0, Release);
-            self.header[super::Header::ServedFiles as usize].fetch_sub(1, Release);
         }
     }
 
-    /// Returns whether any file is on the list: a look at one word.
+    /// Returns whether any file is, or was, on the list: a look at one word.
     pub fn serves_files(&self) -> bool {
         self.header[super::Header::ServedFiles as usize].load(Acquire) != 0
     }

@@ -13,6 +13,7 @@ use pagetide_sys::signals::SignalsBlocked;
 use pagetide_sys::uffd::Uffd;
 use pagetide_sys::{engine_thread, lock, task, wait};
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::ffi::c_int;
 use std::ops::Range;
@@ -21,6 +22,9 @@ use std::sync::{Arc, Condvar, Mutex};
 
 pub(crate) const MREMAP_DONTUNMAP: c_int = 4;
 const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
+/// What of a program's flags goes into a mapping of an object.
+const KEPT_FLAGS: c_int =
+    libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | libc::MAP_32BIT | libc::MAP_NORESERVE;
 
 type Job = Box<dyn FnOnce(&mut Link) + Send>;
 
@@ -66,6 +70,40 @@ impl<T> Answer<T> {
 struct Link {
     connection: Arc<OwnedFd>,
     _uffd: Uffd,
+    /// A file that is about to become an object, open for reading and writing.
+    pending: Option<OwnedFd>,
+}
+
+/// A descriptor of the program, which has another table than the agent: the thread that has it, and its number.
+#[derive(Clone, Copy)]
+pub(crate) struct Foreign {
+    pub(crate) tid: u32,
+    pub(crate) fd: c_int,
+}
+
+impl Foreign {
+    fn open(self, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let path = format!("/proc/self/task/{}/fd/{}", self.tid, self.fd);
+        rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())
+    }
+}
+
+/// A file that is an object.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Found {
+    pub(crate) first: PageIndex,
+    pub(crate) pages: u64,
+    /// Whether it is the kernel's alone again.
+    pub(crate) retired: bool,
+}
+
+/// Where and how a part of an object is to be mapped.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) address: usize,
+    pub(crate) count: usize,
+    pub(crate) flags: c_int,
+    pub(crate) piece: Piece,
 }
 
 impl Agent {
@@ -112,6 +150,55 @@ impl Agent {
         flags: c_int,
     ) -> Option<Result<(usize, PageIndex), c_int>> {
         self.run(move |link| link.create(address, count, protection, flags))
+    }
+
+    /// Opens a file of the program anew, before the program's own descriptors of it are closed.
+    pub(crate) fn reopen(&self, file: Foreign) -> Result<(), Errno> {
+        self.run(move |link| {
+            link.pending = Some(file.open(OFlags::RDWR)?);
+            Ok(())
+        })
+    }
+
+    /// Has the keeper make an object of the file that was opened anew, whose only descriptor that is.
+    pub(crate) fn adopt(&self) -> Result<Found, Errno> {
+        self.run(|link| {
+            let file = link.pending.take().ok_or(Errno::BADF)?;
+            link.look_up(Ask::Adopt, &file)
+        })
+    }
+
+    /// The object of a file.
+    pub(crate) fn find(&self, file: Foreign) -> Result<Found, Errno> {
+        self.run(move |link| {
+            let file = file.open(OFlags::PATH)?;
+            let found = link.look_up(Ask::Find, &file);
+            link.ask(Ask::Settle, [0; 4])?;
+            found
+        })
+    }
+
+    /// Has all of an object come into memory and be left to the kernel. False if that could not be done.
+    pub(crate) fn retire(&self, file: Foreign) -> bool {
+        self.run(move |link| {
+            let file = file.open(OFlags::PATH)?;
+            let found = link.look_up(Ask::Find, &file)?;
+            let retired = if found.retired { Ok([0; 4]) } else { link.ask(Ask::Retire, [found.first.0, 0, 0, 0]) };
+            let _ = link.ask(Ask::Settle, [0; 4]);
+            retired
+        })
+        .is_ok()
+    }
+
+    /// Maps a part of the object of a file. Returns its address; `None` if the kernel is to map instead.
+    pub(crate) fn map(&self, file: Foreign, wanted: Wanted) -> Option<Result<usize, c_int>> {
+        self.run(move |link| {
+            let file = file.open(OFlags::PATH).ok()?;
+            link.look_up(Ask::Find, &file).ok()?;
+            let mapped = link.map_part(wanted);
+            let _ = link.ask(Ask::Settle, [0; 4]);
+            mapped
+        })
     }
 
     /// Maps a piece once more, with so many pages.
@@ -234,7 +321,7 @@ impl Link {
             task::kill_self();
         };
         engine_thread::spawn("pagetide-watch", Box::new(watch)).map_err(|_| Errno::AGAIN)?;
-        Ok(Self { connection, _uffd: uffd })
+        Ok(Self { connection, _uffd: uffd, pending: None })
     }
 
     fn serve(&mut self, jobs: &Jobs) {
@@ -266,15 +353,29 @@ impl Link {
         let asked = wire::call(&self.connection, Ask::Create, [count as u64, 0, 0, 0], None);
         let Ok(([first, ..], Some(memfd))) = asked else { return None };
         let first = PageIndex(first);
-        let kept = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | libc::MAP_32BIT | libc::MAP_NORESERVE;
         let length = count * PAGE_SIZE;
-        let mapped = map(memfd.as_raw_fd(), 0, address, length, flags & kept);
+        let mapped = map(memfd.as_raw_fd(), 0, address, length, flags & KEPT_FLAGS);
         let attached = mapped.map(|start| self.open(start, length, first, protection).map(|()| start));
         let _ = self.ask(Ask::Settle, [0; 4]);
         match attached {
             Err(error) => Some(Err(error)),
             Ok(Err(_)) => None,
             Ok(Ok(start)) => Some(Ok((start, first))),
+        }
+    }
+
+    fn look_up(&self, ask: Ask, file: &OwnedFd) -> Result<Found, Errno> {
+        let ([first, pages, retired, _], _) =
+            wire::call(&self.connection, ask, [0; 4], Some(file.as_fd()))?;
+        Ok(Found { first: PageIndex(first), pages, retired: retired != 0 })
+    }
+
+    fn map_part(&self, Wanted { address, count, flags, piece }: Wanted) -> Option<Result<usize, c_int>> {
+        let memfd = self.memfd(piece.object).ok()?;
+        let (length, offset) = (count * PAGE_SIZE, piece.page.0 - piece.object.0);
+        match map(memfd.as_raw_fd(), offset, address, length, flags & KEPT_FLAGS) {
+            Err(error) => Some(Err(error)),
+            Ok(start) => self.open(start, length, piece.page, piece.protection).ok().map(|()| Ok(start)),
         }
     }
 

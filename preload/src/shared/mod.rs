@@ -1,5 +1,5 @@
-//! Shared memory that the keeper of the run serves ([`pagetide_sys::keeper`]): large mappings that are shared and
-//! anonymous.
+//! Shared memory that the keeper of the run serves ([`pagetide_sys::keeper`]): large mappings that are shared, and
+//! anonymous or of files that lie in memory ([`files`]).
 //!
 //! In place of the kernel's own object the program gets a mapping of a memfd of the keeper's. What the program asks for
 //! is what it sees: access, forks, moves. The rules that keep a hole from being touched by somebody unserved:
@@ -10,10 +10,14 @@
 //! A process that cannot reach the keeper gets the kernel's own memory, as without Pagetide.
 
 mod agent;
+mod files;
 mod pieces;
 
 use crate::range::{advise, pages};
 use agent::Agent;
+pub(crate) use files::{
+    Mapping, laid_open, lay_open_sent, map as map_file, note_memfd, open_front, shm_path, shown_flags,
+};
 use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::{lock, task};
@@ -70,6 +74,7 @@ impl State {
 
     /// Takes all access away: nobody serves these pages any more.
     fn close(&self) {
+        Self::forget_names();
         for (range, _) in lock(&self.pieces).iter() {
             let _ = agent::close(&range);
         }
@@ -124,7 +129,7 @@ pub(crate) fn map(
         Err(error) => return Some(Err(error)),
     };
     let range = PageIndex::of_address(start)..PageIndex::of_address(start).plus(count as u64);
-    list.insert(range.clone(), Piece { object: first, page: first, protection, omit: false });
+    list.insert(range.clone(), Piece { object: first, page: first, protection, omit: false, read_only: false });
     state.any.store(true, Relaxed);
     drop(list);
     drop(entered);
@@ -189,6 +194,13 @@ pub(crate) fn giving_up(
         state.running().into_iter().for_each(|agent| agent.detach(&part));
     }
     Ok(result)
+}
+
+/// Whether a part of a range can never be made writable: its file was opened for reading alone.
+pub(crate) fn refuses(range: &Range<PageIndex>, protection: c_int) -> bool {
+    let writes = protection & libc::PROT_WRITE != 0;
+    let refuses = |state: &State| lock(&state.pieces).parts(range).any(|(_, piece)| piece.read_only);
+    writes && active().is_some_and(refuses)
 }
 
 /// Notes what the program may do with a range from now on.

@@ -16,12 +16,14 @@ pub(crate) struct Piece {
     pub(crate) protection: c_int,
     /// Whether a forked child has nothing there: MADV_DONTFORK.
     pub(crate) omit: bool,
+    /// Whether its file was opened for reading alone: it can never be written to here.
+    pub(crate) read_only: bool,
 }
 
 impl Piece {
     /// Nothing.
     pub(crate) const NONE: Self =
-        Self { object: PageIndex(0), page: PageIndex(0), protection: 0, omit: false };
+        Self { object: PageIndex(0), page: PageIndex(0), protection: 0, omit: false, read_only: false };
 
     fn from(self, pages: u64) -> Self {
         Self { page: self.page.plus(pages), ..self }
