@@ -91,6 +91,8 @@ pub(crate) extern "C" fn after_fork_in_child() {
     LISTED.store(false, Relaxed);
     // SAFETY: a forked child has one thread.
     unsafe { crate::HEAP.begin_anew() };
+    // Before an engine starts, which maps where the kernel finds room.
+    shared::reserve_in_child();
     process.after_fork_in_child();
     shared::after_fork_in_child(process);
 }

@@ -38,6 +38,13 @@ static int by_fcntl(int by_number) {
     return file;
 }
 
+/* As programs call it that are built with offsets of 64 bits. */
+static int by_fcntl64(void) {
+    int file = plain();
+    if (fcntl64(file, F_SETFL, O_DIRECT)) fail("fcntl64");
+    return file;
+}
+
 static int open_by(int way) {
     const int flags = O_RDWR | O_DIRECT;
     struct open_how how = {.flags = O_RDWR | O_DIRECT};
@@ -55,6 +62,7 @@ static int open_by(int way) {
     case 10: return (int)syscall(SYS_openat, AT_FDCWD, path, flags);
     case 11: return (int)syscall(SYS_openat2, AT_FDCWD, path, &how, sizeof how);
     case 12: return (int)syscall(SYS_open_by_handle_at, plain(), handle(), flags);
+    case 13: return by_fcntl64();
     default: exit(3);
     }
 }

@@ -122,7 +122,7 @@ impl Keeper {
     pub(super) fn is_open(&self, object: &Adopted) -> bool {
         let named = self.objects.ask(object.range.start, |memfd| memfd.has_name()) == Some(true);
         named
-            || self.group.live().any(|slot| {
+            || self.group.live().filter(|slot| slot.get(Field::Keeps) == 0).any(|slot| {
                 let pid = slot.get(Field::KnownAs) as u32;
                 // The launcher has not looked at it yet.
                 pid == 0 || procfs::has_open(pid, object.file)

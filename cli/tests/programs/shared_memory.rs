@@ -3,7 +3,8 @@
 
 use crate::common::*;
 use std::cell::Cell;
-use std::process::Command;
+use std::os::unix::fs::MetadataExt;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 /// A run that says how it fared.
@@ -118,4 +119,114 @@ fn processes_that_are_killed_harm_nobody() {
         }
     }
     panic!("the keeper goes on after all that it served has gone");
+}
+
+/// A file of /dev/shm; it goes with the test.
+struct ShmFile(String);
+
+impl ShmFile {
+    fn new(of: &str) -> Self {
+        Self(format!("/dev/shm/pagetide-test-{of}-{}", std::process::id()))
+    }
+
+    /// Whether page `n` begins with the number `n`, for all of so many.
+    fn is_right(&self, pages: usize) -> bool {
+        let bytes = std::fs::read(&self.0).unwrap();
+        assert_eq!(bytes.len(), pages << 12);
+        bytes.chunks(4096).enumerate().all(|(nth, page)| page[..8] == (nth as u64).to_le_bytes())
+    }
+}
+
+impl Drop for ShmFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Python that maps a file of `PAGES` pages, writes its number into each, fills other memory, so that they leave, and waits
+/// for a line.
+fn numbers_its_pages(file: &ShmFile) -> [String; 3] {
+    let script = format!(
+        "import mmap, os, sys\nfd = os.open('{}', os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)\nos.ftruncate(fd, {PAGES} << 12)\n\
+         m = mmap.mmap(fd, {PAGES} << 12)\n\
+         for page in range({PAGES}): m[page << 12:(page << 12) + 8] = page.to_bytes(8, 'little')\n\
+         other = os.urandom(1 << 20) * 96\nprint('filled', flush=True)\nsys.stdin.readline()\n\
+         for page in range({PAGES}): assert m[page << 12:(page << 12) + 8] == page.to_bytes(8, 'little'), page\n",
+        file.0
+    );
+    ["/usr/bin/python3".into(), "-c".into(), script]
+}
+
+/// A run that has filled its file, and waits for the end of its input.
+fn filled(mut command: Command) -> Run {
+    let run = start({
+        command.stdin(Stdio::piped());
+        command
+    });
+    run.until("the file is filled", || run.said()[0].contains("filled"));
+    run
+}
+
+/// The caps of the tests below are a little more, since in the end all of it is to be in memory.
+const PAGES: usize = 12_000;
+
+#[test]
+fn shared_memory_with_a_name_or_a_descriptor_is_what_it_is_natively() {
+    let _turn = turn();
+    let files = program("shared_files");
+    for (memory, mask) in [("24M", ""), ("24M", "pool"), ("24M", "ring"), ("256M", ""), ("24M", "shared")] {
+        println!("{memory}, PAGETIDE_MASK={mask}");
+        let said = start(pagetide(memory, mask, &["--swap-size", "160M"], &[&files])).end().succeeds();
+        assert!(said.ends_with("objects end\n"), "{said}");
+    }
+}
+
+/// Nobody outside of the run reads a hole: whoever opens the file waits until all of it is there.
+#[test]
+fn outsiders_find_what_the_run_has_written() {
+    let _turn = turn();
+    let file = ShmFile::new("outsiders");
+    let command = numbers_its_pages(&file);
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let mut run = filled(pagetide("72M", "", &[], &words));
+    let before = std::fs::metadata(&file.0).unwrap();
+    assert!((before.blocks() as usize) < PAGES * 8, "some of it is out");
+    assert!(file.is_right(PAGES));
+    drop(run.child.stdin.take());
+    run.end().succeeds();
+    assert!(file.is_right(PAGES));
+}
+
+/// What a run leaves behind in a file is there when it is over.
+#[test]
+fn files_that_a_run_leaves_behind_are_whole() {
+    let _turn = turn();
+    for ends in ["exit", "SIGKILL"] {
+        let file = ShmFile::new(ends);
+        let [python, option, mut script] = numbers_its_pages(&file);
+        if ends == "SIGKILL" {
+            script += "os.kill(os.getpid(), 9)\n";
+        }
+        let mut run = filled(pagetide("72M", "", &[], &[&python, &option, &script]));
+        drop(run.child.stdin.take());
+        let ended = run.end();
+        assert_eq!(ended.status.success(), ends == "exit", "{}", ended.stderr);
+        assert!(file.is_right(PAGES), "{ends}: {}", ended.stderr);
+    }
+}
+
+/// What was out is lost with the keeper: nobody is to find zeroes by the name.
+#[test]
+fn a_file_whose_keeper_was_killed_has_no_name_any_more() {
+    let _turn = turn();
+    let file = ShmFile::new("killed");
+    let command = numbers_its_pages(&file);
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let run = filled(pagetide("72M", "", &[], &words));
+    let keeper = keeper_of(run.child.id()).expect("the keeper is a child of the launcher");
+    // SAFETY: no memory is passed.
+    assert_eq!(unsafe { libc::kill(keeper, libc::SIGKILL) }, 0);
+    let ended = run.end();
+    assert_eq!(ended.status.code(), Some(128 + libc::SIGKILL), "{}", ended.stderr);
+    assert!(std::fs::metadata(&file.0).is_err());
 }

@@ -268,10 +268,9 @@ pub(crate) fn unmap(range: &Range<PageIndex>) -> Result<usize, c_int> {
     unsafe { kernel(libc::SYS_munmap, [start, length, 0, 0, 0, 0]) }
 }
 
-/// Sees to it that nobody can touch a range: what of it is mapped is closed, and nothing else comes there.
+/// Sees to it that nothing comes to a range in which nothing is mapped.
 pub(crate) fn reserve(range: &Range<PageIndex>) {
     let (start, length) = bytes(range);
-    let _ = close(range);
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
     let arguments = [start, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
     // SAFETY: nothing is replaced.
@@ -412,7 +411,8 @@ impl Link {
         let memfd = self.memfd(piece.object)?;
         let (start, length) = bytes(range);
         let offset = piece.page.0 - piece.object.0;
-        map(memfd.as_raw_fd(), offset, start, length, libc::MAP_FIXED_NOREPLACE).map_err(errno)?;
+        // In place of what the child has reserved.
+        map(memfd.as_raw_fd(), offset, start, length, libc::MAP_FIXED).map_err(errno)?;
         self.open(start, length, piece.page, piece.protection)
     }
 }

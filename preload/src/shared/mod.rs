@@ -373,6 +373,12 @@ pub(crate) fn before_fork(process: &Process) {
     }
 }
 
+/// After a fork, in the child, which has nothing where its parent maps shared memory: nothing else comes there.
+pub(crate) fn reserve_in_child() {
+    let Some(parent) = active() else { return };
+    lock(&parent.pieces).iter().filter(|(_, piece)| !piece.omit).for_each(|(range, _)| agent::reserve(&range));
+}
+
 /// After a fork, in the child: maps what the parent has mapped, and attaches it to the keeper.
 pub(crate) fn after_fork_in_child(process: &'static Process) {
     let Some(parent) = state() else { return };
@@ -386,7 +392,10 @@ pub(crate) fn after_fork_in_child(process: &'static Process) {
     if !attached {
         // A child that only calls another program never misses it. Nothing else is to be mapped there.
         task::say("a forked child cannot map the shared memory of its parent: it cannot touch that");
-        inherited.iter().for_each(|(range, _)| agent::reserve(&range));
+        for (range, _) in inherited.iter() {
+            let _ = agent::close(&range);
+            agent::reserve(&range);
+        }
         return;
     }
     *lock(&state.pieces) = inherited;

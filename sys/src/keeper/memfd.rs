@@ -127,8 +127,9 @@ impl Memfd {
             if data >= range.end {
                 break;
             }
-            let hole =
-                rustix::fs::seek(&self.fd, SeekFrom::Hole(data * PAGE_SIZE as u64))? / PAGE_SIZE as u64;
+            // The end of the file may lie within a page.
+            let hole = rustix::fs::seek(&self.fd, SeekFrom::Hole(data * PAGE_SIZE as u64))?;
+            let hole = hole.div_ceil(PAGE_SIZE as u64).max(data + 1);
             runs.push(data..hole.min(range.end));
             page = hole;
         }
@@ -194,6 +195,24 @@ pub fn are_pages_small() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_file_is_taken_over_and_given_up() {
+        let memfd = rustix::fs::memfd_create("theirs", MemfdFlags::CLOEXEC).unwrap();
+        rustix::fs::ftruncate(&memfd, 2 * PAGE_SIZE as u64 + 1).unwrap();
+        rustix::io::pwrite(&memfd, b"x", 2 * PAGE_SIZE as u64).unwrap();
+        let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
+        let open = || rustix::fs::open(&*path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
+        let (file, second) = (open(), open());
+        assert_eq!(Memfd::adopt(file).map(drop), Err(Errno::AGAIN), "somebody else has it open");
+        let adopted = Memfd::adopt(second).unwrap();
+        assert_eq!((adopted.pages(), adopted.is_ragged()), (3, true));
+        assert_eq!(adopted.present(0..3).unwrap(), std::iter::once(2..3).collect::<Vec<_>>());
+        assert!(!adopted.is_wanted() && !adopted.has_name());
+        adopted.give_up();
+        assert!(rustix::fs::fstat(open()).unwrap().st_size > 0);
+    }
 
     #[test]
     fn pages_are_there_when_written_and_not_when_punched() {
