@@ -123,10 +123,7 @@ plain! {
 ///
 /// # Safety
 /// As for the call.
-pub(crate) unsafe fn by_descriptor(
-    number: std::ffi::c_long,
-    arguments: [usize; 6],
-) -> Result<usize, c_int> {
+pub(crate) unsafe fn by_descriptor(number: std::ffi::c_long, arguments: [usize; 6]) -> Result<usize, c_int> {
     // SAFETY: the caller's contract.
     let result = unsafe { kernel(number, arguments) };
     if result == Err(libc::EBADF) && shared::laid_open(arguments[0] as c_int) {
@@ -275,7 +272,11 @@ pub(crate) unsafe extern "C" fn shm_open(name: *const c_char, flags: c_int, mode
 /// # Safety
 /// As in C.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C-unwind" fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize {
+pub(crate) unsafe extern "C-unwind" fn sendmsg(
+    fd: c_int,
+    message: *const libc::msghdr,
+    flags: c_int,
+) -> isize {
     static NEXT: Next = Next::new(c"sendmsg");
     type Call = unsafe extern "C-unwind" fn(c_int, *const libc::msghdr, c_int) -> isize;
     // SAFETY: the function of that name has this type; the caller's contract.
@@ -301,7 +302,8 @@ pub(crate) unsafe extern "C-unwind" fn sendmmsg(
     // SAFETY: the function of that name has this type; the caller's contract.
     unsafe {
         if !messages.is_null() {
-            (0..number as usize).for_each(|nth| shared::lay_open_sent(&raw const (*messages.add(nth)).msg_hdr));
+            (0..number as usize)
+                .for_each(|nth| shared::lay_open_sent(&raw const (*messages.add(nth)).msg_hdr));
         }
         std::mem::transmute::<*mut c_void, Call>(NEXT.get())(fd, messages, number, flags)
     }

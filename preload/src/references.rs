@@ -95,7 +95,8 @@ unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: lib
     opening(flags);
     // SAFETY: the caller's contract.
     unsafe {
-        shared::open_front(directory, path, flags).unwrap_or_else(|| next_openat()(directory, path, flags, mode))
+        shared::open_front(directory, path, flags)
+            .unwrap_or_else(|| next_openat()(directory, path, flags, mode))
     }
 }
 

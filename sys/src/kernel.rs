@@ -223,7 +223,7 @@ impl Kernel {
     /// Moves frames of `slot` to missing pages.
     pub fn move_from(&self, slot: &mut Slot, page: usize, count: usize, dst: usize) -> Partial {
         // SAFETY: the contract of `open`.
-        unsafe { slot.move_from(page, count, dst, &self.uffd) }
+        unsafe { slot.move_from(page, count, dst, &self.uffd, &self.pagemap) }
     }
 }
 

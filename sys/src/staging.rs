@@ -201,7 +201,12 @@ impl Slot {
                 let cluster = start / CLUSTER_SIZE * CLUSTER_SIZE;
                 let mut stopped = Ok(());
                 for run in found.present.runs() {
-                    stopped = stopped.and(self.move_run(cluster, run, uffd, &found.zero));
+                    stopped = stopped.and(self.move_run(cluster, run, uffd, pagemap));
+                }
+                if !found.zero.is_empty() {
+                    // The program may have written to such a page before it moved: only here does it stay what it is.
+                    let here = pagemap.presence(self.base() + start % CLUSTER_SIZE, length);
+                    self.zero = self.zero.or(here.unwrap_or_default().zero.and(self.populated));
                 }
                 stopped
             }
@@ -235,13 +240,15 @@ impl Slot {
                 .and(unsafe { mapping::make_writable(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE) });
         }
         for run in found.present.runs() {
-            let _ = self.move_run(base, run, uffd, &found.zero);
+            let _ = self.move_run(base, run, uffd, pagemap);
         }
         // What is shared since a fork becomes the program's own here, by a copy; what is pinned is that already.
         for run in left(self).minus(found.zero).runs() {
             crate::task::populate(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE);
-            let _ = self.move_run(base, run, uffd, &found.zero);
+            let _ = self.move_run(base, run, uffd, pagemap);
         }
+        // Nobody but us writes here: what was the zero page is.
+        self.zero = self.zero.or(found.zero.and(self.populated));
         let pinned = left(self);
         if !pinned.is_empty() {
             // SAFETY: they came from there, and are still here.
@@ -340,7 +347,7 @@ impl Slot {
         cluster: usize,
         run: Range<usize>,
         uffd: &Uffd,
-        zero: &PageSet,
+        pagemap: &Pagemap,
     ) -> Result<(), Errno> {
         let mut refused = Ok(());
         let mut first = run.start;
@@ -349,18 +356,23 @@ impl Slot {
             let left = run.end - first;
             // SAFETY: the source is registered program memory, the target an empty part of our slot.
             let (done, error) = unsafe { uffd.move_pages(to, from, left * PAGE_SIZE, true) };
-            let moved = PageSet::range(first..first + done / PAGE_SIZE);
-            self.populated = self.populated.or(moved);
-            self.zero = self.zero.or(moved.and(*zero));
-            first += done / PAGE_SIZE;
+            let mut moved = done / PAGE_SIZE;
+            if error == Some(Errno::EXIST) {
+                // Nobody else puts pages here: see `uncounted`.
+                moved +=
+                    self.uncounted(first + moved..run.end, pagemap, |present, page| present.contains(page));
+            }
+            self.populated = self.populated.or(PageSet::range(first..first + moved));
+            first += moved;
             match error {
                 None => {}
+                Some(Errno::EXIST) if moved > done / PAGE_SIZE => {}
                 // It may be several mappings, of which MOVE takes one at a time.
                 Some(Errno::INVAL) if done == 0 && left > 1 => {
                     let middle = first + left / 2;
                     return refused
-                        .and(self.move_run(cluster, first..middle, uffd, zero))
-                        .and(self.move_run(cluster, middle..run.end, uffd, zero));
+                        .and(self.move_run(cluster, first..middle, uffd, pagemap))
+                        .and(self.move_run(cluster, middle..run.end, uffd, pagemap));
                 }
                 // Pinned, shared by fork, or gone meanwhile: it stays with the program.
                 Some(error) => {
@@ -370,6 +382,27 @@ impl Slot {
             }
         }
         refused
+    }
+
+    /// Pages at the beginning of `run` that MOVE has moved and did not count, by what is here of them now.
+    ///
+    /// Linux 6.18 moves pages in batches. Where it had to wait for a page (EAGAIN, which it does by itself) it forgets to
+    /// count the batch that follows, tries it once more, and finds the target populated (EEXIST).
+    fn uncounted(
+        &self,
+        run: Range<usize>,
+        pagemap: &Pagemap,
+        is_moved: impl Fn(PageSet, usize) -> bool,
+    ) -> usize {
+        if run.is_empty() {
+            return 0;
+        }
+        let found = pagemap.presence(self.base() + run.start * PAGE_SIZE, run.len() * PAGE_SIZE);
+        let found = found.unwrap_or_else(|error| {
+            crate::task::say(&format!("cannot see which pages are in memory: {error}"));
+            crate::task::kill_self();
+        });
+        run.take_while(|&page| is_moved(found.present, page)).count()
     }
 
     /// Moves a run of frames to missing pages at `dst`. Frames that were moved are none any more.
@@ -385,16 +418,34 @@ impl Slot {
         count: usize,
         dst: usize,
         uffd: &Uffd,
+        pagemap: &Pagemap,
     ) -> (usize, Option<Errno>) {
         assert!((page..page + count).all(|page| self.populated.contains(page)));
-        // SAFETY: the frames are ours and `self` is borrowed mutably, so nothing refers to them.
-        let (done, error) =
-            unsafe { uffd.move_pages(dst, self.base() + page * PAGE_SIZE, count * PAGE_SIZE, false) };
-        for page in page..page + done / PAGE_SIZE {
-            self.populated.remove(page);
-            self.zero.remove(page);
+        let mut done = 0;
+        loop {
+            let (to, from) = (dst + done * PAGE_SIZE, self.base() + (page + done) * PAGE_SIZE);
+            // SAFETY: the frames are ours and `self` is borrowed mutably, so nothing refers to them.
+            let (bytes, error) = unsafe { uffd.move_pages(to, from, (count - done) * PAGE_SIZE, false) };
+            let first = page + done + bytes / PAGE_SIZE;
+            let uncounted = match error {
+                Some(Errno::EXIST) => {
+                    self.uncounted(first..page + count, pagemap, |present, page| !present.contains(page))
+                }
+                _ => 0,
+            };
+            if uncounted > 0 {
+                // Nobody was woken for them.
+                uffd.wake(dst + (first - page) * PAGE_SIZE, uncounted * PAGE_SIZE);
+            }
+            for moved in page + done..first + uncounted {
+                self.populated.remove(moved);
+                self.zero.remove(moved);
+            }
+            done = first + uncounted - page;
+            if uncounted == 0 || done == count {
+                return (done * PAGE_SIZE, error.filter(|_| done < count));
+            }
         }
-        (done, error)
     }
 
     /// Fills frames with contents from elsewhere, which `read` writes to them.

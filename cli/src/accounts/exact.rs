@@ -49,7 +49,8 @@ fn served_share(pid: u32, group: &Group) -> u64 {
                 kib += rest.trim().trim_end_matches(" kB").parse().unwrap_or(0);
             }
             Some((name, _)) if name.contains('-') => {
-                is_served = mapped_files::mapping(line.as_bytes()).is_some_and(|mapping| group.keeps(&mapping));
+                is_served =
+                    mapped_files::mapping(line.as_bytes()).is_some_and(|mapping| group.keeps(&mapping));
             }
             _ => {}
         }

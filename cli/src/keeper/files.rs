@@ -96,7 +96,9 @@ impl Keeper {
 
     /// Retires the object that begins with `first`.
     pub(super) fn retire_by_number(&mut self, first: PageIndex) {
-        self.say_retired("a program of it reads, writes or passes on a file of its shared memory by a descriptor");
+        self.say_retired(
+            "a program of it reads, writes or passes on a file of its shared memory by a descriptor",
+        );
         adopted_at(&self.objects.adopted(), first).into_iter().for_each(|object| self.retire(object));
     }
 

@@ -95,7 +95,8 @@ pub(crate) fn keep() -> Result<u8, Failure> {
         pagetide_sys::log!(Info, "shared memory has huge pages here: it stays in memory");
     }
     let (clients, heirs, looks) = (Vec::new(), HashMap::new(), false);
-    let keeper = Keeper { process, group, objects, clients, heirs, makes, breaks, looks, said_retired: false };
+    let keeper =
+        Keeper { process, group, objects, clients, heirs, makes, breaks, looks, said_retired: false };
     keeper.serve(std::io::stdin().as_fd());
     Ok(0)
 }

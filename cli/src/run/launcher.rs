@@ -316,7 +316,8 @@ impl<'a> Launcher<'a> {
     fn let_keeper_go(&self) {
         let Some(keeper) = self.keeper.let_go().filter(|_| !self.lost_keeper) else { return };
         if self.sampler.processes().iter().all(|&pid| self.keeper.is(pid)) {
-            let _ = rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(keeper), WaitOptions::empty()));
+            let _ =
+                rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(keeper), WaitOptions::empty()));
         }
     }
 

@@ -23,8 +23,7 @@ use std::sync::{Arc, Condvar, Mutex};
 pub(crate) const MREMAP_DONTUNMAP: c_int = 4;
 const ACCESS: c_int = libc::PROT_READ | libc::PROT_WRITE;
 /// What of a program's flags goes into a mapping of an object.
-const KEPT_FLAGS: c_int =
-    libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | libc::MAP_32BIT | libc::MAP_NORESERVE;
+const KEPT_FLAGS: c_int = libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE | libc::MAP_32BIT | libc::MAP_NORESERVE;
 
 type Job = Box<dyn FnOnce(&mut Link) + Send>;
 
@@ -183,7 +182,8 @@ impl Agent {
         self.run(move |link| {
             let file = file.open(OFlags::PATH)?;
             let found = link.look_up(Ask::Find, &file)?;
-            let retired = if found.retired { Ok([0; 4]) } else { link.ask(Ask::Retire, [found.first.0, 0, 0, 0]) };
+            let retired =
+                if found.retired { Ok([0; 4]) } else { link.ask(Ask::Retire, [found.first.0, 0, 0, 0]) };
             let _ = link.ask(Ask::Settle, [0; 4]);
             retired
         })
@@ -364,8 +364,7 @@ impl Link {
     }
 
     fn look_up(&self, ask: Ask, file: &OwnedFd) -> Result<Found, Errno> {
-        let ([first, pages, retired, _], _) =
-            wire::call(&self.connection, ask, [0; 4], Some(file.as_fd()))?;
+        let ([first, pages, retired, _], _) = wire::call(&self.connection, ask, [0; 4], Some(file.as_fd()))?;
         Ok(Found { first: PageIndex(first), pages, retired: retired != 0 })
     }
 

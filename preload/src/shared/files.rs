@@ -59,7 +59,8 @@ struct Adopted {
 
 fn descriptor_flags(fd: c_int) -> Result<c_int, c_int> {
     // SAFETY: no memory is passed.
-    unsafe { kernel(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) }.map(|flags| flags as c_int)
+    unsafe { kernel(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) }
+        .map(|flags| flags as c_int)
 }
 
 fn stat(fd: c_int) -> Option<Stat> {
@@ -87,7 +88,8 @@ fn close(fd: c_int) {
 fn reopen(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
     let mut path = [0; 64];
     let _ = write!(&mut path[..], "/proc/thread-self/fd/{fd}\0");
-    let arguments = [libc::AT_FDCWD as usize, path.as_ptr().addr(), (flags | libc::O_CLOEXEC) as usize, 0, 0, 0];
+    let arguments =
+        [libc::AT_FDCWD as usize, path.as_ptr().addr(), (flags | libc::O_CLOEXEC) as usize, 0, 0, 0];
     // SAFETY: the path is a C string.
     unsafe { kernel(libc::SYS_openat, arguments) }.map(|fd| fd as c_int)
 }
@@ -146,7 +148,9 @@ fn is_leasable(stat: &Stat) -> bool {
     static MEMFD_DEVICE: AtomicU64 = AtomicU64::new(u64::MAX);
     let mut device = MEMFD_DEVICE.load(Relaxed);
     if device == u64::MAX {
-        let Ok(memfd) = rustix::fs::memfd_create(c"pagetide", rustix::fs::MemfdFlags::CLOEXEC) else { return false };
+        let Ok(memfd) = rustix::fs::memfd_create(c"pagetide", rustix::fs::MemfdFlags::CLOEXEC) else {
+            return false;
+        };
         let Ok(stat) = rustix::fs::fstat(&memfd) else { return false };
         device = stat.st_dev;
         MEMFD_DEVICE.store(device, Relaxed);
@@ -214,7 +218,8 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
         && opened_by & (libc::O_ACCMODE | libc::O_PATH) == libc::O_RDWR
         && stat.st_size as usize >= OBJECT_MIN
         && stat.st_blksize as usize == PAGE_SIZE
-        && (mapping.first() + mapping.count()) * PAGE_SIZE as u64 <= (stat.st_size as u64).next_multiple_of(PAGE_SIZE as u64)
+        && (mapping.first() + mapping.count()) * PAGE_SIZE as u64
+            <= (stat.st_size as u64).next_multiple_of(PAGE_SIZE as u64)
         && is_of_tmpfs(fd)
         && is_leasable(&stat)
         && !process.locks_new();
@@ -304,9 +309,10 @@ fn map_front(
         return None;
     }
     let file = Foreign { tid: task::tid(), fd };
-    let found = agent.find(file).ok().filter(|found| {
-        !found.retired && mapping.first() + mapping.count() <= found.pages
-    })?;
+    let found = agent
+        .find(file)
+        .ok()
+        .filter(|found| !found.retired && mapping.first() + mapping.count() <= found.pages)?;
     let page = found.first.plus(mapping.first());
     let piece = Piece { object: found.first, page, protection, omit: false, read_only };
     let wanted = Wanted { address, count: mapping.count() as usize, flags, piece };
@@ -373,12 +379,16 @@ fn open_again(fd: c_int, file: FileId, adopted: Option<&Adopted>) -> bool {
         .collect();
     let mut done = false;
     while let Some(&(first, flags)) = left.first() {
-        let (group, rest): (Vec<_>, Vec<_>) = left.into_iter().partition(|&(number, _)| is_same(first, number));
+        let (group, rest): (Vec<_>, Vec<_>) =
+            left.into_iter().partition(|&(number, _)| is_same(first, number));
         left = rest;
-        let before = adopted.filter(|adopted| group.iter().any(|(number, _)| adopted.numbers.contains(number)));
+        let before =
+            adopted.filter(|adopted| group.iter().any(|(number, _)| adopted.numbers.contains(number)));
         let kept = libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME | libc::O_DSYNC | libc::O_SYNC;
         let access = if flags & libc::O_NOFOLLOW != 0 { libc::O_RDONLY } else { libc::O_RDWR };
-        let Ok(opened) = reopen(first, access | before.map_or(0, |before| before.flags & kept)) else { continue };
+        let Ok(opened) = reopen(first, access | before.map_or(0, |before| before.flags & kept)) else {
+            continue;
+        };
         if let Some(before) = before {
             let arguments = [opened as usize, before.position, libc::SEEK_SET as usize, 0, 0, 0];
             // SAFETY: no memory is passed.
@@ -399,8 +409,11 @@ fn open_again(fd: c_int, file: FileId, adopted: Option<&Adopted>) -> bool {
 /// `path` is a C string.
 pub(crate) unsafe fn open_front(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
     let process = managed().filter(|process| process.group().serves_files())?;
-    const UNFIT: c_int =
-        libc::O_TRUNC | libc::O_EXCL | libc::O_PATH | libc::O_DIRECTORY | (libc::O_TMPFILE & !libc::O_DIRECTORY);
+    const UNFIT: c_int = libc::O_TRUNC
+        | libc::O_EXCL
+        | libc::O_PATH
+        | libc::O_DIRECTORY
+        | (libc::O_TMPFILE & !libc::O_DIRECTORY);
     let access = flags & libc::O_ACCMODE;
     if flags & UNFIT != 0 || !matches!(access, libc::O_RDONLY | libc::O_RDWR) {
         return None;
@@ -410,7 +423,8 @@ pub(crate) unsafe fn open_front(directory: c_int, path: *const c_char, flags: c_
     let arguments = [directory as usize, path.addr(), opening as usize, 0, 0, 0];
     // SAFETY: the caller's contract.
     let front = unsafe { kernel(libc::SYS_openat, arguments) }.ok()? as c_int;
-    let served = stat(front).is_some_and(|stat| is_regular(&stat) && process.group().is_served(FileId::of(&stat)));
+    let served =
+        stat(front).is_some_and(|stat| is_regular(&stat) && process.group().is_served(FileId::of(&stat)));
     // A front for writing has no such mark.
     let marked = access == libc::O_RDONLY || mark == 0;
     if served && marked && may_access(front, access) {
@@ -444,7 +458,8 @@ pub(crate) fn shown_flags(fd: c_int, flags: c_int) -> c_int {
     let access = if flags & libc::O_NOFOLLOW != 0 { libc::O_RDONLY } else { libc::O_RDWR };
     let file = stat(fd).map(|stat| FileId::of(&stat));
     let files = lock(&FILES);
-    let before = files.adopted.iter().find(|adopted| Some(adopted.file) == file && adopted.numbers.contains(&fd));
+    let before =
+        files.adopted.iter().find(|adopted| Some(adopted.file) == file && adopted.numbers.contains(&fd));
     before.map_or(access | O_LARGEFILE, |before| before.flags)
 }
 

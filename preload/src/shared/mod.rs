@@ -129,7 +129,10 @@ pub(crate) fn map(
         Err(error) => return Some(Err(error)),
     };
     let range = PageIndex::of_address(start)..PageIndex::of_address(start).plus(count as u64);
-    list.insert(range.clone(), Piece { object: first, page: first, protection, omit: false, read_only: false });
+    list.insert(
+        range.clone(),
+        Piece { object: first, page: first, protection, omit: false, read_only: false },
+    );
     state.any.store(true, Relaxed);
     drop(list);
     drop(entered);
@@ -376,7 +379,10 @@ pub(crate) fn before_fork(process: &Process) {
 /// After a fork, in the child, which has nothing where its parent maps shared memory: nothing else comes there.
 pub(crate) fn reserve_in_child() {
     let Some(parent) = active() else { return };
-    lock(&parent.pieces).iter().filter(|(_, piece)| !piece.omit).for_each(|(range, _)| agent::reserve(&range));
+    lock(&parent.pieces)
+        .iter()
+        .filter(|(_, piece)| !piece.omit)
+        .for_each(|(range, _)| agent::reserve(&range));
 }
 
 /// After a fork, in the child: maps what the parent has mapped, and attaches it to the keeper.

@@ -111,7 +111,11 @@ mod tests {
         assert!(holds(&one), "O_PATH opens nothing");
         let (sent, opened) = mpsc::channel();
         let opener = std::thread::spawn(move || {
-            let file = rustix::fs::open(format!("/proc/self/fd/{}", front.as_raw_fd()), OFlags::RDONLY, Mode::empty());
+            let file = rustix::fs::open(
+                format!("/proc/self/fd/{}", front.as_raw_fd()),
+                OFlags::RDONLY,
+                Mode::empty(),
+            );
             sent.send(file.is_ok()).unwrap();
         });
         let mut polled = [rustix::event::PollFd::new(&breaks, rustix::event::PollFlags::IN)];

@@ -157,3 +157,48 @@ fn what_a_slot_lost_is_left_alone() {
     // SAFETY: as above.
     assert_eq!(unsafe { *(at as *const u64) }, 77);
 }
+
+/// As Linux 6.18 leaves them where it had to wait for a page: see `Slot::uncounted`.
+#[test]
+fn pages_that_were_moved_and_not_counted_are_found() {
+    let uffd = Uffd::open().unwrap();
+    if uffd.features() & crate::uffd::FEATURE_MOVE == 0 {
+        return;
+    }
+    let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+    let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
+    let mut slots = Staging::slots(1).unwrap();
+    let (slot, program) = (&mut slots[0], program());
+    let at = |page: usize| program.base() + page * PAGE_SIZE;
+    // SAFETY: memory of this test, whose pages nobody touches while they are out.
+    unsafe {
+        uffd.register(program.base(), CLUSTER_SIZE).unwrap();
+        slot.make_target(program.base(), CLUSTER_SIZE, &uffd).unwrap();
+        for run in [100..290, 310..311, 511..512] {
+            let moved = uffd.move_pages(
+                slot.base() + run.start * PAGE_SIZE,
+                at(run.start),
+                run.len() * PAGE_SIZE,
+                false,
+            );
+            assert_eq!(moved, (run.len() * PAGE_SIZE, None));
+        }
+        slot.move_run(program.base(), 0..512, &uffd, &pagemap).unwrap();
+        assert_eq!(slot.populated(), PageSet::range(0..512));
+        holds_all(slot);
+        let back = 20..40;
+        let from = slot.base() + back.start * PAGE_SIZE;
+        assert_eq!(uffd.move_pages(at(back.start), from, back.len() * PAGE_SIZE, false).1, None);
+        assert_eq!(slot.move_from(0, 512, program.base(), &uffd, &pagemap), (CLUSTER_SIZE, None));
+        assert_eq!(slot.memory_pages(), 0);
+        for page in 0..512 {
+            assert_eq!(*(at(page) as *const u64), page as u64 + 1);
+        }
+        // What somebody else has put there is no page of ours.
+        slot.take_out(program.base(), CLUSTER_SIZE, true, TakeOutWay::Move, views).unwrap();
+        assert_eq!(uffd.copy(at(7), &[1; PAGE_SIZE]), (PAGE_SIZE, None));
+        let back = slot.move_from(0, 512, program.base(), &uffd, &pagemap);
+        assert_eq!(back, (7 * PAGE_SIZE, Some(Errno::EXIST)));
+        assert_eq!(slot.populated(), PageSet::range(7..512));
+    }
+}
