@@ -16,6 +16,8 @@ use std::ops::Range;
 /// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
 const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
+/// Private mappings of these kinds are not managed.
+const UNFIT: c_int = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
 
 /// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any
 /// more.
@@ -78,16 +80,12 @@ pub(crate) unsafe fn map(
         }
     };
     let Some(process) = managed() else { return pointer(call(flags)) };
-    if let Some(result) = shared::map(process, address as usize, length, protection, flags) {
-        return pointer(result);
-    }
     let mapping = shared::Mapping { address: address as usize, length, protection, flags, fd, offset };
-    if let Some(result) = shared::map_file(process, mapping) {
+    if let Some(result) = shared::map(process, mapping) {
         return pointer(result);
     }
     let fixed = flags & libc::MAP_FIXED != 0;
-    let unfit = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-    let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
+    let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & UNFIT == 0;
     let wanted = private && length >= MANAGED_MIN;
     let count = length.div_ceil(PAGE_SIZE) as u64;
     let locks = flags & (libc::MAP_LOCKED | libc::MAP_ANONYMOUS) == libc::MAP_LOCKED | libc::MAP_ANONYMOUS;

@@ -106,6 +106,7 @@ impl Exact {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetide::group::Field;
     use std::process::{Child, Command, Stdio};
     use std::time::Duration;
 
@@ -127,12 +128,12 @@ mod tests {
         let start = Instant::now();
         let mut exact = Exact::new(start);
         assert_eq!(exact.counted(), None);
-        exact.look(start, 256, || shares(pids.clone(), &[]));
+        exact.look(start, 256, || shares(pids.clone(), None));
         let counted = exact.counted().unwrap();
         // Its cpu_budget is spent sooner or later, and earned again.
-        (0..1000).for_each(|_| exact.look(start, 0, || shares(pids.clone(), &[])));
+        (0..1000).for_each(|_| exact.look(start, 0, || shares(pids.clone(), None)));
         let spent = exact.counted().unwrap().looks;
-        exact.look(start + Duration::from_secs(100), 0, || shares(pids.clone(), &[]));
+        exact.look(start + Duration::from_secs(100), 0, || shares(pids.clone(), None));
         for pid in pids {
             let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
             rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
@@ -142,12 +143,17 @@ mod tests {
         assert!((65..90).contains(&mib), "{mib} MiB");
         assert!(spent < 1000, "{spent} looks cost nothing");
         assert_eq!(exact.counted().unwrap().looks, spent + 1);
-        assert_eq!(total(&shares(vec![0], &[]), 0), 0);
+        assert_eq!(total(&shares(vec![0], None), 0), 0);
     }
 
     #[test]
     fn a_keeper_counts_as_it_says_itself() {
         let own = std::process::id();
-        assert_eq!(shares(vec![own, 0], &[(own, 77)]), [(own, 77)]);
+        let (_fd, group) = crate::testing::group(1000);
+        let slot = group.claim(pagetide_sys::procfs::Identity::own()).unwrap();
+        for (field, value) in [(Field::Keeps, 1), (Field::KnownAs, own.into()), (Field::Resident, 77)] {
+            slot.set(field, value);
+        }
+        assert_eq!(shares(vec![own, 0], Some(&group)), [(own, 77 * PAGE)]);
     }
 }

@@ -72,7 +72,7 @@ fn stat(fd: c_int) -> Option<Stat> {
 fn is_of_tmpfs(fd: c_int) -> bool {
     // SAFETY: as above.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-    rustix::fs::fstatfs(fd).is_ok_and(|found| found.f_type as i64 == TMPFS_MAGIC)
+    rustix::fs::fstatfs(fd).is_ok_and(|found| found.f_type == TMPFS_MAGIC)
 }
 
 fn is_regular(stat: &Stat) -> bool {

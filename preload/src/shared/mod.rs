@@ -15,9 +15,7 @@ mod pieces;
 
 use crate::range::{advise, pages};
 use agent::Agent;
-pub(crate) use files::{
-    Mapping, laid_open, lay_open_sent, map as map_file, note_memfd, open_front, shm_path, shown_flags,
-};
+pub(crate) use files::{Mapping, laid_open, lay_open_sent, note_memfd, open_front, shm_path, shown_flags};
 use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::{lock, task};
@@ -100,14 +98,13 @@ fn is_wanted(length: usize, protection: c_int, flags: c_int) -> bool {
         && protection & libc::PROT_EXEC == 0
 }
 
-/// Maps shared anonymous memory that the keeper serves. `None` if the kernel is to do it.
-pub(crate) fn map(
-    process: &'static Process,
-    address: usize,
-    length: usize,
-    protection: c_int,
-    flags: c_int,
-) -> Option<Result<usize, c_int>> {
+/// Maps shared memory that the keeper serves. `None` if the kernel is to do it.
+pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
+    map_anonymous(process, mapping).or_else(|| files::map(process, mapping))
+}
+
+fn map_anonymous(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
+    let Mapping { address, length, protection, flags, .. } = mapping;
     if !is_wanted(length, protection, flags) || !process.is_current() || process.locks_new() {
         return None;
     }
