@@ -25,9 +25,18 @@ pub(crate) fn is_to_be_made_again(fd: c_int, result: isize) -> bool {
     }
 }
 
+/// Whether memory is set aside within a file: of an object all is set aside.
+fn sets_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> bool {
+    let end = offset.checked_add(length);
+    mode & !libc::FALLOC_FL_KEEP_SIZE == 0
+        && offset >= 0
+        && length > 0
+        && end.is_some_and(|end| shared::size(fd).is_some_and(|size| end <= size))
+}
+
 /// Calls that are cancellation points: a thread that is cancelled there unwinds through us.
 macro_rules! cancellable {
-    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty, as $next:literal;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty, as $next:literal $(, unless $idle:expr)?;)+) => {$(
         $(#[$doc])*
         ///
         /// # Safety
@@ -40,6 +49,9 @@ macro_rules! cancellable {
             let next = unsafe { std::mem::transmute::<*mut c_void, Call>(NEXT.get()) };
             // SAFETY: the caller's contract.
             let result = unsafe { next($fd $(, $argument)*) };
+            $(if result == -1 && error() == libc::EBADF && $idle && shared::is_object($fd) {
+                return 0;
+            })?
             // SAFETY: as above.
             if is_to_be_made_again($fd, result as isize) { unsafe { next($fd $(, $argument)*) } } else { result }
         }
@@ -71,14 +83,14 @@ cancellable! {
     pwritev(fd, vector: *const libc::iovec, number: c_int, offset: i64) -> isize, as c"pwritev64";
     /// `pwritev(2)` by the name that it has where offsets have 64 bits.
     pwritev64(fd, vector: *const libc::iovec, number: c_int, offset: i64) -> isize, as c"pwritev64";
-    /// `fsync(2)`.
-    fsync(fd) -> c_int, as c"fsync";
-    /// `fdatasync(2)`.
-    fdatasync(fd) -> c_int, as c"fdatasync";
+    /// `fsync(2)`: there is nothing to write of a file that lies in memory.
+    fsync(fd) -> c_int, as c"fsync", unless true;
+    /// `fdatasync(2)`, as [`fsync`].
+    fdatasync(fd) -> c_int, as c"fdatasync", unless true;
     /// `fallocate(2)`.
-    fallocate(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64";
+    fallocate(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", unless sets_aside(fd, mode, offset, length);
     /// `fallocate(2)` by the name that it has where offsets have 64 bits.
-    fallocate64(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64";
+    fallocate64(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", unless sets_aside(fd, mode, offset, length);
     /// `lockf(3)`.
     lockf(fd, command: c_int, length: i64) -> c_int, as c"lockf64";
     /// `lockf(3)` by the name that it has where offsets have 64 bits.
@@ -173,7 +185,7 @@ transfers! {
 }
 
 macro_rules! returning_errors {
-    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*), as $next:literal;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*), as $next:literal, unless $idle:expr;)+) => {$(
         $(#[$doc])*
         ///
         /// # Safety
@@ -186,24 +198,27 @@ macro_rules! returning_errors {
             let next = unsafe { std::mem::transmute::<*mut c_void, Call>(NEXT.get()) };
             // SAFETY: the caller's contract.
             let result = unsafe { next($fd $(, $argument)*) };
-            if result == libc::EBADF && shared::laid_open($fd) {
-                // SAFETY: as above.
-                return unsafe { next($fd $(, $argument)*) };
+            if result != libc::EBADF {
+                return result;
             }
-            result
+            if $idle && shared::is_object($fd) {
+                return 0;
+            }
+            // SAFETY: as above.
+            if shared::laid_open($fd) { unsafe { next($fd $(, $argument)*) } } else { result }
         }
     )+};
 }
 
 returning_errors! {
     /// `posix_fallocate(3)`.
-    posix_fallocate(fd, offset: i64, length: i64), as c"posix_fallocate64";
+    posix_fallocate(fd, offset: i64, length: i64), as c"posix_fallocate64", unless sets_aside(fd, 0, offset, length);
     /// `posix_fallocate(3)` by the name that it has where offsets have 64 bits.
-    posix_fallocate64(fd, offset: i64, length: i64), as c"posix_fallocate64";
-    /// `posix_fadvise(2)`.
-    posix_fadvise(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64";
+    posix_fallocate64(fd, offset: i64, length: i64), as c"posix_fallocate64", unless sets_aside(fd, 0, offset, length);
+    /// `posix_fadvise(2)`, which means nothing to a file that lies in memory.
+    posix_fadvise(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64", unless (0..=5).contains(&advice);
     /// `posix_fadvise(2)` by the name that it has where offsets have 64 bits.
-    posix_fadvise64(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64";
+    posix_fadvise64(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64", unless (0..=5).contains(&advice);
 }
 
 /// `fdopen(3)`: the C library reads and writes such a stream past us.

@@ -141,6 +141,11 @@ static void calls_find_what_was_written(void) {
     CHECK(!fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) && fcntl(fd, F_GET_SEALS) == (F_SEAL_SHRINK | F_SEAL_GROW));
     CHECK(ftruncate(fd, 0) == -1 && errno == EPERM && holds(start, 0, LENGTH, 9) && !munmap(start, LENGTH) && !close(fd));
     start = object(&fd, 10);
+    /* These say nothing about contents, and cost none of its pages a way back. */
+    CHECK(!posix_fadvise(fd, 0, LENGTH, POSIX_FADV_DONTNEED) && posix_fadvise(fd, 0, LENGTH, 77) == EINVAL);
+    CHECK(!fsync(fd) && !fdatasync(fd) && !posix_fallocate(fd, 0, LENGTH) && !fallocate(fd, 0, 0, LENGTH));
+    CHECK(holds(start, 0, LENGTH, 10));
+    push_out();
     FILE *stream = fdopen(fd, "r+");
     CHECK(stream && fread(bytes, 1, PAGE, stream) == PAGE && holds(bytes, 0, PAGE, 10));
     CHECK(!munmap(start, LENGTH) && !fclose(stream) && !close(other) && !close(pipes[0]) && !close(pipes[1]));

@@ -92,9 +92,9 @@ fn shared_memory_is_charged_once_whoever_maps_it() {
         let run = start(kind, "100M", &[&program("shared_count"), kind, "40", "2", "8"]);
         assert_eq!(run.line, "ready\n", "{kind}: {}", run.says());
         run.until("all of it is counted", |stat| match kind {
+            "sysv" => stat["bytes"]["now"]["shared"] == 40 * MIB,
             // The keeper's, like private memory.
-            "anonymous" => stat["bytes"]["now"]["resident"].as_u64().unwrap() >= 40 * MIB,
-            _ => stat["bytes"]["now"]["shared"] == 40 * MIB,
+            _ => stat["bytes"]["now"]["resident"].as_u64().unwrap() >= 40 * MIB,
         });
         let Ended { status, stats, said } = run.end();
         assert!(status.success(), "{kind}: {status}\n{said}");

@@ -340,6 +340,21 @@ pub(crate) fn laid_open(fd: c_int) -> bool {
     }
 }
 
+/// Whether a descriptor is a front of an object.
+pub(crate) fn is_object(fd: c_int) -> bool {
+    let served = |process: &'static Process| {
+        process.group().serves_files()
+            && is_front(fd)
+            && stat(fd).is_some_and(|stat| process.group().is_served(FileId::of(&stat)))
+    };
+    managed().is_some_and(served)
+}
+
+/// The length of a file.
+pub(crate) fn size(fd: c_int) -> Option<i64> {
+    stat(fd).map(|stat| stat.st_size)
+}
+
 /// Whether a descriptor may be a front.
 fn is_front(fd: c_int) -> bool {
     descriptor_flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0)

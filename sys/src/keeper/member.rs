@@ -1,12 +1,14 @@
 //! A process that maps objects: where, and by which userfaultfd.
 
-use super::Pins;
 use crate::uffd::Uffd;
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// Tells whether a process may have pinned its memory, or is about to.
+pub type Pins = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// A process that maps objects.
 pub(super) struct Member {

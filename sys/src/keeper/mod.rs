@@ -15,5 +15,6 @@ mod objects;
 pub mod wire;
 
 pub use lease::Breaks;
+pub use member::Pins;
 pub use memfd::{Memfd, NAME, SHOWN_AS, are_pages_small};
-pub use objects::{Adopted, Objects, Pins};
+pub use objects::{Adopted, Objects};

@@ -10,7 +10,7 @@
 //! and into that process's page table at once; all others find it in the memfd.
 
 use super::Memfd;
-use super::member::{Mapping, Member};
+use super::member::{Mapping, Member, Pins};
 use crate::lock::lock;
 use crate::mapped_files::FileId;
 use crate::staging::Slot;
@@ -32,9 +32,6 @@ const END: PageIndex = PageIndex::of_address(1 << 45);
 
 /// Pages that are copied before they are given back: 64 KiB.
 const PIECE_PAGES: u64 = 16;
-
-/// Tells whether a process may have pinned its memory, or is about to.
-pub type Pins = Box<dyn Fn() -> bool + Send + Sync>;
 
 /// All objects of a run.
 #[derive(Debug)]
