@@ -242,6 +242,8 @@ pub(crate) unsafe extern "C" fn fdopen(fd: c_int, mode: *const c_char) -> *mut l
 /// As in C.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn memfd_create(name: *const c_char, flags: c_uint) -> c_int {
+    // No fork meanwhile: the child would have the description that nobody counts.
+    let _entered = managed().map(|process| process.enter());
     // SAFETY: the caller's contract.
     let result = unsafe { kernel(libc::SYS_memfd_create, [name.addr(), flags as usize, 0, 0, 0, 0]) };
     if let Ok(fd) = result

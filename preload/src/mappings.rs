@@ -70,6 +70,24 @@ pub(crate) unsafe fn map(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    let map = || unsafe { map_once(address, length, protection, flags, fd, offset) };
+    let result = map();
+    // Another thread may have made shared memory of the file between a look at the descriptor and the call.
+    let is_late = result == libc::MAP_FAILED && flags & libc::MAP_ANONYMOUS == 0 && shared::is_front(fd);
+    if is_late { map() } else { result }
+}
+
+/// # Safety
+/// As of `mmap`.
+unsafe fn map_once(
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    fd: c_int,
+    offset: i64,
+) -> *mut c_void {
     let call = |flags: c_int| {
         // SAFETY: the caller's contract.
         unsafe {

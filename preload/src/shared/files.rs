@@ -8,13 +8,13 @@
 //!
 //! A front with O_NOFOLLOW is of a file that was opened for reading alone.
 
-use super::agent::{Agent, Foreign, Found, Wanted};
+use super::agent::{Agent, Foreign, Wanted};
 use super::pieces::Piece;
 use super::{OBJECT_MIN, State, state_or_new};
 use crate::call::kernel;
 use crate::current::managed;
 use crate::range::pages;
-use pagetide::process::Process;
+use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::lock;
 use pagetide_sys::mapped_files::FileId;
@@ -208,6 +208,11 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
     let opened_by = descriptor_flags(fd).ok()?;
     let is_front = opened_by & libc::O_PATH != 0 && is_of_tmpfs(fd);
     if is_front {
+        {
+            // Another thread may be about to make it one.
+            let _entered = process.enter();
+            drop(lock(&FILES));
+        }
         let mapped = mapping.is_wanted().then(|| map_front(process, mapping, opened_by, &stat)).flatten();
         if mapped.is_none() {
             lay_open(process, fd);
@@ -227,8 +232,8 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
         return None;
     }
     {
-        let _entered = process.enter();
-        if lock(&FILES).refused.contains(&FileId::of(&stat)) {
+        let entered = process.enter();
+        if is_over_managed(&entered, &mapping) || lock(&FILES).refused.contains(&FileId::of(&stat)) {
             return None;
         }
         let agent = state_or_new().agent(process)?;
@@ -240,9 +245,22 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
     })
 }
 
+/// Whether a mapping is to replace memory that is managed: that is left to the kernel.
+fn is_over_managed(entered: &Entered<'_>, mapping: &Mapping) -> bool {
+    let over = pages(mapping.address, mapping.length).filter(|_| mapping.flags & libc::MAP_FIXED != 0);
+    over.is_some_and(|range| {
+        let is_piece = |state: &State| lock(&state.pieces).parts(&range).next().is_some();
+        entered.manages(range.clone()) || super::active().is_some_and(is_piece)
+    })
+}
+
 /// Makes an object of a file, whose descriptors are fronts from then on. `None` if that cannot be: they are as before.
-fn adopt(agent: &Agent, fd: c_int, opened_by: c_int, file: FileId) -> Option<Found> {
+fn adopt(agent: &Agent, fd: c_int, opened_by: c_int, file: FileId) -> Option<()> {
     let mut files = lock(&FILES);
+    if is_front(fd) {
+        // Another thread was here first.
+        return Some(());
+    }
     let refuse = |files: &mut Files| {
         if files.refused.len() == REFUSED {
             files.refused.remove(0);
@@ -268,9 +286,9 @@ fn adopt(agent: &Agent, fd: c_int, opened_by: c_int, file: FileId) -> Option<Fou
     close(front);
     let adopted = Adopted { file, numbers, position, flags: opened_by, name };
     match agent.adopt() {
-        Ok(found) => {
+        Ok(_) => {
             files.adopted.push(adopted);
-            Some(found)
+            Some(())
         }
         Err(error) => {
             pagetide_sys::log!(Debug, "a file stays as it is: {}", std::io::Error::from(error));
@@ -300,14 +318,10 @@ fn map_front(
     let state = state_or_new();
     let entered = process.enter();
     let agent = state.agent(process)?;
-    let mut list = lock(&state.pieces);
-    let replaced = pages(address, length).filter(|_| flags & libc::MAP_FIXED != 0);
-    if replaced
-        .as_ref()
-        .is_some_and(|range| entered.manages(range.clone()) || list.parts(range).next().is_some())
-    {
+    if is_over_managed(&entered, &mapping) {
         return None;
     }
+    let mut list = lock(&state.pieces);
     let file = Foreign { tid: task::tid(), fd };
     let found = agent
         .find(file)
@@ -356,7 +370,7 @@ pub(crate) fn size(fd: c_int) -> Option<i64> {
 }
 
 /// Whether a descriptor may be a front.
-fn is_front(fd: c_int) -> bool {
+pub(crate) fn is_front(fd: c_int) -> bool {
     descriptor_flags(fd).is_ok_and(|flags| flags & libc::O_PATH != 0)
         && stat(fd).is_some_and(|stat| is_regular(&stat))
         && is_of_tmpfs(fd)

@@ -16,7 +16,8 @@ mod pieces;
 use crate::range::{advise, pages};
 use agent::Agent;
 pub(crate) use files::{
-    Mapping, is_object, laid_open, lay_open_sent, note_memfd, open_front, shm_path, shown_flags, size,
+    Mapping, is_front, is_object, laid_open, lay_open_sent, note_memfd, open_front, shm_path, shown_flags,
+    size,
 };
 use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};

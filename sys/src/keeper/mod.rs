@@ -6,7 +6,7 @@
 //! serves: so a mapping is registered before it can be touched, and no mapping is inherited by fork.
 //!
 //! An object may also be a file that a program had open itself: a memfd, or a file of tmpfs ([`Memfd::adopt`]). The keeper
-//! has a [`lease`] of it then: the kernel lets nobody open it before the keeper has brought it back whole.
+//! has a lease of it then: the kernel lets nobody open it before the keeper has brought it back whole.
 
 mod lease;
 mod member;
