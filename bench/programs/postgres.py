@@ -1,13 +1,10 @@
 """PostgreSQL: a cluster of its own, a table that is filled, sorted, joined and changed, and an orderly end."""
 
-import os
-import pwd
 import subprocess
-from pathlib import Path
 
+import postgres_server
 import server
 
-PROGRAMS = max(Path("/usr/lib/postgresql").glob("*/bin"))
 SQL = """
 SET work_mem = '160MB';
 SET maintenance_work_mem = '160MB';
@@ -23,23 +20,7 @@ SELECT sum(person), md5(string_agg(note, '' ORDER BY id)) FROM visit WHERE id % 
 """
 
 
-def as_user(command):
-    """PostgreSQL refuses to run as root."""
-    if os.geteuid():
-        return command
-    user = pwd.getpwnam("postgres")
-    return ["setpriv", f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups", *command]
-
-
-with server.directory() as directory:
-    if not os.geteuid():
-        os.chown(directory, pwd.getpwnam("postgres").pw_uid, -1)
-    data, log = directory / "data", directory / "log"
-    made = as_user([PROGRAMS / "initdb", "-D", data, "-A", "trust", "--no-sync", "--locale=C"])
-    subprocess.run(list(map(str, made)), check=True, stdout=subprocess.DEVNULL, cwd="/")
-    options = ["-D", data, "-k", directory, "-c", "listen_addresses=", "-c", "shared_buffers=64MB", "-c", "fsync=off", "-c", "autovacuum=off"]
-    client = ["psql", "-h", directory, "-d", "postgres", "-XAtq"]
-    ready = lambda: server.answers(as_user([*client, "-c", "SELECT 1"]))  # noqa: E731
-    with server.running(as_user([PROGRAMS / "postgres", *options]), ready, log=log):
-        answer = subprocess.run(list(map(str, as_user([*client, "-v", "ON_ERROR_STOP=1"]))), input=SQL.encode(), stdout=subprocess.PIPE, check=True)
+with server.directory() as directory, postgres_server.running(directory, "64MB") as client:
+    command = postgres_server.as_user([*client, "-v", "ON_ERROR_STOP=1"])
+    answer = subprocess.run(list(map(str, command)), input=SQL.encode(), stdout=subprocess.PIPE, check=True)
 print(answer.stdout.decode(), end="")
