@@ -91,6 +91,26 @@ cancellable! {
     fallocate(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", unless sets_aside(fd, mode, offset, length);
     /// `fallocate(2)` by the name that it has where offsets have 64 bits.
     fallocate64(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", unless sets_aside(fd, mode, offset, length);
+    /// `read` as it is called by programs that were built with `_FORTIFY_SOURCE`.
+    __read_chk(fd, buffer: *mut c_void, length: usize, room: usize) -> isize, as c"__read_chk";
+    /// `pread` in such programs.
+    __pread_chk(fd, buffer: *mut c_void, length: usize, offset: i64, room: usize) -> isize, as c"__pread64_chk";
+    /// `pread64` in such programs.
+    __pread64_chk(fd, buffer: *mut c_void, length: usize, offset: i64, room: usize) -> isize, as c"__pread64_chk";
+    /// `preadv2(2)`.
+    preadv2(fd, vector: *const libc::iovec, number: c_int, offset: i64, flags: c_int) -> isize, as c"preadv64v2";
+    /// `preadv2(2)` by the name that it has where offsets have 64 bits.
+    preadv64v2(fd, vector: *const libc::iovec, number: c_int, offset: i64, flags: c_int) -> isize, as c"preadv64v2";
+    /// `pwritev2(2)`.
+    pwritev2(fd, vector: *const libc::iovec, number: c_int, offset: i64, flags: c_int) -> isize, as c"pwritev64v2";
+    /// `pwritev2(2)` by the name that it has where offsets have 64 bits.
+    pwritev64v2(fd, vector: *const libc::iovec, number: c_int, offset: i64, flags: c_int) -> isize, as c"pwritev64v2";
+    /// `futimens(3)`.
+    futimens(fd, times: *const libc::timespec) -> c_int, as c"futimens";
+    /// `syncfs(2)`, as [`fsync`].
+    syncfs(fd) -> c_int, as c"syncfs", unless true;
+    /// `sync_file_range(2)`, as [`fsync`].
+    sync_file_range(fd, offset: i64, length: i64, flags: c_uint) -> c_int, as c"sync_file_range", unless true;
     /// `lockf(3)`.
     lockf(fd, command: c_int, length: i64) -> c_int, as c"lockf64";
     /// `lockf(3)` by the name that it has where offsets have 64 bits.
@@ -219,6 +239,22 @@ returning_errors! {
     posix_fadvise(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64", unless (0..=5).contains(&advice);
     /// `posix_fadvise(2)` by the name that it has where offsets have 64 bits.
     posix_fadvise64(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64", unless (0..=5).contains(&advice);
+}
+
+/// `isatty(3)`: a file is none.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn isatty(fd: c_int) -> c_int {
+    // The C library asks in the same way: TCGETS of `struct termios` as the kernel has it, 36 bytes.
+    let mut termios = [0u64; 8];
+    let arguments = [fd as usize, libc::TCGETS as usize, termios.as_mut_ptr().addr(), 0, 0, 0];
+    // SAFETY: the kernel fills less than that.
+    let result = unsafe { kernel(libc::SYS_ioctl, arguments) };
+    let is_object = result == Err(libc::EBADF) && shared::is_object(fd);
+    let result = if is_object { Err(libc::ENOTTY) } else { result };
+    c_int::from(status(result) == 0)
 }
 
 /// `fdopen(3)`: the C library reads and writes such a stream past us.

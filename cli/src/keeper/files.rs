@@ -5,7 +5,7 @@
 //! all of it is in memory; from then on it is the kernel's alone (*retired*).
 
 use super::Keeper;
-use pagetide::group::{ENVIRONMENT, Field};
+use pagetide::group::{ENVIRONMENT, Field, Group};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_page::PageIndex;
 use pagetide_sys::keeper::Adopted;
@@ -16,6 +16,11 @@ use rustix::fs::{AtFlags, CWD, StatxFlags};
 use rustix::io::Errno;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// Between looks for fronts of a file that nobody maps, and the looks that find none before it is forgotten.
+pub(super) const LOOK_FOR_DESCRIPTORS: Duration = Duration::from_secs(1);
+const LOOKS: u32 = 2;
 
 /// When a file was made, in seconds and nanoseconds, if its file system knows.
 fn made(path: &str, file: Option<&OwnedFd>) -> Option<(i64, u32)> {
@@ -32,6 +37,23 @@ fn made(path: &str, file: Option<&OwnedFd>) -> Option<(i64, u32)> {
 fn is_of_the_run(file: &OwnedFd) -> bool {
     let began = std::env::var(ENVIRONMENT).ok().and_then(|path| made(&path, None));
     began.is_some_and(|began| made("", Some(file)).is_some_and(|made| made >= began))
+}
+
+/// Looks of an object that nobody maps, in which no front of it was found.
+#[derive(Debug)]
+pub(super) struct Idle {
+    next_look: Instant,
+    looks: u32,
+}
+
+/// Whether a process has a front of a file. One that is not to be seen may, if it is of the run.
+fn has_front(group: Group, file: FileId) -> bool {
+    let own = std::process::id();
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let is_of_the_run =
+        |pid| group.live().any(|slot| [0, u64::from(pid)].contains(&slot.get(Field::KnownAs)));
+    pids.any(|pid| pid != own && procfs::has_open(pid, file).unwrap_or_else(|| is_of_the_run(pid)))
 }
 
 impl Keeper {
@@ -89,6 +111,18 @@ impl Keeper {
         let range = object.range.clone();
         let out = self.process.enter().out(range.clone());
         let pages: u64 = out.iter().map(|run| run.end.0 - run.start.0).sum();
+        let room = self.objects.ask(object.range.start, |memfd| memfd.room()).flatten();
+        if room.is_some_and(|room| room < pages) {
+            // To wait for room that others have taken could take for ever, and zeroes would be false.
+            say(&format!(
+                "the file {} of shared memory cannot come back, for its file system is full: it is empty now",
+                object.file.inode
+            ));
+            self.objects.ask(object.range.start, |memfd| memfd.clear());
+            self.objects.retire(object.range.start);
+            self.group.unlist_served(object.file);
+            return;
+        }
         runtime.overdrawing(pages as i64, || self.process.enter().hand_over(range));
         self.objects.retire(object.range.start);
         self.group.unlist_served(object.file);
@@ -120,20 +154,29 @@ impl Keeper {
         }
     }
 
-    /// Whether an object that nobody maps can be found by its name, or by a front that a process of the run has.
-    pub(super) fn is_open(&self, object: &Adopted) -> bool {
-        let named = self.objects.ask(object.range.start, |memfd| memfd.has_name()) == Some(true);
-        named
-            || self.group.live().filter(|slot| slot.get(Field::Keeps) == 0).any(|slot| {
-                let pid = slot.get(Field::KnownAs) as u32;
-                // The launcher has not looked at it yet.
-                pid == 0 || procfs::has_open(pid, object.file)
-            })
+    /// Whether an object that nobody maps is to be kept: it has a name, or a process has a front of it, or had one not long
+    /// ago. All processes are looked at: one that is about to begin another program may have no slot.
+    pub(super) fn is_open(&mut self, object: &Adopted) -> bool {
+        let first = object.range.start;
+        if self.objects.ask(first, |memfd| memfd.has_name()) == Some(true) {
+            return true;
+        }
+        let now = Instant::now();
+        let idle = self.idle.entry(first).or_insert(Idle { next_look: now + LOOK_FOR_DESCRIPTORS, looks: 0 });
+        if now < idle.next_look {
+            return true;
+        }
+        // What begins while all are looked at is there at the next look.
+        idle.next_look = now + LOOK_FOR_DESCRIPTORS;
+        idle.looks = if has_front(self.group, object.file) { 0 } else { idle.looks + 1 };
+        idle.looks < LOOKS
     }
 
     /// Forgets an object that nobody can reach any more.
     pub(super) fn forget(&self, object: &Adopted) {
-        if !object.retired {
+        if self.objects.ask(object.range.start, |memfd| memfd.is_wanted()) == Some(true) {
+            self.retire(object);
+        } else if !object.retired {
             // Who has a front on its way to another process must not find zeroes by it.
             self.objects.ask(object.range.start, |memfd| memfd.clear());
             self.group.unlist_served(object.file);

@@ -30,8 +30,6 @@ use std::sync::Arc;
 
 /// Nanoseconds between looks at processes that have closed their connection and may still run.
 const LOOK: i64 = 10_000_000;
-/// Seconds between looks for descriptors of files that nobody maps.
-const LOOK_FOR_DESCRIPTORS: i64 = 1;
 
 /// A process that is connected.
 struct Client {
@@ -69,6 +67,8 @@ struct Keeper {
     breaks: Breaks,
     /// Whether there is a file that nobody maps, and who still has it is to be looked for.
     looks: bool,
+    /// Files that nobody maps.
+    idle: HashMap<PageIndex, files::Idle>,
     /// Whether it was said that a file is the kernel's alone again.
     said_retired: bool,
 }
@@ -95,8 +95,18 @@ pub(crate) fn keep() -> Result<u8, Failure> {
         pagetide_sys::log!(Info, "shared memory has huge pages here: it stays in memory");
     }
     let (clients, heirs, looks) = (Vec::new(), HashMap::new(), false);
-    let keeper =
-        Keeper { process, group, objects, clients, heirs, makes, breaks, looks, said_retired: false };
+    let keeper = Keeper {
+        process,
+        group,
+        objects,
+        clients,
+        heirs,
+        makes,
+        breaks,
+        looks,
+        idle: HashMap::new(),
+        said_retired: false,
+    };
     keeper.serve(std::io::stdin().as_fd());
     Ok(0)
 }
@@ -116,7 +126,7 @@ impl Keeper {
                     .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
                     .collect();
                 let soon = Timespec { tv_sec: 0, tv_nsec: LOOK };
-                let later = Timespec { tv_sec: LOOK_FOR_DESCRIPTORS, tv_nsec: 0 };
+                let later = Timespec { tv_sec: files::LOOK_FOR_DESCRIPTORS.as_secs() as i64, tv_nsec: 0 };
                 let waits = match (leaving > 0 || !self.heirs.is_empty(), self.looks) {
                     (true, _) => Some(&soon),
                     (false, true) => Some(&later),
@@ -310,12 +320,12 @@ impl Keeper {
         };
         let adopted = self.objects.adopted();
         self.looks = false;
-        for range in self.objects.unmapped() {
-            if kept(range.start) {
-                continue;
-            }
+        let unmapped = self.objects.unmapped();
+        self.idle.retain(|first, _| unmapped.iter().any(|range| range.start == *first) && !kept(*first));
+        let unkept: Vec<_> = unmapped.into_iter().filter(|range| !kept(range.start)).collect();
+        for range in unkept {
             if let Some(file) = files::adopted_at(&adopted, range.start) {
-                if !file.retired && self.is_open(file) {
+                if self.is_open(file) {
                     self.looks = true;
                     continue;
                 }
@@ -324,6 +334,7 @@ impl Keeper {
             let (_, released) = self.process.enter().unmapping(range.clone(), || Ok(()));
             self.process.uncharge(released);
             self.objects.remove(range.start);
+            self.idle.remove(&range.start);
         }
     }
 }

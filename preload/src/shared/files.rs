@@ -49,8 +49,9 @@ struct Files {
 /// A file of this process that has become an object.
 struct Adopted {
     file: FileId,
-    /// The descriptors that were replaced, and what is needed to open them again.
-    numbers: Vec<c_int>,
+    /// Descriptors by which it was opened since, each a description of its own.
+    opened: Vec<c_int>,
+    /// What is needed to open again those that were replaced.
     position: usize,
     flags: c_int,
     /// Its name, if it has one.
@@ -169,6 +170,13 @@ pub(crate) struct Mapping {
     pub(crate) offset: i64,
 }
 
+impl Adopted {
+    /// Whether descriptors, which are one description, are those that were replaced, or copies.
+    fn had(&self, group: &[(c_int, c_int)]) -> bool {
+        !group.iter().any(|(number, _)| self.opened.contains(number))
+    }
+}
+
 impl Mapping {
     fn is_shared(&self) -> bool {
         matches!(self.flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE)
@@ -281,10 +289,11 @@ fn adopt(agent: &Agent, fd: c_int, opened_by: c_int, file: FileId) -> Option<()>
         close(front);
         return refuse(&mut files);
     }
-    // One that somebody has closed meanwhile is not there.
-    numbers.iter().for_each(|&number| _ = replace(number, front));
+    // One that somebody has closed meanwhile is not there, or is another file's.
+    let is_still = |number: c_int| stat(number).is_some_and(|stat| FileId::of(&stat) == file);
+    numbers.iter().filter(|&&number| is_still(number)).for_each(|&number| _ = replace(number, front));
     close(front);
-    let adopted = Adopted { file, numbers, position, flags: opened_by, name };
+    let adopted = Adopted { file, opened: Vec::new(), position, flags: opened_by, name };
     match agent.adopt() {
         Ok(_) => {
             files.adopted.push(adopted);
@@ -411,8 +420,7 @@ fn open_again(fd: c_int, file: FileId, adopted: Option<&Adopted>) -> bool {
         let (group, rest): (Vec<_>, Vec<_>) =
             left.into_iter().partition(|&(number, _)| is_same(first, number));
         left = rest;
-        let before =
-            adopted.filter(|adopted| group.iter().any(|(number, _)| adopted.numbers.contains(number)));
+        let before = adopted.filter(|adopted| adopted.had(&group));
         let kept = libc::O_APPEND | libc::O_NONBLOCK | libc::O_NOATIME | libc::O_DSYNC | libc::O_SYNC;
         let access = if flags & libc::O_NOFOLLOW != 0 { libc::O_RDONLY } else { libc::O_RDWR };
         let Ok(opened) = reopen(first, access | before.map_or(0, |before| before.flags & kept)) else {
@@ -438,38 +446,69 @@ fn open_again(fd: c_int, file: FileId, adopted: Option<&Adopted>) -> bool {
 /// `path` is a C string.
 pub(crate) unsafe fn open_front(directory: c_int, path: *const c_char, flags: c_int) -> Option<c_int> {
     let process = managed().filter(|process| process.group().serves_files())?;
-    const UNFIT: c_int = libc::O_TRUNC
-        | libc::O_EXCL
-        | libc::O_PATH
-        | libc::O_DIRECTORY
-        | (libc::O_TMPFILE & !libc::O_DIRECTORY);
-    let access = flags & libc::O_ACCMODE;
-    if flags & UNFIT != 0 || !matches!(access, libc::O_RDONLY | libc::O_RDWR) {
+    const SERVED: c_int =
+        libc::O_ACCMODE | libc::O_CREAT | libc::O_CLOEXEC | libc::O_NOCTTY | libc::O_NOFOLLOW | O_LARGEFILE;
+    let makes = flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL;
+    if makes || flags & (libc::O_PATH | libc::O_DIRECTORY) != 0 {
         return None;
     }
-    let mark = if access == libc::O_RDONLY { libc::O_NOFOLLOW } else { flags & libc::O_NOFOLLOW };
-    let opening = libc::O_PATH | libc::O_CLOEXEC | mark;
-    let arguments = [directory as usize, path.addr(), opening as usize, 0, 0, 0];
-    // SAFETY: the caller's contract.
-    let front = unsafe { kernel(libc::SYS_openat, arguments) }.ok()? as c_int;
-    let served =
-        stat(front).is_some_and(|stat| is_regular(&stat) && process.group().is_served(FileId::of(&stat)));
-    // A front for writing has no such mark.
-    let marked = access == libc::O_RDONLY || mark == 0;
-    if served && marked && may_access(front, access) {
-        if flags & libc::O_CLOEXEC == 0 {
-            // SAFETY: no memory is passed.
-            let _ = unsafe { kernel(libc::SYS_fcntl, [front as usize, libc::F_SETFD as usize, 0, 0, 0, 0]) };
+    let access = flags & libc::O_ACCMODE;
+    let open = |mark: c_int| {
+        let opening = libc::O_PATH | libc::O_CLOEXEC | mark;
+        let arguments = [directory as usize, path.addr(), opening as usize, 0, 0, 0];
+        // SAFETY: the caller's contract.
+        let front = unsafe { kernel(libc::SYS_openat, arguments) }.ok()? as c_int;
+        let is_served =
+            stat(front).is_some_and(|stat| is_regular(&stat) && process.group().is_served(FileId::of(&stat)));
+        if is_served {
+            return Some(front);
         }
-        return Some(front);
+        close(front);
+        None
+    };
+    let found = open(flags & libc::O_NOFOLLOW)?;
+    let is_plain = flags & !SERVED == 0 && may_access(found, access);
+    // A front for writing has no such mark, and one for reading has it.
+    let mark = if access == libc::O_RDONLY { libc::O_NOFOLLOW } else { 0 };
+    let is_wanted = is_plain && matches!(access, libc::O_RDONLY | libc::O_RDWR);
+    let is_front = is_wanted && (flags & libc::O_NOFOLLOW == mark || remark(found, open(mark)));
+    if !is_front {
+        if may_access(found, access) {
+            // Whoever does not wait for the lease (O_NONBLOCK) finds none.
+            lay_open(process, found);
+        }
+        close(found);
+        return None;
     }
-    close(front);
-    None
+    let front = found;
+    if flags & libc::O_CLOEXEC == 0 {
+        // SAFETY: no memory is passed.
+        let _ = unsafe { kernel(libc::SYS_fcntl, [front as usize, libc::F_SETFD as usize, 0, 0, 0, 0]) };
+    }
+    let file = stat(front).map(|stat| FileId::of(&stat));
+    let _entered = process.enter();
+    let mut files = lock(&FILES);
+    let adopted = files.adopted.iter_mut().filter(|adopted| Some(adopted.file) == file);
+    adopted.for_each(|adopted| adopted.opened.push(front));
+    Some(front)
+}
+
+/// Puts a front with the right mark into the place of one, whose number is the lowest that was free.
+fn remark(front: c_int, by: Option<c_int>) -> bool {
+    by.is_some_and(|by| {
+        let replaced = replace(front, by).is_ok();
+        close(by);
+        replaced
+    })
 }
 
 /// Whether the program may open a file so.
 fn may_access(fd: c_int, access: c_int) -> bool {
-    let mode = if access == libc::O_RDONLY { libc::R_OK } else { libc::R_OK | libc::W_OK };
+    let mode = match access {
+        libc::O_RDONLY => libc::R_OK,
+        libc::O_WRONLY => libc::W_OK,
+        _ => libc::R_OK | libc::W_OK,
+    };
     let flags = libc::AT_EMPTY_PATH | libc::AT_EACCESS;
     let arguments = [fd as usize, c"".as_ptr().addr(), mode as usize, flags as usize, 0, 0];
     // SAFETY: the path is a C string.
@@ -487,8 +526,7 @@ pub(crate) fn shown_flags(fd: c_int, flags: c_int) -> c_int {
     let access = if flags & libc::O_NOFOLLOW != 0 { libc::O_RDONLY } else { libc::O_RDWR };
     let file = stat(fd).map(|stat| FileId::of(&stat));
     let files = lock(&FILES);
-    let before =
-        files.adopted.iter().find(|adopted| Some(adopted.file) == file && adopted.numbers.contains(&fd));
+    let before = files.adopted.iter().find(|adopted| Some(adopted.file) == file && adopted.had(&[(fd, 0)]));
     before.map_or(access | O_LARGEFILE, |before| before.flags)
 }
 

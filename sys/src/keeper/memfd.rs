@@ -52,7 +52,7 @@ impl Memfd {
     /// Takes over a file of a program's. From now on nobody opens it, or changes its length, before [`Memfd::give_up`].
     ///
     /// # Errors
-    /// AGAIN if somebody else has it open or mapped; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
+    /// AGAIN if somebody else has it open or mapped; NOSPC if its file system has no room for it once more; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
     /// against writes, or has huge pages; what a lease says.
     pub fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
         lease::take(&fd)?;
@@ -66,6 +66,11 @@ impl Memfd {
             return Err(Errno::OPNOTSUPP);
         }
         let size = stat.st_size as u64;
+        // What leaves it others may take: so there is to be room for all of it once more.
+        let file_system = rustix::fs::fstatfs(&fd)?;
+        if file_system.f_blocks > 0 && file_system.f_bavail * PAGE_SIZE as u64 <= size {
+            return Err(Errno::NOSPC);
+        }
         let ragged = !size.is_multiple_of(PAGE_SIZE as u64);
         Ok(Self { fd, pages: size.div_ceil(PAGE_SIZE as u64), ragged, adopted: Some(FileId::of(&stat)) })
     }
@@ -93,6 +98,12 @@ impl Memfd {
     /// Whether it has a name in a directory.
     pub fn has_name(&self) -> bool {
         rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+
+    /// Pages for which its file system has room; `None` if it has no limit.
+    pub fn room(&self) -> Option<u64> {
+        let found = rustix::fs::fstatfs(&self.fd).ok()?;
+        (found.f_blocks > 0).then_some(found.f_bavail)
     }
 
     /// Takes all that it holds away, also from those who could still open it.

@@ -58,24 +58,18 @@ fn is_pinning(target: &[u8]) -> bool {
     begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
 }
 
-/// Returns whether a process has a descriptor of a file, of whatever kind. So it may where none is seen at all.
-pub fn has_open(pid: u32, file: FileId) -> bool {
+/// Returns whether a process has a descriptor of a file, of whatever kind; `None` if that is not to be seen.
+pub fn has_open(pid: u32, file: FileId) -> Option<bool> {
     let Ok(directory) = open_directory(&format!("/proc/{pid}/fd")) else {
-        return std::path::Path::new(&format!("/proc/{pid}")).exists();
+        return (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(false);
     };
-    let Ok(entries) = rustix::fs::Dir::read_from(&directory) else { return true };
-    let mut any = false;
+    let entries = rustix::fs::Dir::read_from(&directory).ok()?;
     let is_it = |name: &CStr| {
         rustix::fs::statat(&directory, name, rustix::fs::AtFlags::empty())
             .is_ok_and(|stat| FileId::of(&stat) == file)
     };
-    for entry in entries.flatten().filter(|entry| !entry.file_name().to_bytes().starts_with(b".")) {
-        any = true;
-        if is_it(entry.file_name()) {
-            return true;
-        }
-    }
-    !any
+    let mut entries = entries.flatten().filter(|entry| !entry.file_name().to_bytes().starts_with(b"."));
+    Some(entries.any(|entry| is_it(entry.file_name())))
 }
 
 /// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
