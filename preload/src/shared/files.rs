@@ -356,11 +356,14 @@ fn map_front(
 
 /// Whether a call that has failed with EBADF is to be made again: the descriptor was a front, and is ordinary now.
 pub(crate) fn laid_open(fd: c_int) -> bool {
-    match managed() {
-        Some(process) if fd >= 0 && is_front(fd) => lay_open(process, fd),
-        // Another thread may have opened it meanwhile: a descriptor that is there is none to fail so.
-        _ => false,
+    let Some(process) = managed().filter(|process| fd >= 0 && process.group().serves_files()) else {
+        return false;
+    };
+    if is_front(fd) {
+        return lay_open(process, fd);
     }
+    // Another thread may have opened it since the call failed.
+    stat(fd).is_some_and(|stat| is_regular(&stat)) && is_of_tmpfs(fd)
 }
 
 /// Whether a descriptor is a front of an object.
