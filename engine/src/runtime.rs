@@ -125,6 +125,8 @@ impl Runtime {
         self.engine.budget().give(pages);
         let result = work();
         self.lifted.store(lifted, SeqCst);
+        // What has changed hands counts with somebody else from now on.
+        self.publish();
         result
     }
 
