@@ -16,6 +16,8 @@ use std::time::{Duration, Instant, SystemTime};
 pub const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
 /// No run takes nearly as long: this is only so that one that hangs is ended.
 pub const GUARD: Duration = Duration::from_secs(400);
+/// For so long processes of a run may outlive it that end by themselves.
+const DYING: Duration = Duration::from_secs(10);
 static TURNS: RwLock<()> = RwLock::new(());
 
 /// Beside other tests. Fails if the machine lacks what all need.
@@ -173,7 +175,13 @@ impl Run {
             }
             std::thread::sleep(Duration::from_millis(5));
         };
-        let orphans = living(group);
+        let dying = Instant::now();
+        let mut orphans = living(group);
+        // What is about to end, as CMD did, may take another moment for it.
+        while !orphans.is_empty() && dying.elapsed() < DYING {
+            std::thread::sleep(Duration::from_millis(5));
+            orphans = living(group);
+        }
         let [stdout, stderr] = self.said();
         if !orphans.is_empty() {
             kill_group(group);
