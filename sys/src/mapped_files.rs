@@ -1,5 +1,6 @@
 //! Files that processes have mapped, as `/proc` shows them.
 
+use rustix::fs::{Statx, StatxFlags, StatxTimestamp};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fs;
@@ -22,6 +23,12 @@ impl FileId {
         let device = (rustix::fs::major(stat.st_dev), rustix::fs::minor(stat.st_dev));
         Self { device, inode: stat.st_ino }
     }
+}
+
+/// The time when a file was made, in seconds and nanoseconds, if its file system knows.
+pub fn made(stat: &Statx) -> Option<(i64, u32)> {
+    let StatxTimestamp { tv_sec, tv_nsec, .. } = stat.stx_btime;
+    StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME).then_some((tv_sec, tv_nsec))
 }
 
 /// A mapping of a file.

@@ -5,11 +5,12 @@
 //! all of it is in memory; from then on it is the kernel's alone (*retired*).
 
 use super::Keeper;
+use crate::processes::tree::pids;
 use pagetide::group::{ENVIRONMENT, Field, Group};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_page::PageIndex;
-use pagetide_sys::keeper::Adopted;
-use pagetide_sys::mapped_files::FileId;
+use pagetide_sys::keeper::{Adopted, Memfd};
+use pagetide_sys::mapped_files::{FileId, made};
 use pagetide_sys::procfs;
 use pagetide_sys::task::say;
 use rustix::fs::{AtFlags, CWD, StatxFlags};
@@ -22,21 +23,15 @@ use std::time::{Duration, Instant};
 pub(super) const LOOK_FOR_DESCRIPTORS: Duration = Duration::from_secs(1);
 const LOOKS: u32 = 2;
 
-/// When a file was made, in seconds and nanoseconds, if its file system knows.
-fn made(path: &str, file: Option<&OwnedFd>) -> Option<(i64, u32)> {
-    let mask = StatxFlags::BTIME;
-    let stat = match file {
-        Some(file) => rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, mask),
-        None => rustix::fs::statx(CWD, path, AtFlags::empty(), mask),
-    };
-    let stat = stat.ok().filter(|stat| StatxFlags::from_bits_retain(stat.stx_mask).contains(mask))?;
-    Some((stat.stx_btime.tv_sec, stat.stx_btime.tv_nsec))
-}
-
 /// Whether a file is younger than the run, whose group page is a file too.
 fn is_of_the_run(file: &OwnedFd) -> bool {
-    let began = std::env::var(ENVIRONMENT).ok().and_then(|path| made(&path, None));
-    began.is_some_and(|began| made("", Some(file)).is_some_and(|made| made >= began))
+    let began = || {
+        let group_page = std::env::var_os(ENVIRONMENT)?;
+        made(&rustix::fs::statx(CWD, &*group_page, AtFlags::empty(), StatxFlags::BTIME).ok()?)
+    };
+    let file = rustix::fs::statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME);
+    let made = file.ok().and_then(|stat| made(&stat));
+    began().is_some_and(|began| made.is_some_and(|made| made >= began))
 }
 
 /// Looks of an object that nobody maps, in which no front of it was found.
@@ -49,26 +44,18 @@ pub(super) struct Idle {
 /// Whether a process has a front of a file. One that is not to be seen may, if it is of the run.
 fn has_front(group: Group, file: FileId) -> bool {
     let own = std::process::id();
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let is_of_the_run =
         |pid| group.live().any(|slot| [0, u64::from(pid)].contains(&slot.get(Field::KnownAs)));
-    pids.any(|pid| pid != own && procfs::has_open(pid, file).unwrap_or_else(|| is_of_the_run(pid)))
+    pids().any(|pid| pid != own && procfs::has_open(pid, file).unwrap_or_else(|| is_of_the_run(pid)))
 }
 
 impl Keeper {
     /// Makes an object of a program's file. Returns its first page and its pages.
     pub(super) fn adopt(&mut self, nth: usize, file: OwnedFd) -> Result<[u64; 4], Errno> {
-        if !self.makes {
-            return Err(Errno::NOSYS);
-        }
         if !is_of_the_run(&file) {
             return Err(Errno::PERM);
         }
-        self.process.arm();
-        if self.process.runtime().is_none() {
-            return Err(Errno::NOMEM);
-        }
+        self.prepare()?;
         let range = self.objects.adopt(file)?;
         let (file, ragged) = self
             .objects
@@ -111,19 +98,17 @@ impl Keeper {
         let range = object.range.clone();
         let out = self.process.enter().out(range.clone());
         let pages: u64 = out.iter().map(|run| run.end.0 - run.start.0).sum();
-        let room = self.objects.ask(object.range.start, |memfd| memfd.room()).flatten();
-        if room.is_some_and(|room| room < pages) {
+        if self.objects.ask(range.start, Memfd::room).flatten().is_none_or(|room| room >= pages) {
+            runtime.overdrawing(pages as i64, || self.process.enter().hand_over(range));
+        } else {
             // To wait for room that others have taken could take for ever, and zeroes would be false.
             say(&format!(
                 "the file {} of shared memory cannot come back, for its file system is full: it is empty now",
                 object.file.inode
             ));
-            self.objects.ask(object.range.start, |memfd| memfd.clear());
-            self.objects.retire(object.range.start);
-            self.group.unlist_served(object.file);
-            return;
+            self.objects.ask(range.start, Memfd::clear);
+            self.release(range);
         }
-        runtime.overdrawing(pages as i64, || self.process.enter().hand_over(range));
         self.objects.retire(object.range.start);
         self.group.unlist_served(object.file);
     }
@@ -140,7 +125,7 @@ impl Keeper {
     pub(super) fn end_leases(&mut self) {
         self.breaks.clear();
         for object in self.objects.adopted().iter().filter(|object| !object.retired) {
-            if self.objects.ask(object.range.start, |memfd| memfd.is_wanted()) == Some(true) {
+            if self.objects.ask(object.range.start, Memfd::is_wanted) == Some(true) {
                 self.say_retired("somebody opens a file of its shared memory");
                 self.retire(object);
             }
@@ -158,7 +143,7 @@ impl Keeper {
     /// ago. All processes are looked at: one that is about to begin another program may have no slot.
     pub(super) fn is_open(&mut self, object: &Adopted) -> bool {
         let first = object.range.start;
-        if self.objects.ask(first, |memfd| memfd.has_name()) == Some(true) {
+        if self.objects.ask(first, Memfd::has_name) == Some(true) {
             return true;
         }
         let now = Instant::now();
@@ -174,25 +159,20 @@ impl Keeper {
 
     /// Forgets an object that nobody can reach any more.
     pub(super) fn forget(&self, object: &Adopted) {
-        if self.objects.ask(object.range.start, |memfd| memfd.is_wanted()) == Some(true) {
+        if self.objects.ask(object.range.start, Memfd::is_wanted) == Some(true) {
             self.retire(object);
         } else if !object.retired {
             // Who has a front on its way to another process must not find zeroes by it.
-            self.objects.ask(object.range.start, |memfd| memfd.clear());
+            self.objects.ask(object.range.start, Memfd::clear);
             self.group.unlist_served(object.file);
         }
     }
 
     /// Brings back what the run leaves behind: files that have a name.
     pub(super) fn leave_behind(&self) {
-        let adopted = self.objects.adopted();
-        let left = adopted.iter().filter(|object| !object.retired);
-        for object in left {
-            if self.objects.ask(object.range.start, |memfd| memfd.has_name()) != Some(true) {
-                continue;
-            }
-            self.retire(object);
-        }
+        let has_name =
+            |object: &&Adopted| self.objects.ask(object.range.start, Memfd::has_name) == Some(true);
+        self.objects.adopted().iter().filter(has_name).for_each(|object| self.retire(object));
     }
 }
 

@@ -280,15 +280,18 @@ impl Keeper {
         Ok(())
     }
 
-    /// Makes an object, which the engine serves from its first page on.
-    fn create(&self, pages: u64) -> Result<(PageIndex, OwnedFd), Errno> {
+    /// Starts the engine, before the first object is made.
+    fn prepare(&self) -> Result<(), Errno> {
         if !self.makes {
             return Err(Errno::NOSYS);
         }
         self.process.arm();
-        if self.process.runtime().is_none() {
-            return Err(Errno::NOMEM);
-        }
+        self.process.runtime().map(drop).ok_or(Errno::NOMEM)
+    }
+
+    /// Makes an object, which the engine serves from its first page on.
+    fn create(&self, pages: u64) -> Result<(PageIndex, OwnedFd), Errno> {
+        self.prepare()?;
         let first = self.objects.create(pages)?;
         let memfd = self.objects.descriptor(first)?;
         if !self.serve_pages(first..first.plus(pages)) {
@@ -305,6 +308,12 @@ impl Keeper {
             }
         };
         self.process.enter().dropping(range, punch);
+    }
+
+    /// Has the engine forget the pages of an object.
+    fn release(&self, range: Range<PageIndex>) {
+        let (_, released) = self.process.enter().unmapping(range, || Ok(()));
+        self.process.uncharge(released);
     }
 
     /// Gives up objects that nobody maps and that are kept for nobody.
@@ -331,8 +340,7 @@ impl Keeper {
                 }
                 self.forget(file);
             }
-            let (_, released) = self.process.enter().unmapping(range.clone(), || Ok(()));
-            self.process.uncharge(released);
+            self.release(range.clone());
             self.objects.remove(range.start);
             self.idle.remove(&range.start);
         }

@@ -19,9 +19,9 @@
 use crate::cpu_budget::CpuBudget;
 use crate::units::PAGE;
 use pagetide::group::Group;
-use pagetide_sys::mapped_files::{self, FileId, FileMapping};
+use pagetide_sys::mapped_files::{self, FileId, FileMapping, made};
 use pagetide_sys::procfs;
-use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, StatxTimestamp, statx};
+use rustix::fs::{AtFlags, CWD, Statx, StatxFlags, statx};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::fs;
@@ -291,12 +291,6 @@ fn stat(path: &Path, file: FileId) -> Result<Statx, Errno> {
 
 fn id(stat: &Statx) -> FileId {
     FileId { device: (stat.stx_dev_major, stat.stx_dev_minor), inode: stat.stx_ino }
-}
-
-/// Returns the time when a file was made, if its file system knows.
-fn made(stat: &Statx) -> Option<(i64, u32)> {
-    let StatxTimestamp { tv_sec, tv_nsec, .. } = stat.stx_btime;
-    StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME).then_some((tv_sec, tv_nsec))
 }
 
 /// Returns the mappings of shared memory of a process; none if they cannot be read.

@@ -160,20 +160,10 @@ impl Agent {
     }
 
     /// Has the keeper make an object of the file that was opened anew, whose only descriptor that is.
-    pub(crate) fn adopt(&self) -> Result<Found, Errno> {
+    pub(crate) fn adopt(&self) -> Result<(), Errno> {
         self.run(|link| {
             let file = link.pending.take().ok_or(Errno::BADF)?;
-            link.look_up(Ask::Adopt, &file)
-        })
-    }
-
-    /// The object of a file.
-    pub(crate) fn find(&self, file: Foreign) -> Result<Found, Errno> {
-        self.run(move |link| {
-            let file = file.open(OFlags::PATH)?;
-            let found = link.look_up(Ask::Find, &file);
-            link.ask(Ask::Settle, [0; 4])?;
-            found
+            link.look_up(Ask::Adopt, &file).map(drop)
         })
     }
 
@@ -190,14 +180,19 @@ impl Agent {
         .is_ok()
     }
 
-    /// Maps a part of the object of a file. Returns its address; `None` if the kernel is to map instead.
-    pub(crate) fn map(&self, file: Foreign, wanted: Wanted) -> Option<Result<usize, c_int>> {
+    /// Maps the part of the object of a file that `choose` names. Returns its address, and what is mapped there; `None` if
+    /// the kernel is to map instead.
+    pub(crate) fn map(
+        &self,
+        file: Foreign,
+        choose: impl FnOnce(Found) -> Option<Wanted> + Send + 'static,
+    ) -> Option<Result<(usize, Piece), c_int>> {
         self.run(move |link| {
             let file = file.open(OFlags::PATH).ok()?;
-            link.look_up(Ask::Find, &file).ok()?;
-            let mapped = link.map_part(wanted);
+            let wanted = choose(link.look_up(Ask::Find, &file).ok()?);
+            let mapped = wanted.and_then(|wanted| Some((link.map_part(wanted)?, wanted.piece)));
             let _ = link.ask(Ask::Settle, [0; 4]);
-            mapped
+            mapped.map(|(mapped, piece)| mapped.map(|start| (start, piece)))
         })
     }
 

@@ -8,7 +8,7 @@
 //!
 //! A front with O_NOFOLLOW is of a file that was opened for reading alone.
 
-use super::agent::{Agent, Foreign, Wanted};
+use super::agent::{Agent, Foreign, Found, Wanted};
 use super::pieces::Piece;
 use super::{OBJECT_MIN, State, state_or_new};
 use crate::call::kernel;
@@ -295,7 +295,7 @@ fn adopt(agent: &Agent, fd: c_int, opened_by: c_int, file: FileId) -> Option<()>
     close(front);
     let adopted = Adopted { file, opened: Vec::new(), position, flags: opened_by, name };
     match agent.adopt() {
-        Ok(_) => {
+        Ok(()) => {
             files.adopted.push(adopted);
             Some(())
         }
@@ -332,15 +332,14 @@ fn map_front(
     }
     let mut list = lock(&state.pieces);
     let file = Foreign { tid: task::tid(), fd };
-    let found = agent
-        .find(file)
-        .ok()
-        .filter(|found| !found.retired && mapping.first() + mapping.count() <= found.pages)?;
-    let page = found.first.plus(mapping.first());
-    let piece = Piece { object: found.first, page, protection, omit: false, read_only };
-    let wanted = Wanted { address, count: mapping.count() as usize, flags, piece };
-    let start = match agent.map(file, wanted)? {
-        Ok(start) => start,
+    let choose = move |found: Found| {
+        let page = found.first.plus(mapping.first());
+        let piece = Piece { object: found.first, page, protection, omit: false, read_only };
+        let fits = !found.retired && mapping.first() + mapping.count() <= found.pages;
+        fits.then_some(Wanted { address, count: mapping.count() as usize, flags, piece })
+    };
+    let (start, piece) = match agent.map(file, choose)? {
+        Ok(mapped) => mapped,
         Err(error) => return Some(Err(error)),
     };
     let range = PageIndex::of_address(start)..PageIndex::of_address(start).plus(mapping.count());

@@ -57,17 +57,17 @@ impl Memfd {
     pub fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
         lease::take(&fd)?;
         let stat = rustix::fs::fstat(&fd)?;
+        let file_system = rustix::fs::fstatfs(&fd)?;
         let fits = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
             && stat.st_blksize as usize == PAGE_SIZE
             && stat.st_size > 0
-            && rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
+            && file_system.f_type == TMPFS_MAGIC;
         let read_only = SealFlags::WRITE | SealFlags::FUTURE_WRITE;
         if !fits || rustix::fs::fcntl_get_seals(&fd)?.intersects(read_only) {
             return Err(Errno::OPNOTSUPP);
         }
         let size = stat.st_size as u64;
         // What leaves it others may take: so there is to be room for all of it once more.
-        let file_system = rustix::fs::fstatfs(&fd)?;
         if file_system.f_blocks > 0 && file_system.f_bavail * PAGE_SIZE as u64 <= size {
             return Err(Errno::NOSPC);
         }
