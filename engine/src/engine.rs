@@ -287,9 +287,13 @@ impl<M: Memory> Engine<M> {
     pub fn is_full(&self) -> bool {
         self.outage.full.is_recent(self.now())
     }
-    /// Has the next writes try blocks again for which the device had no room. Returns whether there are any.
-    pub fn retry_refused_blocks(&self) -> bool {
-        self.swap.blocks().unpark()
+    /// Returns whether the device had no room for the last write to it, or for blocks that were not tried again since.
+    pub fn is_refused(&self) -> bool {
+        self.outage.full.is_refused() || self.swap.blocks().has_parked()
+    }
+    /// Has the next writes try blocks again for which the device had no room.
+    pub fn retry_refused_blocks(&self) {
+        self.swap.blocks().unpark();
     }
     /// Returns the number of requests to the device that are under way.
     pub fn requests(&self) -> usize {

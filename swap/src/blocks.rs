@@ -206,7 +206,7 @@ impl Blocks {
 
     /// Moves the frontier, unless the disk has just refused what lies below.
     fn grow(&self) -> Option<usize> {
-        if !self.lock_parked().is_empty() {
+        if self.has_parked() {
             return None;
         }
         self.frontier.advance().map(|extent| self.own(extent))
@@ -297,6 +297,11 @@ impl Blocks {
         let length = run.length as u64;
         self.used.fetch_sub(length, Relaxed);
         self.lock_parked().push(run);
+    }
+
+    /// Returns whether blocks are set aside.
+    pub fn has_parked(&self) -> bool {
+        !self.lock_parked().is_empty()
     }
 
     /// Gives up the blocks that were set aside. Returns whether there were any.

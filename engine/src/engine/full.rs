@@ -2,9 +2,10 @@
 //!
 //! A disk that others fill has room again later, and nobody tells. What a write found no room for is *parked*: other
 //! blocks may lie where the file has room already. All that is parked is tried again after 100 ms, and where that fails
-//! too after 200, then 400, which is a few writes a second; and at once before a process ends for want of memory.
+//! too after 200, then 400, which is a few writes a second; and again and again before a process ends for want of
+//! memory.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 const MS: u64 = 1_000_000;
 /// Between a refusal and the next try, at first and at most.
@@ -22,6 +23,8 @@ pub(super) struct Full {
     due: AtomicU64,
     /// The time between the last refusal and that.
     wait: AtomicU64,
+    /// Whether the last write found no room.
+    refused: AtomicBool,
 }
 
 impl Full {
@@ -33,6 +36,7 @@ impl Full {
     /// Notes that there was a block, and no room for it.
     pub(super) fn refuse(&self, now: u64) {
         self.note(now);
+        self.refused.store(true, Relaxed);
         let wait = (self.wait.load(Relaxed) * 2).clamp(WAIT_FIRST, WAIT_MOST);
         // The first refusal after a try counts.
         if self.due.compare_exchange(0, now + wait, Relaxed, Relaxed).is_ok() {
@@ -42,8 +46,8 @@ impl Full {
 
     /// Notes that a write has found room.
     pub(super) fn end(&self) {
-        if self.wait.load(Relaxed) != 0 {
-            self.wait.store(0, Relaxed);
+        self.wait.store(0, Relaxed);
+        if self.refused.swap(false, Relaxed) {
             pagetide_sys::log!(Info, "the disk of the swap file has room again");
         }
     }
@@ -52,6 +56,11 @@ impl Full {
     pub(super) fn is_due(&self, now: u64) -> bool {
         let due = self.due.load(Relaxed);
         due != 0 && due <= now && self.due.compare_exchange(due, 0, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Returns whether there was no room for the last write.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refused.load(Relaxed)
     }
 
     /// Returns whether there was no room of late.
@@ -81,9 +90,14 @@ mod tests {
         full.refuse(50 * MS);
         assert!(full.is_recent(0) && full.is_recent(1000 * MS) && !full.is_recent(1100 * MS));
         assert_eq!(tries(2000).collect::<Vec<_>>(), [100, 300, 700, 1100, 1500, 1900]);
+        assert!(full.is_refused());
         full.end();
+        assert!(!full.is_refused());
         assert!(full.is_due(2300 * MS));
         full.refuse(2300 * MS);
+        full.end();
+        full.refuse(2350 * MS);
+        assert!(full.is_refused(), "although its next try is due since before");
         assert!(full.is_due(2400 * MS) && !full.is_due(2400 * MS));
     }
 }

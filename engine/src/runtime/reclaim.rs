@@ -56,7 +56,7 @@ impl Runtime {
             self.readers.move_to(&mut place, self.readers.elsewhere());
             if !self.engine.is_short() && self.is_inquired() {
                 seat.now(Activity::AnswersInquiry, 0, clock());
-                self.answer_inquiry(&mut work);
+                self.answer_inquiry(&mut starving, &mut work);
                 continue;
             }
             if !self.engine.is_short() && self.asked() == 0 {

@@ -10,12 +10,15 @@ use super::{RunningEngine, Runtime, clock};
 use crate::census::{Reason, Rounds, Step, Tally};
 use crate::engine::{Round, Workspace};
 use crate::group::{Ended, Field, OffState};
+use pagetide_swap::Counter;
 use pagetide_sys::{handout, procfs, task};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// Between looks at what others answer, and before something that moves is looked at again.
 const PATIENCE: Duration = Duration::from_millis(10);
+/// Writes that a full disk refuses in a row, a hundredth of a second apart, before it is taken for full.
+const RETRIES: u32 = 20;
 /// Where this process can neither tell whether the launcher lives nor reach its socket (in a container of its own
 /// inside the run), it counts on its answer for so long, in nanoseconds.
 const LAUNCHER_MAX: u64 = 5_000_000_000;
@@ -24,8 +27,29 @@ const LAUNCHER_MAX: u64 = 5_000_000_000;
 #[derive(Debug, Default)]
 pub(super) struct Starving {
     rounds: Rounds,
-    /// Whether blocks that the disk had no room for were tried once more since there was room last.
-    has_retried: bool,
+    retries: Retries,
+}
+
+/// Tries of blocks that the disk had no room for, in a row in which none was written.
+///
+/// A disk that others fill has room in a moment, and may refuse one write of several: only as many refusals in a row as
+/// [`RETRIES`] prove that it is full.
+#[derive(Debug, Default)]
+struct Retries {
+    made: u32,
+    /// The inquiry for which they are made, 0 for this process's own need; and the pages written by the last of them.
+    since: (u64, u64),
+}
+
+impl Retries {
+    /// Returns whether one more try is due for an inquiry, where this many pages have been written so far.
+    fn is_due(&mut self, inquiry: u64, written: u64) -> bool {
+        if self.since != (inquiry, written) {
+            *self = Self { made: 0, since: (inquiry, written) };
+        }
+        self.made += 1;
+        self.made <= RETRIES
+    }
 }
 
 impl Runtime {
@@ -35,7 +59,7 @@ impl Runtime {
         if self.engine.waiting() == 0 {
             // Nobody waits: what was asked for cannot be had, forget it. Unless it is on its way out.
             if self.is_inquired() {
-                return self.answer_inquiry(work);
+                return self.answer_inquiry(starving, work);
             }
             if self.engine.requests() == 0 {
                 self.slot.set(Field::Asked, 0);
@@ -68,10 +92,8 @@ impl Runtime {
             );
         }
         match step {
-            // A disk that was full a moment ago is no proof: what it refused is tried once more at once.
-            Some(Step::Stuck(_)) if !starving.has_retried && self.engine.retry_refused_blocks() => {
-                starving.has_retried = true;
-            }
+            // A disk that was full a moment ago is no proof: what it refused is tried again.
+            Some(Step::Stuck(_)) if self.tries_disk_again(&mut starving.retries, 0) => {}
             Some(Step::Stuck(tally)) => {
                 if starving.rounds.note(Step::Stuck(tally)) {
                     self.inquire((seen, allowed), tally, work);
@@ -89,6 +111,19 @@ impl Runtime {
             }
             None => *starving = Starving::default(),
         }
+    }
+
+    /// Has the next writes try again what the disk had no room for. Returns whether they are to.
+    fn tries_disk_again(&self, retries: &mut Retries, inquiry: u64) -> bool {
+        let written = self.engine.swap().counters().get(Counter::pswpout);
+        if !self.engine.is_refused() || !retries.is_due(inquiry, written) {
+            return false;
+        }
+        if retries.made > 1 {
+            self.wakeup.wait(PATIENCE);
+        }
+        self.engine.retry_refused_blocks();
+        true
     }
 
     /// While `work` goes on the pool may take what it can.
@@ -222,11 +257,11 @@ impl Runtime {
     }
 
     /// Answers an inquiry: gives what is free, or what can leave; or says that there is none.
-    pub(super) fn answer_inquiry(&self, work: &mut Workspace) {
-        self.in_need(|| self.answer_in_need(work));
+    pub(super) fn answer_inquiry(&self, starving: &mut Starving, work: &mut Workspace) {
+        self.in_need(|| self.answer_in_need(&mut starving.retries, work));
     }
 
-    fn answer_in_need(&self, work: &mut Workspace) {
+    fn answer_in_need(&self, retries: &mut Retries, work: &mut Workspace) {
         let inquiry = self.group.inquiry();
         self.look_again();
         let mut round = Round::default();
@@ -252,6 +287,7 @@ impl Runtime {
                 // What is being written is free at the end of that.
                 Step::Left if self.engine.requests() == 0 => round = Round::default(),
                 Step::Left | Step::Moving => return self.wakeup.wait(PATIENCE),
+                Step::Stuck(_) if self.tries_disk_again(retries, inquiry) => round = Round::default(),
                 Step::Stuck(tally) => return self.slot.answer(inquiry, Some(&tally)),
             }
         }
