@@ -8,10 +8,12 @@
 //! It owns the program's pages and counts its frames. It does *not* know regions: a test keeps
 //! [`crate::regions`] and this memory in step.
 
+mod objects;
 mod setup;
 mod spans;
 
-pub use setup::{Setup, clock, engine};
+pub use objects::FakeObjects;
+pub use setup::{Setup, clock, engine, keeper};
 pub use spans::{HeapSpan, HeapSpans};
 
 use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, StagingSlot, TakeOutWay};

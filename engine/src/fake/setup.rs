@@ -1,10 +1,11 @@
 //! An engine on a fake memory, with settings that tests choose.
 
-use super::FakeMemory;
 use super::spans::HeapSpans;
+use super::{FakeMemory, FakeObjects, FakeSlot};
 use crate::engine::{Engine, Limits, Parts};
 use crate::latency::{self, Latency};
 use crate::mask::Mask;
+use crate::memory::Memory;
 use crate::regions::Regions;
 use pagetide_device::Device;
 use pagetide_swap::blocks::Blocks;
@@ -74,8 +75,23 @@ impl Default for Setup {
 /// assert_eq!((engine.usage().resident, engine.budget().free()), (1, 99));
 /// ```
 pub fn engine(setup: Setup) -> Engine<FakeMemory> {
-    let Setup { slots, limits, pool_pages_max, span_pages, config, device, mask } = setup;
     let memory = FakeMemory::default();
+    let slots = memory.slots(setup.slots);
+    engine_of(memory, slots, setup)
+}
+
+/// Returns the engine of a keeper on fake objects, as [`engine`] does of a program.
+pub fn keeper(setup: Setup) -> Engine<FakeObjects> {
+    let memory = FakeObjects::default();
+    let slots = memory.slots(setup.slots);
+    engine_of(memory, slots, setup)
+}
+
+fn engine_of<M>(memory: M, slots: Vec<FakeSlot>, setup: Setup) -> Engine<M>
+where
+    M: Memory<Slot = FakeSlot, Spans = HeapSpans>,
+{
+    let Setup { limits, pool_pages_max, span_pages, config, device, mask, .. } = setup;
     let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
     let swap = Swap::new(
         HeapSpans::new(span_pages),
@@ -87,7 +103,7 @@ pub fn engine(setup: Setup) -> Engine<FakeMemory> {
     swap.zswap().set_pages_max(pool_pages_max);
     Engine::new(Parts {
         swap,
-        slots: memory.slots(slots),
+        slots,
         memory,
         device,
         regions: Regions::default(),

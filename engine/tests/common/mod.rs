@@ -2,7 +2,8 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use pagetide::engine::Engine;
-use pagetide::fake::{Bytes, FakeMemory};
+use pagetide::fake::Bytes;
+use pagetide::memory::Memory;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_device::{Completion, Cost, Device, Request};
 use pagetide_swap::PageIndex;
@@ -68,13 +69,13 @@ pub(crate) fn pages(range: Range<u64>) -> Range<PageIndex> {
     PageIndex(range.start)..PageIndex(range.end)
 }
 
-pub(crate) fn manage(engine: &Engine<FakeMemory>, range: Range<u64>, access: Access) {
+pub(crate) fn manage<M: Memory>(engine: &Engine<M>, range: Range<u64>, access: Access) {
     let attributes = Attributes::new(access, Charging::ByMapping);
     engine.regions.write().unwrap().insert(pages(range), attributes);
 }
 
 /// All that was granted is in use or free.
-pub(crate) fn balances(engine: &Engine<FakeMemory>, granted: i64) {
+pub(crate) fn balances<M: Memory>(engine: &Engine<M>, granted: i64) {
     engine.charge_pool();
     let usage = engine.usage();
     assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
