@@ -1,5 +1,5 @@
 //! The primitives of concurrency: the standard library's, or those of a checker that tries the orders in which
-//! threads may run (feature `shuttle`, for `tests/protocol.rs`).
+//! threads may run (feature `shuttle`, for `tests/protocol/main.rs`).
 
 #[cfg(feature = "shuttle")]
 pub(crate) use shuttle::{

@@ -3,7 +3,7 @@
 //! nobody.
 //!
 //! `PAGETIDE_SEED=n` chooses what the threads draw; `PAGETIDE_STRESS_OPS=n` says how much each of them does. In which
-//! order they run is not replayed: tests/protocol.rs tries those one by one.
+//! order they run is not replayed: tests/protocol/main.rs tries those one by one.
 #![cfg(not(feature = "shuttle"))]
 
 use pagetide_swap::blocks::Blocks;
