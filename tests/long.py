@@ -63,7 +63,7 @@ RELEASE = cargo("build --release --workspace")
 CPYTHON = ("mmap", "subprocess", "os", "multiprocessing_fork", "threading", "gc", "io")
 
 PARTS = (
-    Part("model", 15, "the engine, step by step: 5000 seeds", (cargo("test --release -p pagetide --test model seeds"),), {"PAGETIDE_MODEL_SEEDS": "5000"}),
+    Part("model", 22, "the engine and the keeper's, step by step: 5000 seeds of each", (cargo("test --release -p pagetide --test model --test objects seeds"),), {"PAGETIDE_MODEL_SEEDS": "5000"}),
     Part("table", 2, "the table against a flat array: 100 million operations", (cargo("test --release -p pagetide-swap --test table_model"),), {"PAGETIDE_TABLE_OPS": "100000000"}),
     Part(
         "stress", 10, "eight threads on the swap subsystem, and the engine's threads",

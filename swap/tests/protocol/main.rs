@@ -5,6 +5,8 @@
 //! `shuttle::replay` runs again. `PAGETIDE_SCHEDULES=n` says how many orders each test tries, of either kind (500).
 #![cfg(feature = "shuttle")]
 
+mod objects;
+
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
