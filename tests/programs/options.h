@@ -18,7 +18,7 @@ struct program_option {
     size_t *pages;        /* the value is a number of MiB */
     const char **text;
     int *choice;          /* which of `words` the value is */
-    const char *words[5];
+    const char *words[8]; /* ends with a null pointer */
 };
 #define NUMBER(option, into) {.name = option, .number = into}
 #define SWITCH(option, into) {.name = option, .on = into}

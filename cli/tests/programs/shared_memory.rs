@@ -26,6 +26,22 @@ fn processes_that_share_pages_find_what_others_wrote() {
     }
 }
 
+/// Generations are kept outside: no page goes back, also of a process that was killed while it wrote others.
+#[test]
+fn no_page_of_shared_memory_goes_back_whoever_is_killed() {
+    let _turn = turn();
+    let integrity = program("integrity");
+    const OPTIONS: &str =
+        "--mib 48 --processes 4 --threads 1 --seconds 2 --kill-every 150 --dir /var/tmp --alloc";
+    for (kind, mask) in [("shared", "pool"), ("memfd", ""), ("shm", "ring")] {
+        let command: Vec<_> = [&*integrity].into_iter().chain(OPTIONS.split(' ')).chain([kind]).collect();
+        let ended = start(told("32M", mask, &command)).end();
+        assert!(!ended.stderr.contains("nothing was swapped"), "{kind}: {}", ended.stderr);
+        let said = ended.succeeds();
+        assert!(said.contains("slots checked"), "{kind}: {said}");
+    }
+}
+
 /// What nobody may touch before it is served: a child's inheritance, a mapping that moves, one beside a hole.
 #[test]
 fn calls_on_shared_memory_do_what_they_do_natively() {
