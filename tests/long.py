@@ -92,7 +92,7 @@ PARTS = (
         RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--factor", "0.25", "--timeout", "400", *(word for name in CPYTHON for word in ("--only", f"cpython-{name}"))))),
     Part("programs", 28, "real programs at 0.6 of their memory: those of bench/programs.py that are installed", (RELEASE, ("python3", "bench/programs.py", "--check", "--timeout", "300"))),
     Part("asan", 15, "memory errors, by AddressSanitizer (needs a nightly toolchain)", (
-        cargo("+nightly test --target-dir target/asan --target {target} -p pagetide-sys -p pagetide-swap -p pagetide-device -p pagetide"),),
+        cargo("+nightly test --target-dir target/asan --target {target} --tests -p pagetide-sys -p pagetide-swap -p pagetide-device -p pagetide"),),
         {"ASAN_OPTIONS": "detect_leaks=0", "RUSTFLAGS": "-Zsanitizer=address"}, nightly=True),
     Part("tsan", 25, "data races, by ThreadSanitizer (needs a nightly toolchain with rust-src)", (
         cargo("+nightly test -Zbuild-std --target-dir target/tsan --target {target} --tests -p pagetide-swap -p pagetide-device -p pagetide"),),
