@@ -103,8 +103,8 @@ impl Keeper {
         } else {
             // To wait for room that others have taken could take for ever, and zeroes would be false.
             say(&format!(
-                "the file {} of shared memory cannot come back, for its file system is full: it is empty now",
-                object.file.inode
+                "{} cannot come back into memory, for its file system is full: it is empty now",
+                self.objects.ask(range.start, Memfd::shown).unwrap_or_default()
             ));
             self.objects.ask(range.start, Memfd::clear);
             self.release(range);

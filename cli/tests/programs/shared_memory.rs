@@ -4,6 +4,7 @@
 use crate::common::*;
 use std::cell::Cell;
 use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -135,6 +136,43 @@ fn processes_that_are_killed_harm_nobody() {
         }
     }
     panic!("the keeper goes on after all that it served has gone");
+}
+
+/// A tmpfs of its own; it goes with the test.
+struct Tmpfs(PathBuf);
+
+impl Tmpfs {
+    fn mount(size: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("pagetide-tmpfs-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let options = format!("size={size}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&path).status();
+        assert!(mounted.unwrap().success());
+        Self(path)
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+/// What is out of a file others may have taken the room of: the program waits for that, and a message says so.
+#[test]
+fn pages_wait_for_room_in_their_file_system() {
+    let _turn = turn();
+    let tmpfs = Tmpfs::mount("56M");
+    let directory = tmpfs.0.to_str().unwrap();
+    let run = start(told("32M", "", &["/usr/bin/python3", &job("full_tmpfs.py"), directory, "48"]));
+    run.until("it says that it waits", || {
+        run.said()[1].contains(&format!(
+            "the file system of {directory}/shared is full: pages of that shared memory wait"
+        ))
+    });
+    std::fs::remove_file(tmpfs.0.join("other")).unwrap();
+    assert_eq!(run.end().succeeds(), "No space left on device\n0 pages are wrong\n");
 }
 
 /// A file of /dev/shm; it goes with the test.

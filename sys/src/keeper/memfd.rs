@@ -7,7 +7,7 @@ use rustix::fs::{FallocateFlags, FileType, MemfdFlags, SealFlags, SeekFrom};
 use rustix::io::Errno;
 use rustix::process::Resource;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// The name by which `/proc/PID/maps` shows the memfds of a run: `/memfd:NAME (deleted)`.
 pub const NAME: &str = "pagetide-object";
@@ -98,6 +98,12 @@ impl Memfd {
     /// Whether it has a name in a directory.
     pub fn has_name(&self) -> bool {
         rustix::fs::fstat(&self.fd).is_ok_and(|stat| stat.st_nlink > 0)
+    }
+
+    /// Its path, as the kernel shows it, for messages.
+    pub fn shown(&self) -> String {
+        let path = rustix::fs::readlink(format!("/proc/self/fd/{}", self.fd.as_raw_fd()), Vec::new());
+        path.map_or("a file".into(), |path| path.to_string_lossy().into_owned())
     }
 
     /// Pages for which its file system has room; `None` if it has no limit.
@@ -206,7 +212,6 @@ pub fn are_pages_small() -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::AsRawFd;
 
     #[test]
     fn a_file_is_taken_over_and_given_up() {

@@ -66,6 +66,26 @@ struct Object {
     last: AtomicU32,
     /// Whether it is the kernel's alone again.
     retired: bool,
+    /// Whether it was said that pages of it wait for room in its file system.
+    waits_for_room: AtomicBool,
+}
+
+impl Object {
+    fn new(memfd: Memfd) -> Self {
+        Self { memfd, last: AtomicU32::new(u32::MAX), retired: false, waits_for_room: AtomicBool::new(false) }
+    }
+
+    /// Says, once, that the file system has no room for a page which is to come back: nobody else tells why a program
+    /// waits.
+    fn note_room(&self, error: Option<Errno>) {
+        let is_full = matches!(error, Some(Errno::NOMEM | Errno::NOSPC)) && self.memfd.room() == Some(0);
+        if is_full && !self.waits_for_room.swap(true, Relaxed) {
+            let what = self.memfd.shown();
+            crate::task::say(&format!(
+                "the file system of {what} is full: pages of that shared memory wait until it has room again"
+            ));
+        }
+    }
 }
 
 /// What a process may learn of an object that was a file of a program's.
@@ -203,7 +223,7 @@ impl Objects {
         if first.0 + room(pages) > END.0 {
             return Err(Errno::NOMEM);
         }
-        layout.objects.insert(first, Object { memfd, last: AtomicU32::new(u32::MAX), retired: false });
+        layout.objects.insert(first, Object::new(memfd));
         Ok(first)
     }
 
@@ -372,6 +392,9 @@ impl Objects {
                 (at, done) = written.map_or((at, done), |()| (at + 1, done + PAGE_SIZE));
                 written.err()
             });
+        }
+        if object.memfd.adopted().is_some() {
+            object.note_room(error);
         }
         for waiter in self.take_waiters(page, done / PAGE_SIZE) {
             layout.wake(waiter);
