@@ -63,6 +63,13 @@ SECTIONS = (
         "µs a page, seconds for the job. A ratio is the median of interleaved pairs; in parentheses are its quartiles.",
     ),
     (
+        "shared",
+        "Shared memory",
+        "Sixteen processes of fio (`ioengine=mmap`) that read a file of /dev/shm of 64 MiB each, all of which they wrote, and "
+        "PostgreSQL with buffers of four times the limit under eight clients of pgbench, at equal total RAM, beside the "
+        "kernel's tmpfs on zram with LZ4. A ratio is the median of interleaved pairs; in parentheses are its quartiles.",
+    ),
+    (
         "fault",
         "Where the time of a fault goes",
         "One thread, single pages at random from the pool, means. The tracepoints themselves cost about a third of it.",

@@ -58,6 +58,25 @@ def speed(run):
     yield table(columns, rows)
 
 
+SHARED_JOBS = {
+    "files-seq": "fio: files read in order",
+    "files-zipf": "fio: files read by zipf 1.2",
+    "files-random": "fio: files read at random",
+    "pgbench": "PostgreSQL under pgbench",
+}
+
+
+def shared(run):
+    """A value's unit stands in the row's name; the filling of all pages beside it."""
+    rows = []
+    for job in run["rows"]:
+        arms = [quartiles(job[arm]["values"]) for arm in ("native", "kernel", "ours")]
+        name = f"{SHARED_JOBS.get(job['case'], job['case'])}, {job['unit']}"
+        rows.append((name, *arms, quartiles(job["ratios"]), verdict(job["goal"], job["ratio_median"])))
+    columns = ("job", ("native", 2), ("kernel", 2), ("Pagetide", 2), ("kernel / Pagetide", 2), "goal")
+    yield table(columns, rows)
+
+
 FAULT_STEPS = {
     "trap": "trap: the kernel hands the fault over",
     "wake-up": "wake-up of the reader",
@@ -287,5 +306,5 @@ def plain(run):
 
 TABLES = {
     made.__name__: made
-    for made in (speed, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions)
+    for made in (speed, shared, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions)
 }

@@ -61,7 +61,7 @@ def parse():
     parser.add_argument("--job", action="append", choices=[job.name for job in JOBS], help="only this one (may be repeated)")
     parser.add_argument("--pairs", type=int, default=9, help="interleaved pairs of runs (default %(default)s)")
     parser.add_argument("--kernel", action="append", choices=list(KERNEL_CONFIGS), help="the kernel's configurations (default zram-lz4)")
-    parser.add_argument("--limit", type=parse_bytes, default=256 * MIB, help="L, the kernel arm's limit (default 256M)")
+    parser.add_argument("--limit", type=parse_bytes, default=128 * MIB, help="L, the kernel arm's limit: an eighth of what fio has (default 128M)")
     parser.add_argument("--processes", type=int, default=16, help="of fio (default %(default)s)")
     parser.add_argument("--mib", type=int, default=64, help="of each file of fio's (default %(default)s)")
     parser.add_argument("--scale", type=int, default=40, help="of pgbench's tables, 15 MiB each (default %(default)s)")
