@@ -107,7 +107,10 @@ def nothing_is_left(run):
     if not report or not keeper:
         return False
     held = {name: report["bytes"]["now"][name] for name in ("resident", "pool", "disk", "swapped")}
-    objects = [os.readlink(link) for link in Path(f"/proc/{keeper}/fd").iterdir() if link.is_symlink()]
+    objects = []
+    for link in Path(f"/proc/{keeper}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            objects.append(os.readlink(link))
     uffds = sum("userfaultfd" in target for target in objects)
     memfds = sum("memfd" in target and "pagetide" not in target for target in objects) + sum("/dev/shm" in target for target in objects)
     return not any(held.values()) and (uffds, memfds) == (0, 0)
