@@ -170,6 +170,7 @@ def scripted(name):
     return lambda: python(job(name))
 
 
+TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
 SHARED_HEAP = "its heap is a memfd that it maps three times: shared memory"
 SBRK = "its collector takes memory by `brk`"
 PROGRAMS = (
@@ -205,6 +206,7 @@ PROGRAMS = (
     Program("pandas", "pandas", wheel("frames.py"), ("python3-venv",), wheels=True),
     Program("numpy", "NumPy", wheel("arrays.py"), ("python3-venv",), wheels=True),
     Program("sklearn", "scikit-learn", wheel("forest.py"), ("python3-venv",), wheels=True),
+    Program("pytorch", "PyTorch, a data loader's workers", lambda: ["/usr/bin/python3", job("batches.py")], ("python3-torch",), (TORCH,)),
     Program("ffmpeg", "FFmpeg, x264", ffmpeg, ("ffmpeg",), ("ffmpeg",)),
     Program("imagemagick", "ImageMagick", imagemagick, ("imagemagick",), ("convert",)),
     Program("libreoffice", "LibreOffice Calc", libreoffice, ("libreoffice-calc-nogui",), ("soffice",)),
@@ -225,7 +227,7 @@ def prepare(program):
     failed = install_packages(program.packages)
     if not failed and program.wheels:
         failed = install_wheels()
-    missing = [name for name in program.needs if not have(name)]
+    missing = [str(name) for name in program.needs if not have(name)]
     return failed or (f"no {', '.join(missing)} in {', '.join(program.packages)}" if missing else "")
 
 
