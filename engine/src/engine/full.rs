@@ -2,15 +2,15 @@
 //!
 //! A disk that others fill has room again later, and nobody tells. What a write found no room for is *parked*: other
 //! blocks may lie where the file has room already. All that is parked is tried again after 100 ms, and where that fails
-//! too after 200, then 400, which is a few writes a second; and again and again before a process ends for want of
-//! memory.
+//! too after 200, then 400, up to 6.4 s: a pass over all memory must end in between, or nobody would find that nothing
+//! leaves. And again and again before a process ends for want of memory.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 const MS: u64 = 1_000_000;
 /// Between a refusal and the next try, at first and at most.
 const WAIT_FIRST: u64 = 100 * MS;
-const WAIT_MOST: u64 = 400 * MS;
+const WAIT_MOST: u64 = 6400 * MS;
 /// For how long a device counts as full after it was: what depends on that should not change with every block.
 const RECENT: u64 = 1000 * MS;
 
@@ -89,15 +89,15 @@ mod tests {
         full.refuse(0);
         full.refuse(50 * MS);
         assert!(full.is_recent(0) && full.is_recent(1000 * MS) && !full.is_recent(1100 * MS));
-        assert_eq!(tries(2000).collect::<Vec<_>>(), [100, 300, 700, 1100, 1500, 1900]);
+        assert_eq!(tries(20_000).collect::<Vec<_>>(), [100, 300, 700, 1500, 3100, 6300, 12_700, 19_100]);
         assert!(full.is_refused());
         full.end();
         assert!(!full.is_refused());
-        assert!(full.is_due(2300 * MS));
-        full.refuse(2300 * MS);
+        assert!(full.is_due(25_500 * MS));
+        full.refuse(25_500 * MS);
         full.end();
-        full.refuse(2350 * MS);
+        full.refuse(25_550 * MS);
         assert!(full.is_refused(), "although its next try is due since before");
-        assert!(full.is_due(2400 * MS) && !full.is_due(2400 * MS));
+        assert!(full.is_due(25_600 * MS) && !full.is_due(25_600 * MS));
     }
 }

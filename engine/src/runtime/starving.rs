@@ -17,7 +17,7 @@ use std::time::Duration;
 
 /// Between looks at what others answer, and before something that moves is looked at again.
 const PATIENCE: Duration = Duration::from_millis(10);
-/// Writes that a full disk refuses in a row, a hundredth of a second apart, before it is taken for full.
+/// Tries in a row of what a full disk refuses, about a hundredth of a second apart, before it is taken for full.
 const RETRIES: u32 = 20;
 /// Where this process can neither tell whether the launcher lives nor reach its socket (in a container of its own
 /// inside the run), it counts on its answer for so long, in nanoseconds.
@@ -37,15 +37,15 @@ pub(super) struct Starving {
 #[derive(Debug, Default)]
 struct Retries {
     made: u32,
-    /// The inquiry for which they are made, 0 for this process's own need; and the pages written by the last of them.
-    since: (u64, u64),
+    /// The pages that had been written by the last of them.
+    written: u64,
 }
 
 impl Retries {
-    /// Returns whether one more try is due for an inquiry, where this many pages have been written so far.
-    fn is_due(&mut self, inquiry: u64, written: u64) -> bool {
-        if self.since != (inquiry, written) {
-            *self = Self { made: 0, since: (inquiry, written) };
+    /// Returns whether one more try is due, where this many pages have been written so far.
+    fn is_due(&mut self, written: u64) -> bool {
+        if self.written != written {
+            *self = Self { made: 0, written };
         }
         self.made += 1;
         self.made <= RETRIES
@@ -82,7 +82,7 @@ impl Runtime {
         }
         let step = self.in_need(|| {
             self.look_again();
-            self.look_round(work)
+            self.look_round(!self.engine.is_refused() || starving.retries.made > RETRIES, work)
         });
         if let Some(step) = &step {
             pagetide_sys::log!(
@@ -93,10 +93,12 @@ impl Runtime {
         }
         match step {
             // A disk that was full a moment ago is no proof: what it refused is tried again.
-            Some(Step::Stuck(_)) if self.tries_disk_again(&mut starving.retries, 0) => {}
+            Some(Step::Stuck(_)) if self.tries_disk_again(&mut starving.retries) => {}
             Some(Step::Stuck(tally)) => {
                 if starving.rounds.note(Step::Stuck(tally)) {
                     self.inquire((seen, allowed), tally, work);
+                    // Something has changed: there may be room.
+                    starving.retries = Retries::default();
                 } else {
                     self.group.ask_all(self.slot, self.engine.limits().high as u64);
                     self.group.wait_free(seen, PATIENCE);
@@ -114,9 +116,9 @@ impl Runtime {
     }
 
     /// Has the next writes try again what the disk had no room for. Returns whether they are to.
-    fn tries_disk_again(&self, retries: &mut Retries, inquiry: u64) -> bool {
+    fn tries_disk_again(&self, retries: &mut Retries) -> bool {
         let written = self.engine.swap().counters().get(Counter::pswpout);
-        if !self.engine.is_refused() || !retries.is_due(inquiry, written) {
+        if !self.engine.is_refused() || !retries.is_due(written) {
             return false;
         }
         if retries.made > 1 {
@@ -157,8 +159,8 @@ impl Runtime {
     }
 
     /// Tries to get each page out that is in memory. `None` if there is room meanwhile, or nobody waits for some any
-    /// more.
-    fn look_round(&self, work: &mut Workspace) -> Option<Step> {
+    /// more. With `answers` others are told that nothing can leave, if that is so.
+    fn look_round(&self, answers: bool, work: &mut Workspace) -> Option<Step> {
         let inquiry = self.group.inquiry();
         let mut round = Round::default();
         let step = loop {
@@ -177,7 +179,9 @@ impl Runtime {
                 break Some(step);
             }
         };
-        if let Some(Step::Stuck(tally)) = step {
+        if let Some(Step::Stuck(tally)) = step
+            && answers
+        {
             self.slot.answer(inquiry, Some(&tally));
         }
         step
@@ -216,7 +220,7 @@ impl Runtime {
             let latest = self.group.inquiry();
             let of_others = if latest == inquiry { inquiry.wrapping_sub(1) } else { latest };
             if self.slot.get(Field::Answered) < of_others {
-                match self.in_need(|| self.look_round(work)) {
+                match self.in_need(|| self.look_round(true, work)) {
                     Some(Step::Stuck(again)) => tally = again,
                     _ => return,
                 }
@@ -270,6 +274,7 @@ impl Runtime {
             let free = self.engine.budget().free().min(self.engine.limits().high);
             let step = if free > 0 && self.engine.waiting() == 0 {
                 self.return_grant(free);
+                *retries = Retries::default();
                 self.slot.answer(inquiry, None);
                 self.pause.end_work();
                 return;
@@ -287,8 +292,11 @@ impl Runtime {
                 // What is being written is free at the end of that.
                 Step::Left if self.engine.requests() == 0 => round = Round::default(),
                 Step::Left | Step::Moving => return self.wakeup.wait(PATIENCE),
-                Step::Stuck(_) if self.tries_disk_again(retries, inquiry) => round = Round::default(),
-                Step::Stuck(tally) => return self.slot.answer(inquiry, Some(&tally)),
+                Step::Stuck(_) if self.tries_disk_again(retries) => round = Round::default(),
+                Step::Stuck(tally) => {
+                    *retries = Retries::default();
+                    return self.slot.answer(inquiry, Some(&tally));
+                }
             }
         }
     }
