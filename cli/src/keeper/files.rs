@@ -106,8 +106,9 @@ impl Keeper {
                 "{} cannot come back into memory, for its file system is full: it is empty now",
                 self.objects.ask(range.start, Memfd::shown).unwrap_or_default()
             ));
+            // First the region: a page on its way in would make the file longer again, with holes in it.
+            self.release(range.clone());
             self.objects.ask(range.start, Memfd::clear);
-            self.release(range);
         }
         self.objects.retire(object.range.start);
         self.group.unlist_served(object.file);

@@ -30,6 +30,8 @@ const FIRST: PageIndex = PageIndex::of_address(1 << 44);
 /// The end of the numbers for objects: 16 TiB of them.
 const END: PageIndex = PageIndex::of_address(1 << 45);
 
+/// Between tries to bring a page into a file system that is full.
+const FULL_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 /// Pages that are copied before they are given back: 64 KiB.
 const PIECE_PAGES: u64 = 16;
 
@@ -78,7 +80,11 @@ impl Object {
     /// Says, once, that the file system has no room for a page which is to come back: nobody else tells why a program
     /// waits.
     fn note_room(&self, error: Option<Errno>) {
-        let is_full = matches!(error, Some(Errno::NOMEM | Errno::NOSPC)) && self.memfd.room() == Some(0);
+        let is_full = error == Some(Errno::NOMEM) && self.memfd.room() == Some(0);
+        if is_full {
+            // Whoever waits faults again at once.
+            std::thread::sleep(FULL_WAIT);
+        }
         if is_full && !self.waits_for_room.swap(true, Relaxed) {
             let what = self.memfd.shown();
             crate::task::say(&format!(
@@ -393,6 +399,9 @@ impl Objects {
                 written.err()
             });
         }
+        // No room for the page: it stays where it is, and whoever waits for it goes on waiting.
+        error = error
+            .map(|error| if matches!(error, Errno::NOSPC | Errno::DQUOT) { Errno::NOMEM } else { error });
         if object.memfd.adopted().is_some() {
             object.note_room(error);
         }
