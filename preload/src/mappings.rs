@@ -7,29 +7,16 @@ use crate::call::{kernel, pointer, status};
 use crate::current::managed;
 use crate::range::pages;
 use crate::shared;
-use pagetide::process::{Entered, Remapping};
+use pagetide::process::Remapping;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
-use std::ops::Range;
 
 /// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
 const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
 /// Private mappings of these kinds are not managed.
 const UNFIT: c_int = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-
-/// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any
-/// more.
-fn over(
-    entered: &Entered<'_>,
-    range: Range<PageIndex>,
-    call: impl FnOnce() -> Result<usize, c_int>,
-) -> (Result<usize, c_int>, i64) {
-    let part = range.clone();
-    let call = || shared::giving_up(&part, call);
-    if entered.manages(range.clone()) { entered.unmapping(range, call) } else { (call(), 0) }
-}
 
 fn access(protection: c_int) -> Access {
     if protection & libc::PROT_WRITE != 0 {
@@ -120,7 +107,7 @@ unsafe fn map_once(
             && (process.knows(range.clone()) || shared::touches(process, &range))
         {
             // What was there went by a call that nobody told us of.
-            let (_, released) = over(&process.enter(), range, || Ok(0));
+            let (_, released) = shared::over(&process.enter(), range, || Ok(0));
             process.uncharge(released);
         }
         return pointer(result);
@@ -137,7 +124,7 @@ unsafe fn map_once(
     let populate = wanted && flags & libc::MAP_POPULATE != 0;
     let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
     let (result, mut released) = match pages(address as usize, length).filter(|_| fixed) {
-        Some(range) => over(&entered, range, || call(flags)),
+        Some(range) => shared::over(&entered, range, || call(flags)),
         None => (call(flags), 0),
     };
     let mut mapped = None;
@@ -350,7 +337,7 @@ pub(crate) unsafe extern "C" fn mremap(
         && let Some(to) = pages(new as usize, new_length)
     {
         // Shared memory once more, over whatever is there.
-        let (result, released) = over(&process.enter(), to, call);
+        let (result, released) = shared::over(&process.enter(), to, call);
         process.uncharge(released);
         return pointer(result);
     }
@@ -376,7 +363,7 @@ pub(crate) unsafe extern "C" fn mremap(
     let entered = process.enter();
     if !entered.manages(from.clone()) {
         let fixed = flags & libc::MREMAP_FIXED != 0;
-        let (result, released) = if fixed { over(&entered, to, call) } else { (call(), 0) };
+        let (result, released) = if fixed { shared::over(&entered, to, call) } else { (call(), 0) };
         drop(entered);
         process.uncharge(grows.max(0) + released);
         return pointer(result);

@@ -107,6 +107,32 @@ static void a_descriptor_looks_as_it_did(void) {
     puts("a descriptor looks as it did");
 }
 
+/* As runtimes do that commit parts of a reservation, and map one file several times. */
+static void a_file_is_mapped_over_other_memory(void) {
+    int fd = memfd(2 * MIB), other = memfd(LENGTH);
+    char *private = mmap(NULL, LENGTH, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), *shared = map(other, LENGTH);
+    CHECK(private != MAP_FAILED);
+    fill(private, LENGTH, 21), fill(shared, LENGTH, 22);
+    push_out();
+    char *views[] = {private + MIB, shared + MIB};
+    for (int nth = 0; nth < 2; nth++) CHECK(mmap(views[nth], 2 * MIB, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) == views[nth]);
+    fill(views[0], 2 * MIB, 23);
+    push_out();
+    for (int nth = 0; nth < 2; nth++) {
+        char *start = nth ? shared : private;
+        CHECK(holds(views[nth], 0, 2 * MIB, 23));
+        CHECK(holds(start, 0, MIB, 21 + nth) && holds(start + 3 * MIB, 3 * MIB, MIB, 21 + nth));
+    }
+    /* Private memory in its place again: zeroes. */
+    CHECK(mmap(views[0], 2 * MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == views[0]);
+    CHECK(!views[0][0] && !views[0][2 * MIB - 1]);
+    fill(views[0], 2 * MIB, 24);
+    push_out();
+    CHECK(holds(views[0], 0, 2 * MIB, 24) && holds(views[1], 0, 2 * MIB, 23) && holds(private, 0, MIB, 21));
+    CHECK(!munmap(private, LENGTH) && !munmap(shared, LENGTH) && !close(fd) && !close(other));
+    puts("a file is mapped over other memory");
+}
+
 static void calls_find_what_was_written(void) {
     static char bytes[64 * 1024];
     int fd;
@@ -335,6 +361,7 @@ int main(int count, char **words) {
     filler = mmap(NULL, FILLER, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(filler != MAP_FAILED);
     a_descriptor_looks_as_it_did();
+    a_file_is_mapped_over_other_memory();
     calls_find_what_was_written();
     nobody_reads_a_hole();
     descriptors_go_to_other_processes();

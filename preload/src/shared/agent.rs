@@ -263,13 +263,14 @@ pub(crate) fn unmap(range: &Range<PageIndex>) -> Result<usize, c_int> {
     unsafe { kernel(libc::SYS_munmap, [start, length, 0, 0, 0, 0]) }
 }
 
-/// Sees to it that nothing comes to a range in which nothing is mapped.
-pub(crate) fn reserve(range: &Range<PageIndex>) {
+/// Maps a range without access, so that nothing else comes there: with `MAP_FIXED_NOREPLACE` where nothing is mapped, with
+/// `MAP_FIXED` in place of what is.
+pub(crate) fn reserve(range: &Range<PageIndex>, fixed: c_int) -> Result<(), c_int> {
     let (start, length) = bytes(range);
-    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
     let arguments = [start, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0];
-    // SAFETY: nothing is replaced.
-    let _ = unsafe { kernel(libc::SYS_mmap, arguments) };
+    // SAFETY: nothing is replaced unless the program has asked for it.
+    unsafe { kernel(libc::SYS_mmap, arguments) }.map(drop)
 }
 
 fn protect(start: usize, length: usize, protection: c_int) -> Result<(), Errno> {

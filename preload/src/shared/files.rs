@@ -10,11 +10,10 @@
 
 use super::agent::{Agent, Foreign, Found, Wanted};
 use super::pieces::Piece;
-use super::{OBJECT_MIN, State, state_or_new};
+use super::{OBJECT_MIN, State, Vacated, state_or_new};
 use crate::call::kernel;
 use crate::current::managed;
-use crate::range::pages;
-use pagetide::process::{Entered, Process};
+use pagetide::process::Process;
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::lock;
 use pagetide_sys::mapped_files::FileId;
@@ -240,8 +239,8 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
         return None;
     }
     {
-        let entered = process.enter();
-        if is_over_managed(&entered, &mapping) || lock(&FILES).refused.contains(&FileId::of(&stat)) {
+        let _entered = process.enter();
+        if lock(&FILES).refused.contains(&FileId::of(&stat)) {
             return None;
         }
         let agent = state_or_new().agent(process)?;
@@ -250,15 +249,6 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
     map_front(process, mapping, opened_by, &stat).or_else(|| {
         lay_open(process, fd);
         None
-    })
-}
-
-/// Whether a mapping is to replace memory that is managed: that is left to the kernel.
-fn is_over_managed(entered: &Entered<'_>, mapping: &Mapping) -> bool {
-    let over = pages(mapping.address, mapping.length).filter(|_| mapping.flags & libc::MAP_FIXED != 0);
-    over.is_some_and(|range| {
-        let is_piece = |state: &State| lock(&state.pieces).parts(&range).next().is_some();
-        entered.manages(range.clone()) || super::active().is_some_and(is_piece)
     })
 }
 
@@ -325,10 +315,11 @@ fn map_front(
     }
     let Mapping { address, length, protection, flags, fd, .. } = mapping;
     let state = state_or_new();
+    let mut vacated = Vacated::new(process);
     let entered = process.enter();
     let agent = state.agent(process)?;
-    if is_over_managed(&entered, &mapping) {
-        return None;
+    if let Err(error) = vacated.vacate(&entered, &mapping) {
+        return Some(Err(error));
     }
     let mut list = lock(&state.pieces);
     let file = Foreign { tid: task::tid(), fd };

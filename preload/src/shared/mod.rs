@@ -113,17 +113,13 @@ fn map_anonymous(process: &'static Process, mapping: Mapping) -> Option<Result<u
     }
     let count = length.div_ceil(PAGE_SIZE);
     let state = state_or_new();
+    let mut vacated = Vacated::new(process);
     let entered = process.enter();
     let agent = state.agent(process)?;
-    let mut list = lock(&state.pieces);
-    let replaced = pages(address, length).filter(|_| flags & libc::MAP_FIXED != 0);
-    if replaced
-        .as_ref()
-        .is_some_and(|range| entered.manages(range.clone()) || list.parts(range).next().is_some())
-    {
-        // Over memory that is managed: seldom, and the kernel's own is right too.
-        return None;
+    if let Err(error) = vacated.vacate(&entered, &mapping) {
+        return Some(Err(error));
     }
+    let mut list = lock(&state.pieces);
     let (start, first) = match agent.create(address, count, protection, flags)? {
         Ok(mapped) => mapped,
         Err(error) => return Some(Err(error)),
@@ -140,6 +136,51 @@ fn map_anonymous(process: &'static Process, mapping: Mapping) -> Option<Result<u
         task::populate(range.start.address(), count * PAGE_SIZE);
     }
     Some(Ok(start))
+}
+
+/// Runs `call`, by which whatever is mapped in `range` goes. Returns its result, and the pages that need no charge any
+/// more.
+pub(crate) fn over(
+    entered: &Entered<'_>,
+    range: Range<PageIndex>,
+    call: impl FnOnce() -> Result<usize, c_int>,
+) -> (Result<usize, c_int>, i64) {
+    let part = range.clone();
+    let call = || giving_up(&part, call);
+    if entered.manages(range.clone()) { entered.unmapping(range, call) } else { (call(), 0) }
+}
+
+/// What was managed where a mapping came (MAP_FIXED). It needs no charge any more when this is dropped, which is to be
+/// after [`Entered`].
+struct Vacated {
+    process: &'static Process,
+    released: i64,
+}
+
+impl Vacated {
+    fn new(process: &'static Process) -> Self {
+        Self { process, released: 0 }
+    }
+
+    /// Puts a mapping without access into the place of what is managed where a mapping is to come.
+    fn vacate(&mut self, entered: &Entered<'_>, mapping: &Mapping) -> Result<(), c_int> {
+        let fixed = mapping.flags & libc::MAP_FIXED != 0;
+        let Some(range) = pages(mapping.address, mapping.length).filter(|_| fixed) else { return Ok(()) };
+        let is_piece = |state: &State| lock(&state.pieces).parts(&range).next().is_some();
+        if entered.manages(range.clone()) || active().is_some_and(is_piece) {
+            let (result, released) =
+                over(entered, range.clone(), || agent::reserve(&range, libc::MAP_FIXED).map(|()| 0));
+            self.released += released;
+            result?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Vacated {
+    fn drop(&mut self) {
+        self.process.uncharge(self.released);
+    }
 }
 
 /// Runs `call`, which unmaps `range`.
@@ -382,7 +423,7 @@ pub(crate) fn reserve_in_child() {
     lock(&parent.pieces)
         .iter()
         .filter(|(_, piece)| !piece.omit)
-        .for_each(|(range, _)| agent::reserve(&range));
+        .for_each(|(range, _)| _ = agent::reserve(&range, libc::MAP_FIXED_NOREPLACE));
 }
 
 /// After a fork, in the child: maps what the parent has mapped, and attaches it to the keeper.
@@ -400,7 +441,7 @@ pub(crate) fn after_fork_in_child(process: &'static Process) {
         task::say("a forked child cannot map the shared memory of its parent: it cannot touch that");
         for (range, _) in inherited.iter() {
             let _ = agent::close(&range);
-            agent::reserve(&range);
+            let _ = agent::reserve(&range, libc::MAP_FIXED_NOREPLACE);
         }
         return;
     }
