@@ -112,8 +112,8 @@ def nothing_is_left(run):
         with contextlib.suppress(OSError):
             objects.append(os.readlink(link))
     uffds = sum("userfaultfd" in target for target in objects)
-    memfds = sum("memfd" in target and "pagetide" not in target for target in objects) + sum("/dev/shm" in target for target in objects)
-    return not any(held.values()) and (uffds, memfds) == (0, 0)
+    files = sum("memfd:" in target and "memfd:pagetide-group" not in target or "/dev/shm" in target for target in objects)
+    return not any(held.values()) and (uffds, files) == (0, 0)
 
 
 def integrity(program, seconds, seed):
@@ -151,10 +151,14 @@ def soak(program, seconds, seed):
 def kill_the_keeper(program, seed):
     """All processes of a run whose keeper is killed end with its message, and none has read a wrong byte."""
     run = start(shared_job(program, "shm", 3600, seed), "")
-    until("swapping", lambda: (statistics(run) or {}).get("nr_swapped", 0) > 1000)
-    os.kill(keeper_of(run), signal.SIGKILL)
+    try:
+        until("swapping", lambda: (statistics(run) or {}).get("nr_swapped", 0) > 1000)
+        os.kill(until("a keeper", lambda: keeper_of(run)), signal.SIGKILL)
+    except Failure:
+        run.terminate()
+        raise
     status, said = end(run, 0)
-    if status == 0 or "the keeper of its shared memory had ended" not in said:
+    if status == 0 or "the keeper of the run's shared memory has ended" not in said:
         raise Failure(f"status {status}: {said}")
     print("the keeper was killed, and all ended with the message", flush=True)
 

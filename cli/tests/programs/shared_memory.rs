@@ -143,12 +143,15 @@ struct Tmpfs(PathBuf);
 
 impl Tmpfs {
     fn mount(size: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("pagetide-tmpfs-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
+        let temporary = std::env::temp_dir().canonicalize().unwrap();
+        let tmpfs = Self(temporary.join(format!("pagetide-tmpfs-{}", std::process::id())));
+        std::fs::create_dir_all(&tmpfs.0).unwrap();
         let options = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "none"]).arg(&path).status();
-        assert!(mounted.unwrap().success());
-        Self(path)
+        let mut mount = Command::new("mount");
+        assert!(
+            mount.args(["-t", "tmpfs", "-o", &options, "none"]).arg(&tmpfs.0).status().unwrap().success()
+        );
+        tmpfs
     }
 }
 
