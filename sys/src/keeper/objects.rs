@@ -78,19 +78,16 @@ impl Object {
     }
 
     /// Says, once, that the file system has no room for a page which is to come back: nobody else tells why a program
-    /// waits.
-    fn note_room(&self, error: Option<Errno>) {
+    /// waits. Returns whether it has none.
+    fn note_room(&self, error: Option<Errno>) -> bool {
         let is_full = error == Some(Errno::NOMEM) && self.memfd.room() == Some(0);
-        if is_full {
-            // Whoever waits faults again at once.
-            std::thread::sleep(FULL_WAIT);
-        }
         if is_full && !self.waits_for_room.swap(true, Relaxed) {
             let what = self.memfd.shown();
             crate::task::say(&format!(
                 "the file system of {what} is full: pages of that shared memory wait until it has room again"
             ));
         }
+        is_full
     }
 }
 
@@ -402,11 +399,14 @@ impl Objects {
         // No room for the page: it stays where it is, and whoever waits for it goes on waiting.
         error = error
             .map(|error| if matches!(error, Errno::NOSPC | Errno::DQUOT) { Errno::NOMEM } else { error });
-        if object.memfd.adopted().is_some() {
-            object.note_room(error);
-        }
+        let is_full = object.memfd.adopted().is_some() && object.note_room(error);
         for waiter in self.take_waiters(page, done / PAGE_SIZE) {
             layout.wake(waiter);
+        }
+        drop(layout);
+        if is_full {
+            // Whoever waits faults again at once.
+            std::thread::sleep(FULL_WAIT);
         }
         (done, error)
     }
