@@ -9,6 +9,8 @@
 //! A front with O_NOFOLLOW is of a file that was opened for reading alone.
 
 use super::agent::{Agent, Foreign, Found, Wanted};
+use super::fds::{close, descriptor_flags, is_same, numbers, reopen, replace, stat};
+use super::memfds::is_leasable;
 use super::pieces::Piece;
 use super::{OBJECT_MIN, State, Vacated, state_or_new};
 use crate::call::kernel;
@@ -24,18 +26,11 @@ use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 
-/// memfds of the program that are remembered: the youngest.
-const MEMFDS: usize = 1024;
 /// Files that could not become objects and are remembered, so that it is not tried at each mapping.
 const REFUSED: usize = 64;
 const TMPFS_MAGIC: i64 = 0x0102_1994;
-const KCMP_FILE: usize = 0;
-
-/// The inodes of memfds whose first description, which no lease knows of, was closed at once.
-static OWN_MEMFDS: [AtomicU64; MEMFDS] = [const { AtomicU64::new(0) }; MEMFDS];
-static OWN_MEMFDS_NEXT: AtomicUsize = AtomicUsize::new(0);
 
 static FILES: Mutex<Files> = Mutex::new(Files { adopted: Vec::new(), refused: Vec::new() });
 
@@ -57,18 +52,6 @@ struct Adopted {
     name: Option<PathBuf>,
 }
 
-fn descriptor_flags(fd: c_int) -> Result<c_int, c_int> {
-    // SAFETY: no memory is passed.
-    unsafe { kernel(libc::SYS_fcntl, [fd as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) }
-        .map(|flags| flags as c_int)
-}
-
-fn stat(fd: c_int) -> Option<Stat> {
-    // SAFETY: a number that is no descriptor is an error of the call; none is closed.
-    let fd = (fd >= 0).then(|| unsafe { BorrowedFd::borrow_raw(fd) })?;
-    rustix::fs::fstat(fd).ok()
-}
-
 fn is_of_tmpfs(fd: c_int) -> bool {
     // SAFETY: as above.
     let fd = unsafe { BorrowedFd::borrow_raw(fd) };
@@ -79,83 +62,11 @@ fn is_regular(stat: &Stat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
-fn close(fd: c_int) {
-    // SAFETY: the callers have opened it.
-    let _ = unsafe { kernel(libc::SYS_close, [fd as usize, 0, 0, 0, 0, 0]) };
-}
-
-/// Opens a descriptor's file anew.
-fn reopen(fd: c_int, flags: c_int) -> Result<c_int, c_int> {
-    let mut path = [0; 64];
-    let _ = write!(&mut path[..], "/proc/thread-self/fd/{fd}\0");
-    let arguments =
-        [libc::AT_FDCWD as usize, path.as_ptr().addr(), (flags | libc::O_CLOEXEC) as usize, 0, 0, 0];
-    // SAFETY: the path is a C string.
-    unsafe { kernel(libc::SYS_openat, arguments) }.map(|fd| fd as c_int)
-}
-
-/// Puts an open file into the place of a descriptor, which keeps its close-on-exec flag.
-fn replace(fd: c_int, by: c_int) -> Result<(), c_int> {
-    // SAFETY: no memory is passed.
-    let flags = unsafe { kernel(libc::SYS_fcntl, [fd as usize, libc::F_GETFD as usize, 0, 0, 0, 0])? };
-    let flags = if flags as c_int & libc::FD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
-    // SAFETY: as above; the descriptor is the program's, and goes on being of the same file.
-    unsafe { kernel(libc::SYS_dup3, [by as usize, fd as usize, flags as usize, 0, 0, 0]) }.map(drop)
-}
-
-/// Whether two descriptors are of one open file description, if the kernel tells.
-fn is_same(a: c_int, b: c_int) -> bool {
-    let pid = task::tid() as usize;
-    // SAFETY: no memory is passed.
-    a == b || unsafe { kernel(libc::SYS_kcmp, [pid, pid, KCMP_FILE, a as usize, b as usize, 0]) } == Ok(0)
-}
-
-/// The descriptors of a file in this thread's table.
-fn numbers(file: FileId) -> Option<Vec<c_int>> {
-    let directory = rustix::fs::open(
-        c"/proc/thread-self/fd",
-        rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC,
-        rustix::fs::Mode::empty(),
-    )
-    .ok()?;
-    let entries = rustix::fs::Dir::read_from(&directory).ok()?;
-    let number = |entry: rustix::fs::DirEntry| entry.file_name().to_str().ok()?.parse::<c_int>().ok();
-    let all = entries.flatten().filter_map(number);
-    Some(all.filter(|&fd| stat(fd).is_some_and(|stat| FileId::of(&stat) == file)).collect())
-}
-
 /// Whether the calling program has locks on a file, which would end with its descriptors.
 fn has_locks(file: FileId) -> bool {
     let Ok(locks) = std::fs::read_to_string("/proc/locks") else { return true };
     let name = format!(" {:02x}:{:02x}:{} ", file.device.0, file.device.1, file.inode);
     locks.contains(&name)
-}
-
-/// Has a new memfd be known by its name in `/proc` alone: a description that was not opened is none that a lease counts.
-pub(crate) fn note_memfd(fd: c_int) {
-    let Some(stat) = stat(fd) else { return };
-    let Ok(opened) = reopen(fd, libc::O_RDWR) else { return };
-    let replaced = replace(fd, opened);
-    close(opened);
-    if replaced.is_ok() {
-        let at = OWN_MEMFDS_NEXT.fetch_add(1, Relaxed) % MEMFDS;
-        OWN_MEMFDS[at].store(stat.st_ino, Relaxed);
-    }
-}
-
-/// Whether nobody has a description of a file that a lease would not know of.
-fn is_leasable(stat: &Stat) -> bool {
-    static MEMFD_DEVICE: AtomicU64 = AtomicU64::new(u64::MAX);
-    let mut device = MEMFD_DEVICE.load(Relaxed);
-    if device == u64::MAX {
-        let Ok(memfd) = rustix::fs::memfd_create(c"pagetide", rustix::fs::MemfdFlags::CLOEXEC) else {
-            return false;
-        };
-        let Ok(stat) = rustix::fs::fstat(&memfd) else { return false };
-        device = stat.st_dev;
-        MEMFD_DEVICE.store(device, Relaxed);
-    }
-    stat.st_dev != device || OWN_MEMFDS.iter().any(|inode| inode.load(Relaxed) == stat.st_ino)
 }
 
 /// What a program asks `mmap` for.

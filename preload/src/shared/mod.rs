@@ -10,15 +10,17 @@
 //! A process that cannot reach the keeper gets the kernel's own memory, as without Pagetide.
 
 mod agent;
+mod fds;
 mod files;
+mod memfds;
 mod pieces;
 
 use crate::range::{advise, pages};
 use agent::Agent;
 pub(crate) use files::{
-    Mapping, is_front, is_object, laid_open, lay_open_sent, note_memfd, open_front, shm_path, shown_flags,
-    size,
+    Mapping, is_front, is_object, laid_open, lay_open_sent, open_front, shm_path, shown_flags, size,
 };
+pub(crate) use memfds::note_memfd;
 use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::{lock, task};
