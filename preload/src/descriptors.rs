@@ -25,9 +25,13 @@ pub(crate) fn is_to_be_made_again(fd: c_int, result: isize) -> bool {
     }
 }
 
-/// Whether memory is set aside within a file: of an object all is set aside.
+/// Whether `fallocate` need not have an ordinary descriptor of an object: memory is set aside within the file, of which
+/// all is set aside, or pages go, which they do here.
 fn sets_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> bool {
     let end = offset.checked_add(length);
+    if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE {
+        return shared::punch(fd, offset, length);
+    }
     mode & !libc::FALLOC_FL_KEEP_SIZE == 0
         && offset >= 0
         && length > 0
@@ -36,13 +40,16 @@ fn sets_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> bool {
 
 /// Calls that are cancellation points: a thread that is cancelled there unwinds through us.
 macro_rules! cancellable {
-    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty, as $next:literal $(, unless $idle:expr)?;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty, as $next:literal $(, instead $done:expr)? $(, unless $idle:expr)?;)+) => {$(
         $(#[$doc])*
         ///
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
+            $(if $done {
+                return 0;
+            })?
             static NEXT: Next = Next::new($next);
             type Call = unsafe extern "C-unwind" fn(c_int $(, $type)*) -> $result;
             // SAFETY: the function of that name has this type.
@@ -88,9 +95,9 @@ cancellable! {
     /// `fdatasync(2)`, as [`fsync`].
     fdatasync(fd) -> c_int, as c"fdatasync", unless true;
     /// `fallocate(2)`.
-    fallocate(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", unless sets_aside(fd, mode, offset, length);
+    fallocate(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", instead shared::set_aside(fd, mode, offset, length), unless sets_aside(fd, mode, offset, length);
     /// `fallocate(2)` by the name that it has where offsets have 64 bits.
-    fallocate64(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", unless sets_aside(fd, mode, offset, length);
+    fallocate64(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", instead shared::set_aside(fd, mode, offset, length), unless sets_aside(fd, mode, offset, length);
     /// `read` as it is called by programs that were built with `_FORTIFY_SOURCE`.
     __read_chk(fd, buffer: *mut c_void, length: usize, room: usize) -> isize, as c"__read_chk";
     /// `pread` in such programs.
@@ -205,13 +212,16 @@ transfers! {
 }
 
 macro_rules! returning_errors {
-    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*), as $next:literal, unless $idle:expr;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*), as $next:literal $(, instead $done:expr)?, unless $idle:expr;)+) => {$(
         $(#[$doc])*
         ///
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> c_int {
+            $(if $done {
+                return 0;
+            })?
             static NEXT: Next = Next::new($next);
             type Call = unsafe extern "C-unwind" fn(c_int $(, $type)*) -> c_int;
             // SAFETY: the function of that name has this type.
@@ -232,9 +242,9 @@ macro_rules! returning_errors {
 
 returning_errors! {
     /// `posix_fallocate(3)`.
-    posix_fallocate(fd, offset: i64, length: i64), as c"posix_fallocate64", unless sets_aside(fd, 0, offset, length);
+    posix_fallocate(fd, offset: i64, length: i64), as c"posix_fallocate64", instead shared::set_aside(fd, 0, offset, length), unless sets_aside(fd, 0, offset, length);
     /// `posix_fallocate(3)` by the name that it has where offsets have 64 bits.
-    posix_fallocate64(fd, offset: i64, length: i64), as c"posix_fallocate64", unless sets_aside(fd, 0, offset, length);
+    posix_fallocate64(fd, offset: i64, length: i64), as c"posix_fallocate64", instead shared::set_aside(fd, 0, offset, length), unless sets_aside(fd, 0, offset, length);
     /// `posix_fadvise(2)`, which means nothing to a file that lies in memory.
     posix_fadvise(fd, offset: i64, length: i64, advice: c_int), as c"posix_fadvise64", unless (0..=5).contains(&advice);
     /// `posix_fadvise(2)` by the name that it has where offsets have 64 bits.

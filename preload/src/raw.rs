@@ -60,6 +60,7 @@ pub(crate) unsafe extern "C" fn syscall(
                 int(setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as u32))
             }
             libc::SYS_memfd_create => int(descriptors::memfd_create(a as *const _, b as u32)),
+            libc::SYS_fallocate => int(descriptors::fallocate(a as c_int, b as c_int, c as i64, d as i64)),
             libc::SYS_ioctl => int(control(a as c_int, b as u64, c)),
             libc::SYS_execve => int(execve_by_number(a, b, c)),
             libc::SYS_execveat => int(execveat_by_number([a, b, c, d, e])),

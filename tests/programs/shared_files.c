@@ -188,6 +188,42 @@ static long instruction(long number, long a, void *b, long c, long d) {
     return result;
 }
 
+/* As Java's ZGC does: all of a heap is set aside before it is mapped, some of it goes, and some comes again. */
+static void what_is_set_aside_takes_no_memory(void) {
+    const char *mask = getenv("PAGETIDE_MASK");
+    int is_served = getenv("PAGETIDE_GROUP") && !(mask && strstr(mask, "shared"));
+    struct stat found;
+    size_t length = 16 * LENGTH;
+    int fd = memfd(LENGTH);
+    CHECK(!syscall(SYS_fallocate, fd, FALLOC_FL_KEEP_SIZE, (off_t)0, (off_t)length) && !fstat(fd, &found) && found.st_size == LENGTH);
+    CHECK(!syscall(SYS_fallocate, fd, 0, (off_t)0, (off_t)length / 2) && !fstat(fd, &found) && found.st_size == (off_t)length / 2);
+    CHECK(!posix_fallocate(fd, length / 2, length / 2) && !fstat(fd, &found) && found.st_size == (off_t)length);
+    CHECK(!is_served || found.st_blocks == 0);
+    CHECK(fallocate(fd, 0, -1, PAGE) == -1 && errno == EINVAL && posix_fallocate(fd, 0, 0) == EINVAL);
+    char *start = map(fd, length);
+    fill(start, LENGTH, 25);
+    CHECK(!fstat(fd, &found) && (!is_served || found.st_blocks <= LENGTH / 512));
+    push_out();
+    CHECK(!syscall(SYS_fallocate, fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)MIB, (off_t)MIB));
+    CHECK(!fallocate(fd, 0, 0, length) && !fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, length - PAGE, LENGTH));
+    CHECK(!is_served || instruction(SYS_pread64, fd, start, PAGE, 0) == -EBADF);
+    CHECK(holds(start, 0, MIB, 25) && holds(start + 2 * MIB, 2 * MIB, LENGTH - 2 * MIB, 25));
+    for (size_t at = MIB; at < 2 * MIB; at++) CHECK(!start[at]);
+    fill(start + MIB, MIB, 26);
+    push_out();
+    CHECK(holds(start + MIB, 0, MIB, 26) && holds(start, 0, MIB, 25) && !start[length - 1]);
+    CHECK(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, MIB - 8, 16) == 0);
+    for (size_t at = MIB - 8; at < MIB + 8; at++) CHECK(!start[at]);
+    CHECK(holds(start, 0, MIB - 8, 25) && holds(start + MIB + 8, 8, MIB - 8, 26) && !munmap(start, length) && !close(fd));
+    /* What was written before it became shared memory is there; what was set aside past the library is not held. */
+    fd = memfd(LENGTH);
+    CHECK(pwrite(fd, "x", 1, 3 * PAGE) == 1 && !instruction(SYS_fallocate, fd, NULL, 0, LENGTH));
+    start = map(fd, LENGTH);
+    CHECK(start[3 * PAGE] == 'x' && !start[0] && !start[LENGTH - 1]);
+    CHECK(!munmap(start, LENGTH) && !close(fd));
+    puts("what is set aside takes no memory");
+}
+
 /* What the library does not see may fail, but reads no zeroes. */
 static void nobody_reads_a_hole(void) {
     static char bytes[PAGE];
@@ -363,6 +399,7 @@ int main(int count, char **words) {
     a_descriptor_looks_as_it_did();
     a_file_is_mapped_over_other_memory();
     calls_find_what_was_written();
+    what_is_set_aside_takes_no_memory();
     nobody_reads_a_hole();
     descriptors_go_to_other_processes();
     names_lead_to_the_same_memory();

@@ -180,6 +180,24 @@ impl Agent {
         .is_ok()
     }
 
+    /// Has the contents of a part of the object of a file go. False if that could not be done.
+    pub(crate) fn punch(&self, file: Foreign, pages: Range<u64>) -> bool {
+        self.run(move |link| {
+            let file = file.open(OFlags::PATH)?;
+            let found = link.look_up(Ask::Find, &file)?;
+            let end = pages.end.min(found.pages);
+            let punched = match end.checked_sub(pages.start) {
+                _ if found.retired => Err(Errno::NOENT),
+                // Beyond the end there is nothing.
+                None | Some(0) => Ok([0; 4]),
+                Some(count) => link.ask(Ask::Discard, [found.first.plus(pages.start).0, count, 0, 0]),
+            };
+            let _ = link.ask(Ask::Settle, [0; 4]);
+            punched
+        })
+        .is_ok()
+    }
+
     /// Maps the part of the object of a file that `choose` names. Returns its address, and what is mapped there; `None` if
     /// the kernel is to map instead.
     pub(crate) fn map(

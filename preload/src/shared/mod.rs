@@ -18,9 +18,9 @@ mod pieces;
 use crate::range::{advise, pages};
 use agent::Agent;
 pub(crate) use files::{
-    Mapping, is_front, is_object, laid_open, lay_open_sent, open_front, shm_path, shown_flags, size,
+    Mapping, is_front, is_object, laid_open, lay_open_sent, open_front, punch, shm_path, shown_flags, size,
 };
-pub(crate) use memfds::note_memfd;
+pub(crate) use memfds::{note_memfd, set_aside};
 use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::{lock, task};

@@ -72,7 +72,23 @@ impl Memfd {
             return Err(Errno::NOSPC);
         }
         let ragged = !size.is_multiple_of(PAGE_SIZE as u64);
-        Ok(Self { fd, pages: size.div_ceil(PAGE_SIZE as u64), ragged, adopted: Some(FileId::of(&stat)) })
+        let memfd =
+            Self { fd, pages: size.div_ceil(PAGE_SIZE as u64), ragged, adopted: Some(FileId::of(&stat)) };
+        memfd.punch_unwritten()?;
+        Ok(memfd)
+    }
+
+    /// Gives back what `fallocate` has set aside and nobody has written (a collector's heap): such pages count as holes
+    /// for SEEK_DATA, and the kernel maps them without a missing fault, so nobody would ever learn that they are there.
+    fn punch_unwritten(&self) -> Result<(), Errno> {
+        let mut hole = 0;
+        for run in self.present(0..self.pages)? {
+            if hole < run.start {
+                self.punch(hole..run.start)?;
+            }
+            hole = run.end;
+        }
+        if hole < self.pages { self.punch(hole..self.pages) } else { Ok(()) }
     }
 
     /// Lets everybody open it. What is a hole of it now is zeroes.
@@ -217,7 +233,9 @@ mod tests {
     fn a_file_is_taken_over_and_given_up() {
         let memfd = rustix::fs::memfd_create("theirs", MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&memfd, 2 * PAGE_SIZE as u64 + 1).unwrap();
+        rustix::fs::fallocate(&memfd, FallocateFlags::empty(), 0, 2 * PAGE_SIZE as u64).unwrap();
         rustix::io::pwrite(&memfd, b"x", 2 * PAGE_SIZE as u64).unwrap();
+        assert_eq!(rustix::fs::fstat(&memfd).unwrap().st_blocks as usize * 512, 3 * PAGE_SIZE);
         let path = format!("/proc/self/fd/{}", memfd.as_raw_fd());
         let open = || rustix::fs::open(&*path, rustix::fs::OFlags::RDWR, rustix::fs::Mode::empty()).unwrap();
         let (file, second) = (open(), open());
@@ -225,6 +243,11 @@ mod tests {
         let adopted = Memfd::adopt(second).unwrap();
         assert_eq!((adopted.pages(), adopted.is_ragged()), (3, true));
         assert_eq!(adopted.present(0..3).unwrap(), std::iter::once(2..3).collect::<Vec<_>>());
+        assert_eq!(
+            rustix::fs::fstat(&adopted.fd).unwrap().st_blocks as usize * 512,
+            PAGE_SIZE,
+            "only what was written is left"
+        );
         assert!(!adopted.is_wanted() && !adopted.has_name());
         adopted.give_up();
         assert!(rustix::fs::fstat(open()).unwrap().st_size > 0);
