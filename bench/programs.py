@@ -171,13 +171,12 @@ def scripted(name):
 
 
 TORCH = Path("/usr/lib/python3/dist-packages/torch/__init__.py")
-SHARED_HEAP = "its heap is a memfd that it maps three times: shared memory"
 SBRK = "its collector takes memory by `brk`"
 PROGRAMS = (
     Program("java-serial", "Java 17, `-XX:+UseSerialGC`", java("Serial"), ("openjdk-17-jdk-headless",), ("javac", "java")),
     Program("java-parallel", "Java 17, `-XX:+UseParallelGC`", java("Parallel"), ("openjdk-17-jdk-headless",), ("javac", "java")),
     Program("java-g1", "Java 17, `-XX:+UseG1GC`", java("G1"), ("openjdk-17-jdk-headless",), ("javac", "java")),
-    Program("java-z", "Java 17, `-XX:+UseZGC`", java("Z"), ("openjdk-17-jdk-headless",), ("javac", "java"), reason=SHARED_HEAP),
+    Program("java-z", "Java 17, `-XX:+UseZGC`", java("Z"), ("openjdk-17-jdk-headless",), ("javac", "java")),
     Program("java-shenandoah", "Java 17, `-XX:+UseShenandoahGC`", java("Shenandoah"), ("openjdk-17-jdk-headless",), ("javac", "java")),
     Program("node", "Node.js", lambda: ["node", job("map.js")], ("nodejs",), ("node",)),
     Program("php", "PHP", lambda: ["php", job("table.php")], ("php-cli",), ("php",)),
@@ -419,7 +418,10 @@ def main(options):
         if result and not options.native:
             results[program.name] = result
             for target in filter(None, (path, options.json)):
-                store.write(target, store.result(facts, list(results.values())))
+                if target.is_dir():
+                    store.write(target / f"{program.name}.json", result)
+                else:
+                    store.write(target, store.result(facts, list(results.values())))
     if not options.native and path.exists():
         write_table(path)
     return 0
