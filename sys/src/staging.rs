@@ -488,11 +488,9 @@ impl Slot {
         }
         let base = self.offset();
         // Where there is no frame there is nothing to lose: as few and as long runs as can be.
-        for run in PageSet::range(0..CLUSTER_SIZE / PAGE_SIZE)
-            .minus(kept.and(self.populated))
-            .minus(self.lost)
-            .runs()
-        {
+        let free =
+            PageSet::range(0..CLUSTER_SIZE / PAGE_SIZE).minus(kept.and(self.populated)).minus(self.lost);
+        for run in free.runs().filter(|run| !dropped.and(PageSet::range(run.clone())).is_empty()) {
             // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
             unsafe { self.area.discard(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE) };
         }
