@@ -73,10 +73,8 @@ impl Runtime {
             let start = clock();
             seat.now(Activity::Reclaims, 0, start);
             self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
-            if start >= self.pins_due.load(Relaxed) {
-                // Before anything is taken out: also what was opened before there was an engine.
-                self.look_for_pins();
-            }
+            // Before anything is taken out: also what was opened before there was an engine.
+            self.look_for_pins();
             let borrowed = self.borrow();
             if borrowed > 0 {
                 self.engine.retry_waiting(&mut work);

@@ -8,14 +8,16 @@ use pagetide_swap::balance::{POOL_FAULT_NS, ReclaimLoad, Totals};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Between looks at what of this process's memory others share; a look takes no more than one part in
-/// [`DISCOUNT_SHARE`] of the time.
+/// Between looks at what of this process's memory others share; the looks of all processes of a run take no more than
+/// one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than [`DISCOUNT_INTERVAL_MAX`] apart.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
+const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
 /// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
-/// once.
+/// once. A look at those of many processes (a keeper's) takes no more than one part in [`PINS_SHARE`] of the time.
 const PINS_INTERVAL: u64 = 10_000_000;
+const PINS_SHARE: u64 = 50;
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
 #[derive(Debug)]
@@ -85,14 +87,22 @@ impl Runtime {
                 .map_or(0, |pages| memory.anonymous as i64 - rest - pages as i64);
             discount.pages = shared.max(0);
             let end = Instant::now();
-            discount.next = end + DISCOUNT_INTERVAL.max((end - start) * DISCOUNT_SHARE);
+            let processes = self.group.live().count().max(1) as u32;
+            let pause = (end - start) * DISCOUNT_SHARE * processes;
+            discount.next = end + pause.clamp(DISCOUNT_INTERVAL, DISCOUNT_INTERVAL_MAX);
         }
         discount.pages.min(alone)
     }
 
+    /// Looks for descriptors that pin, if that is due.
     pub(super) fn look_for_pins(&self) {
+        let start = clock();
+        if start < self.pins_due.load(Relaxed) {
+            return;
+        }
         self.engine.memory().look_for_pins();
-        self.pins_due.store(clock() + PINS_INTERVAL, Relaxed);
+        let end = clock();
+        self.pins_due.store(end + PINS_INTERVAL.max((end - start) * PINS_SHARE), Relaxed);
     }
 
     pub(super) fn set_pool_max(&self) {
