@@ -531,20 +531,31 @@ impl Objects {
         let pages = range.start.0 - first.0..range.end.0 - first.0;
         let runs = object.memfd.present(pages.clone())?;
         let offset = |page: u64| (page + first.0 - range.start.cluster().page(0).0) as usize;
-        for run in &runs {
-            // Piece by piece: what was copied and is not punched yet takes memory twice.
-            let pieces = (run.start..run.end).step_by(PIECE_PAGES as usize);
-            for piece in pieces.map(|start| start..(start + PIECE_PAGES).min(run.end)) {
-                let (at, count) = (offset(piece.start), (piece.end - piece.start) as usize);
-                slot.fill(at, count, |bytes| object.memfd.read(piece.start, bytes))?;
-                // After the protection: who pins from now on faults first, and finds the page gone.
-                if layout.members.values().any(Member::may_pin) {
-                    slot.retain(slot.populated().minus(PageSet::range(at..at + count)));
-                    return Err(Errno::BUSY);
-                }
-                // What cannot be punched is still there: see below.
-                let _ = object.memfd.punch(piece);
+        // Piece by piece: what was copied and is not punched yet takes memory twice. Nothing comes into the range
+        // meanwhile, so what lies between two runs is a hole, and one call punches several.
+        let (mut copied, mut from) = (PageSet::default(), pages.start);
+        let pieces = runs.iter().flat_map(|run| {
+            let starts = (run.start..run.end).step_by(PIECE_PAGES as usize);
+            starts.map(|start| start..(start + PIECE_PAGES).min(run.end))
+        });
+        let mut pieces = pieces.peekable();
+        while let Some(piece) = pieces.next() {
+            let (at, count) = (offset(piece.start), (piece.end - piece.start) as usize);
+            let filled = slot.fill(at, count, |bytes| object.memfd.read(piece.start, bytes));
+            filled.inspect_err(|_| slot.retain(slot.populated().minus(copied)))?;
+            copied = copied.or(PageSet::range(at..at + count));
+            let next = pieces.peek().map_or(0, |next| (next.end - next.start) as usize);
+            if next > 0 && copied.len() + next <= PIECE_PAGES as usize {
+                continue;
             }
+            // After the protection: who pins from now on faults first, and finds the page gone.
+            if layout.members.values().any(Member::may_pin) {
+                slot.retain(slot.populated().minus(copied));
+                return Err(Errno::BUSY);
+            }
+            // What cannot be punched is still there: see below.
+            let _ = object.memfd.punch(from..piece.end);
+            (copied, from) = (PageSet::default(), piece.end);
         }
         let left = object.memfd.present(pages)?;
         if !left.is_empty() {
