@@ -34,6 +34,6 @@ with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="pagetide-bench-") as di
         # What fio finds it does not lay out by `write`: the files become shared memory before they have contents.
         with open(f"{directory}/file.{nth}.0", "wb") as file:
             file.truncate(int(mib) << 20)
-    written = fio("--rw=write", "--bs=64k", "--verify=crc32c", "--do_verify=1", "--refill_buffers", "--buffer_compress_percentage=70")
+    written = fio("--rw=write", "--bs=4k", "--verify=crc32c", "--do_verify=1", "--refill_buffers", "--buffer_compress_percentage=70")
     read = fio(*ORDERS[order], "--bs=4k", f"--runtime={seconds}", "--time_based")
 print(json.dumps({"value": 1e6 / read["read"]["iops"], "fill_ns_per_page": 4e9 / max(written["write"]["bw"], 1), "reads": read["read"]["total_ios"]}))
