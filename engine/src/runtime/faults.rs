@@ -17,8 +17,11 @@ impl Runtime {
         let mut reader = Reader::new(&self.readers, number);
         let seat = self.board.sit(Kind::Fault, number);
         loop {
-            seat.idles(Activity::StandsBy);
-            reader.take_seat();
+            // Of a keeper all serve: the epoll set wakes one of them for a fault, and whoever faults runs elsewhere.
+            if !self.engine.memory().is_shared() {
+                seat.idles(Activity::StandsBy);
+                reader.take_seat();
+            }
             seat.idles(Activity::AwaitsFaults);
             match self.engine.memory().wait() {
                 Ok(Some(fault)) => {

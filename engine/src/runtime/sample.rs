@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Between looks at what of this process's memory others share; the looks of all processes of a run take no more than
 /// one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than [`DISCOUNT_INTERVAL_MAX`] apart.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
-const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
+const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(2);
 const DISCOUNT_SHARE: u32 = 100;
 
 /// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
