@@ -32,7 +32,8 @@ fn sets_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> bool {
     if mode == libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE {
         return shared::punch(fd, offset, length);
     }
-    mode & !libc::FALLOC_FL_KEEP_SIZE == 0
+    shared::is_writable_front(fd)
+        && mode & !libc::FALLOC_FL_KEEP_SIZE == 0
         && offset >= 0
         && length > 0
         && end.is_some_and(|end| shared::size(fd).is_some_and(|size| end <= size))
@@ -47,8 +48,8 @@ macro_rules! cancellable {
         /// As in C.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
-            $(if $done {
-                return 0;
+            $(if let Some(done) = $done {
+                return status(done.map(|()| 0));
             })?
             static NEXT: Next = Next::new($next);
             type Call = unsafe extern "C-unwind" fn(c_int $(, $type)*) -> $result;
@@ -219,8 +220,8 @@ macro_rules! returning_errors {
         /// As in C.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> c_int {
-            $(if $done {
-                return 0;
+            $(if let Some(done) = $done {
+                return done.err().unwrap_or(0);
             })?
             static NEXT: Next = Next::new($next);
             type Call = unsafe extern "C-unwind" fn(c_int $(, $type)*) -> c_int;

@@ -277,13 +277,18 @@ pub(crate) fn is_object(fd: c_int) -> bool {
     managed().is_some_and(served)
 }
 
+/// Whether a front stands for a descriptor for reading and writing.
+pub(crate) fn is_writable_front(fd: c_int) -> bool {
+    descriptor_flags(fd).is_ok_and(|flags| flags & (libc::O_PATH | libc::O_NOFOLLOW) == libc::O_PATH)
+}
+
 /// Has whole pages of a front's object go, as `fallocate` does by FALLOC_FL_PUNCH_HOLE. False if the call needs an
 /// ordinary descriptor: parts of pages, or what was opened for reading alone.
 pub(crate) fn punch(fd: c_int, offset: i64, length: i64) -> bool {
     let page = PAGE_SIZE as i64;
     let is_whole = offset >= 0 && length > 0 && offset % page == 0 && length % page == 0;
-    let is_writable = descriptor_flags(fd).is_ok_and(|flags| flags & libc::O_NOFOLLOW == 0);
-    let Some(process) = managed().filter(|_| is_whole && is_writable && is_object(fd)) else { return false };
+    let is_served = || is_writable_front(fd) && is_object(fd);
+    let Some(process) = managed().filter(|_| is_whole && is_served()) else { return false };
     let Some(end) = offset.checked_add(length) else { return false };
     let _entered = process.enter();
     let file = Foreign { tid: task::tid(), fd };

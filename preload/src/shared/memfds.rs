@@ -1,9 +1,9 @@
 //! The memfds of the program.
 
-use super::fds::{close, reopen, replace, stat};
-use rustix::fs::{OFlags, Stat};
+use super::fds::{close, descriptor_flags, reopen, replace, stat};
+use crate::call::kernel;
+use rustix::fs::Stat;
 use std::ffi::c_int;
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// memfds of the program that are remembered: the youngest.
@@ -46,22 +46,23 @@ pub(super) fn is_leasable(stat: &Stat) -> bool {
     device().is_some_and(|device| stat.st_dev != device || is_noted(stat))
 }
 
-/// Sets memory aside in a memfd, as `fallocate` does, without taking any: the file is as long as it has to be, and pages
-/// come when they are touched. A heap that is set aside at once and mapped later (Java's ZGC) would pass the cap.
-/// Returns false if the call is for the kernel.
-pub(crate) fn set_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> bool {
-    let Some(end) = offset.checked_add(length).filter(|_| offset >= 0 && length > 0) else { return false };
-    if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 {
-        return false;
+/// Sets memory aside in a memfd, as `fallocate` does, but takes one page at most: the others come when they are touched. A
+/// heap that is set aside at once and mapped later (Java's ZGC) would pass the cap. `None` if the call is for the kernel.
+pub(crate) fn set_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> Option<Result<(), c_int>> {
+    let end = offset.checked_add(length).filter(|_| offset >= 0 && length > 0)?;
+    if mode & !libc::FALLOC_FL_KEEP_SIZE != 0 || OWN_MEMFDS_NEXT.load(Relaxed) == 0 {
+        return None;
     }
-    let stat = stat(fd)
-        .filter(|stat| OWN_MEMFDS_NEXT.load(Relaxed) > 0 && device() == Some(stat.st_dev) && is_noted(stat));
-    let is_open = |stat: &Stat| {
-        // SAFETY: the descriptor was open just now; a number that is none any more is an error of the call.
-        let fd = unsafe { BorrowedFd::borrow_raw(fd) };
-        // Those that may not write to it get the kernel's error, as does one that may not make a sealed one longer.
-        let may_write = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| flags.contains(OFlags::RDWR));
-        may_write && (end <= stat.st_size || mode != 0 || rustix::fs::ftruncate(fd, end as u64).is_ok())
-    };
-    stat.as_ref().is_some_and(is_open)
+    let stat = stat(fd).filter(|stat| device() == Some(stat.st_dev) && is_noted(stat))?;
+    if descriptor_flags(fd).ok()? & (libc::O_ACCMODE | libc::O_PATH) != libc::O_RDWR {
+        return None;
+    }
+    if end <= stat.st_size {
+        return Some(Ok(()));
+    }
+    // The last page alone tells the kernel all that matters: how long the file becomes, by whom else it has become longer
+    // since, seals and limits.
+    let arguments = [fd as usize, mode as usize, (end - 1) as usize, 1, 0, 0];
+    // SAFETY: no memory is passed.
+    Some(unsafe { kernel(libc::SYS_fallocate, arguments) }.map(drop))
 }

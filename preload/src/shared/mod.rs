@@ -18,7 +18,8 @@ mod pieces;
 use crate::range::{advise, pages};
 use agent::Agent;
 pub(crate) use files::{
-    Mapping, is_front, is_object, laid_open, lay_open_sent, open_front, punch, shm_path, shown_flags, size,
+    Mapping, is_front, is_object, is_writable_front, laid_open, lay_open_sent, open_front, punch, shm_path,
+    shown_flags, size,
 };
 pub(crate) use memfds::{note_memfd, set_aside};
 use pagetide::process::{Entered, Process};

@@ -52,7 +52,8 @@ impl Memfd {
     /// Takes over a file of a program's. From now on nobody opens it, or changes its length, before [`Memfd::give_up`].
     ///
     /// # Errors
-    /// AGAIN if somebody else has it open or mapped; NOSPC if its file system has no room for it once more; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
+    /// AGAIN if somebody else has it open or mapped; NOSPC if its file system has no room for it once more, or could fill
+    /// and memory was set aside in it; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
     /// against writes, or has huge pages; what a lease says.
     pub fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
         lease::take(&fd)?;
@@ -74,7 +75,15 @@ impl Memfd {
         let ragged = !size.is_multiple_of(PAGE_SIZE as u64);
         let memfd =
             Self { fd, pages: size.div_ceil(PAGE_SIZE as u64), ragged, adopted: Some(FileId::of(&stat)) };
-        memfd.punch_unwritten()?;
+        let written: u64 = memfd.present(0..memfd.pages)?.iter().map(|run| run.end - run.start).sum();
+        let is_set_aside = stat.st_blocks as u64 * 512 / PAGE_SIZE as u64 > written;
+        // Whoever sets room aside in a file system that can fill is not to wait for it later.
+        if is_set_aside && file_system.f_blocks > 0 {
+            return Err(Errno::NOSPC);
+        }
+        if is_set_aside {
+            memfd.punch_unwritten()?;
+        }
         Ok(memfd)
     }
 
@@ -88,7 +97,8 @@ impl Memfd {
             }
             hole = run.end;
         }
-        if hole < self.pages { self.punch(hole..self.pages) } else { Ok(()) }
+        // What was set aside beyond the end (FALLOC_FL_KEEP_SIZE), too.
+        self.punch(hole..i64::MAX as u64 / PAGE_SIZE as u64)
     }
 
     /// Lets everybody open it. What is a hole of it now is zeroes.
