@@ -2,6 +2,7 @@
 
 use pagetide_sys::keeper::wire::{self, Ask, Message};
 use pagetide_sys::lock;
+use pagetide_sys::procfs::Stat;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
@@ -44,6 +45,12 @@ impl KeeperHandle {
     /// Whether it was started, and has this pid.
     pub(crate) fn is(&self, pid: u32) -> bool {
         pid != 0 && self.pid.load(Relaxed) == pid
+    }
+
+    /// Whether it has ended, or is ending: the processes whose memory it had may know that before it can be reaped.
+    pub(crate) fn has_ended(&self) -> bool {
+        let pid = self.pid.load(Relaxed);
+        pid != 0 && Stat::of(pid).is_some_and(|stat| stat.is_exiting || stat.is_dead())
     }
 
     /// Lets the keeper end as soon as nobody needs it. Returns its pid, if there is one.

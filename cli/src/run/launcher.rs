@@ -146,8 +146,7 @@ impl<'a> Launcher<'a> {
         {
             let pid = pid.as_raw_nonzero().get() as u32;
             if self.keeper.is(pid) && !change.stopped() {
-                self.lost_keeper = true;
-                say("the keeper of the run's shared memory has ended: processes that map such memory end");
+                self.note_lost_keeper();
             }
             if pid != self.child {
                 continue;
@@ -160,6 +159,12 @@ impl<'a> Launcher<'a> {
         }
         // A run that is being ended ends when all its processes have.
         status.filter(|_| self.ending.is_none())
+    }
+
+    fn note_lost_keeper(&mut self) {
+        if !std::mem::replace(&mut self.lost_keeper, true) {
+            say("the keeper of the run's shared memory has ended: processes that map such memory end");
+        }
     }
 
     /// Stops the launcher after CMD was stopped, so that its own parent sees it. When either is continued, both go
@@ -292,6 +297,9 @@ impl<'a> Launcher<'a> {
     }
 
     fn finish(mut self, status: u8) -> u8 {
+        if self.keeper.has_ended() {
+            self.note_lost_keeper();
+        }
         self.sampler.sample_last();
         self.look_at_swap(SwapFile::look_now);
         // A CMD that was killed may have been so before the library could answer.

@@ -101,9 +101,15 @@ fn processes_end_with_the_keeper_of_their_memory() {
     // SAFETY: no memory is passed.
     assert_eq!(unsafe { libc::kill(keeper, libc::SIGKILL) }, 0);
     let ended = run.end();
-    assert_eq!(ended.status.code(), Some(128 + libc::SIGKILL), "{}", ended.stderr);
     assert!(!ended.stderr.contains("WRONG"), "{}", ended.stderr);
-    assert!(ended.stderr.contains("the keeper of its shared memory had ended"), "{}", ended.stderr);
+    match ended.status.code() {
+        // The first process was quicker to see its children end, and to say so in its status, than to be ended.
+        Some(1) => assert!(ended.stderr.contains("memory has ended: processes that"), "{}", ended.stderr),
+        code => {
+            assert_eq!(code, Some(128 + libc::SIGKILL), "{}", ended.stderr);
+            assert!(ended.stderr.contains("the keeper of its shared memory had ended"), "{}", ended.stderr);
+        }
+    }
 }
 
 /// A process that is killed takes nothing of the others' with it, and its memory is given back when the last has gone.

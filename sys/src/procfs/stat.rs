@@ -35,6 +35,8 @@ pub struct Stat {
     pub session: Option<u32>,
     /// Whether it runs a program that it has called for itself. Else it was forked, and shows its parent's memory.
     pub has_execed: bool,
+    /// Whether it is ending, or has ended: others may know, for it closes what it had open.
+    pub is_exiting: bool,
     /// Processor time so far, in ticks.
     pub ticks: u64,
     /// The number of its threads.
@@ -49,6 +51,8 @@ pub struct Stat {
 impl Stat {
     /// The kernel's mark of those that were forked and have not called `exec` since (`PF_FORKNOEXEC`).
     const FORKED: u64 = 0x40;
+    /// That of those that have begun to end (`PF_EXITING`).
+    const EXITING: u64 = 0x4;
 
     /// Reads that of a process. `None` if it is not there, or hidden.
     ///
@@ -73,6 +77,7 @@ impl Stat {
             parent: number(1)? as u32,
             session: Some(number(3)? as u32).filter(|&leader| leader != 0),
             has_execed: number(6)? & Self::FORKED == 0,
+            is_exiting: number(6)? & Self::EXITING != 0,
             ticks: number(11)? + number(12)?,
             threads: number(17)? as u32,
             start_time: number(19)?,
@@ -132,6 +137,7 @@ mod tests {
             parent: 24771,
             session: Some(6133),
             has_execed: false,
+            is_exiting: false,
             ticks: 7,
             threads: 2,
             start_time: 140_816,
