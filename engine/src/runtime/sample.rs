@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 /// Between looks at what of this process's memory others share; the looks of all processes of a run take no more than
 /// one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than [`DISCOUNT_INTERVAL_MAX`] apart.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
-const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(2);
+const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
 /// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
-/// once. A look at those of many processes (a keeper's) takes no more than one part in [`PINS_SHARE`] of the time.
+/// once. A look at those of many processes (a keeper's) takes no more than one part in [`PINS_SHARE`] of the time, unless
+/// that were more than [`PINS_INTERVAL_MAX`] apart.
 const PINS_INTERVAL: u64 = 10_000_000;
+const PINS_INTERVAL_MAX: u64 = 100_000_000;
 const PINS_SHARE: u64 = 50;
 
 /// Unmanaged memory that is shared by fork, and so counted elsewhere in part.
@@ -102,7 +104,8 @@ impl Runtime {
         }
         self.engine.memory().look_for_pins();
         let end = clock();
-        self.pins_due.store(end + PINS_INTERVAL.max((end - start) * PINS_SHARE), Relaxed);
+        let pause = ((end - start) * PINS_SHARE).clamp(PINS_INTERVAL, PINS_INTERVAL_MAX);
+        self.pins_due.store(end + pause, Relaxed);
     }
 
     pub(super) fn set_pool_max(&self) {
