@@ -214,6 +214,7 @@ impl<M: Memory> Engine<M> {
             read_ns: AtomicU64::new(0),
             store_ns: AtomicU64::new(STORE_NS_FIRST),
         };
+        let streams = memory.scans().map_or_else(Streams::default, Streams::new);
         Self {
             swap,
             memory,
@@ -225,7 +226,7 @@ impl<M: Memory> Engine<M> {
             staging: Staging::new(slots),
             requests: Requests::default(),
             parked: WaitList::new(),
-            streams: Streams::default(),
+            streams,
             outage: Outage::default(),
             meters,
             protection: Protection::default(),

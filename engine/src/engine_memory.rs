@@ -124,6 +124,14 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.wake_late(page, count));
     }
 
+    fn ring(&self) -> bool {
+        either!(self, memory => memory.ring())
+    }
+
+    fn scans(&self) -> Option<usize> {
+        either!(self, memory => memory.scans())
+    }
+
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
         either!(self, memory => memory.copy_in(page, bytes))
     }

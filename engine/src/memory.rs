@@ -65,6 +65,15 @@ pub trait Memory: Send + Sync + 'static {
     /// now. Of private memory there are none: a page that is in the program is in the page table of all its threads. A
     /// page of shared memory may be in the page tables of some processes only.
     fn wake_late(&self, _page: PageIndex, _count: usize) {}
+    /// Has another thread answer the faults that wait for room ([`crate::engine::Engine::retry_waiting`]). Returns false
+    /// if there is none: a program's readers wait for its faults alone.
+    fn ring(&self) -> bool {
+        false
+    }
+    /// The number of scans that are told from each other, if it is another one than a program has.
+    fn scans(&self) -> Option<usize> {
+        None
+    }
     /// Copies bytes to missing pages, and wakes the threads that wait for them.
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped;
     /// Makes a page unreadable, and wakes the threads that wait for it. Returns false if the system cannot do so.

@@ -13,6 +13,9 @@ use pagetide_sys::{staging, uffd};
 use std::ops::Range;
 use std::sync::Arc;
 
+/// Scans that are told from each other: each process may have one of its own.
+const SCANS: usize = 64;
+
 /// The memory of all objects of a run.
 #[derive(Clone, Debug)]
 pub struct ObjectMemory {
@@ -62,6 +65,15 @@ impl Memory for ObjectMemory {
 
     fn wake_late(&self, page: PageIndex, count: usize) {
         self.objects.wake(page, count);
+    }
+
+    fn ring(&self) -> bool {
+        self.objects.ring();
+        true
+    }
+
+    fn scans(&self) -> Option<usize> {
+        Some(SCANS)
     }
 
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {

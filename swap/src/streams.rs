@@ -11,9 +11,8 @@ use crate::sync::{Mutex, lock};
 use pagetide_page::PageIndex;
 use std::ops::Range;
 
-/// As many as processes and threads may scan at once: one that finds no stream of its own left gets single pages. A look
-/// at all of them takes about 0.1 µs.
-const STREAMS: usize = 64;
+/// The streams of a program. More of them, and faults at random in a few MiB would often seem to continue one.
+const STREAMS: usize = 8;
 /// The largest window: 2 MiB.
 const WINDOW_MAX: u64 = 512;
 /// The number of requests under way up to which pages are read ahead: beyond, the device's queue is for pages that a
@@ -112,16 +111,21 @@ pub struct Look {
 /// ```
 #[derive(Debug)]
 pub struct Streams {
-    inner: Mutex<([Stream; STREAMS], u64)>,
+    inner: Mutex<(Box<[Stream]>, u64)>,
 }
 
 impl Default for Streams {
     fn default() -> Self {
-        Self { inner: Mutex::new(([Stream::default(); STREAMS], 0)) }
+        Self::new(STREAMS)
     }
 }
 
 impl Streams {
+    /// A table of so many streams. Of more scans than that at once some get single pages. A look at 64 takes about 0.1 µs.
+    pub fn new(streams: usize) -> Self {
+        Self { inner: Mutex::new((vec![Stream::default(); streams].into_boxed_slice(), 0)) }
+    }
+
     /// Returns what to bring in with `page`, at which a fault came. Nothing changes before [`Streams::brought_in`]: the
     /// page may turn out to be on its way.
     pub fn look(&self, page: PageIndex) -> Look {
@@ -164,7 +168,7 @@ impl Streams {
         let (streams, clock) = &mut *inner;
         *clock += 1;
         let at = look.stream.unwrap_or_else(|| {
-            (0..STREAMS).min_by_key(|&at| streams[at].used_at).expect("there are streams")
+            (0..streams.len()).min_by_key(|&at| streams[at].used_at).expect("there are streams")
         });
         let before = look.window.before.min(page.0 as usize);
         streams[at] = Stream {
@@ -237,6 +241,18 @@ mod tests {
         assert_eq!(pages, [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 512, 512]);
         // All but the last window was passed; of each the first page was asked for.
         assert_eq!(hits, pages[..11].iter().map(|pages| pages - 1).sum());
+    }
+
+    #[test]
+    fn scans_of_many_processes_keep_a_window_each() {
+        let streams = Streams::new(20);
+        let mut pages: Vec<u64> = (0..20).map(|nth| nth << 20).collect();
+        for round in 0..5 {
+            for page in &mut pages {
+                assert_eq!(window(&streams, *page), (0, (1 << round) - 1));
+                *page += 1 << round;
+            }
+        }
     }
 
     #[test]

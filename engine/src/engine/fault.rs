@@ -163,6 +163,13 @@ impl<M: Memory> Engine<M> {
         }
     }
 
+    /// Has faults that waited for room answered, by another thread if there is one: whoever reclaims has other work.
+    pub fn have_waiting_retried(&self, work: &mut Workspace) {
+        if self.waiting() > 0 && !self.memory.ring() {
+            self.retry_waiting(work);
+        }
+    }
+
     /// Answers faults that waited for room. To be called when there is some.
     pub fn retry_waiting(&self, work: &mut Workspace) {
         // Each is tried once a call: what finds no room waits again, behind the others.

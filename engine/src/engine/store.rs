@@ -104,7 +104,7 @@ impl<M: Memory> Engine<M> {
                 if self.waiting() > 0 && busy == Busy::Wait {
                     // Nobody waits for the rest of the cluster.
                     self.drop_stored(slot, number);
-                    self.retry_waiting(work);
+                    self.have_waiting_retried(work);
                 }
             }
         }

@@ -17,11 +17,8 @@ impl Runtime {
         let mut reader = Reader::new(&self.readers, number);
         let seat = self.board.sit(Kind::Fault, number);
         loop {
-            // Of a keeper all serve: the epoll set wakes one of them for a fault, and whoever faults runs elsewhere.
-            if !self.engine.memory().is_shared() {
-                seat.idles(Activity::StandsBy);
-                reader.take_seat();
-            }
+            seat.idles(Activity::StandsBy);
+            reader.take_seat();
             seat.idles(Activity::AwaitsFaults);
             match self.engine.memory().wait() {
                 Ok(Some(fault)) => {
@@ -30,8 +27,8 @@ impl Runtime {
                     seat.now(Activity::Answers, page.0, since);
                     self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let memory = self.engine.memory();
-                    if !memory.is_shared()
-                        && let Some(processor) = reader.note(fault.tid)
+                    if let Some(processor) = reader.note(fault.tid)
+                        && !memory.is_shared()
                     {
                         // Woken in vain it faults again at once, over there.
                         memory.wake_at(fault.tid, processor, page);
@@ -47,13 +44,24 @@ impl Runtime {
                     }
                     memory.catch_up();
                 }
-                Ok(None) => {}
+                Ok(None) => self.help(&mut work),
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::WouldBlock) => {}
                 // The descriptor is gone: nothing can be answered any more, which no code of ours does.
                 Err(error) => {
                     task::say(&format!("reading faults failed: {error}"));
                     task::kill_self();
                 }
+            }
+        }
+    }
+
+    /// Answers faults that wait for room, beside the reclaim thread.
+    fn help(&self, work: &mut Workspace) {
+        if self.engine.waiting() > 0 && self.pause.try_work(0) {
+            self.engine.retry_waiting(work);
+            self.pause.end_work();
+            if self.engine.is_short() {
+                self.wakeup.if_sleeping();
             }
         }
     }

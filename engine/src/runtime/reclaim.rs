@@ -99,7 +99,7 @@ impl Runtime {
                 Progress::Freed(0)
             };
             self.give_back();
-            self.engine.retry_waiting(&mut work);
+            self.engine.have_waiting_retried(&mut work);
             self.worked.fetch_add(clock() - start, Relaxed);
             self.pause.end_work();
             if progress == Progress::Waits {

@@ -16,7 +16,7 @@ use crate::mapped_files::FileId;
 use crate::staging::Slot;
 use crate::uffd::{Fault, Partial, Uffd};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex, PageSet};
-use rustix::event::epoll;
+use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
@@ -32,6 +32,9 @@ const END: PageIndex = PageIndex::of_address(1 << 45);
 
 /// Between tries to bring a page into a file system that is full.
 const FULL_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
+/// The bell's number among the processes'.
+const BELL: u64 = u64::MAX;
+
 /// Pages that are copied before they are given back: 64 KiB.
 const PIECE_PAGES: u64 = 16;
 
@@ -39,6 +42,8 @@ const PIECE_PAGES: u64 = 16;
 #[derive(Debug)]
 pub struct Objects {
     epoll: OwnedFd,
+    /// Rings one of those who wait for faults: see [`Objects::ring`].
+    bell: OwnedFd,
     layout: RwLock<Layout>,
     /// Who waits for which page, from reading a fault on until the page is there.
     waiting: Mutex<HashMap<PageIndex, Vec<Waiter>>>,
@@ -127,8 +132,12 @@ impl Objects {
     /// # Errors
     /// There is no descriptor.
     pub fn new() -> Result<Self, Errno> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
         Ok(Self {
-            epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
+            epoll,
+            bell,
             layout: RwLock::default(),
             waiting: Mutex::default(),
             taking: Mutex::default(),
@@ -328,6 +337,12 @@ impl Objects {
         object.memfd.give_up();
     }
 
+    /// Has one of those who wait for faults return without one.
+    pub fn ring(&self) {
+        // It is full only if it rings already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
     /// Waits for a fault. Its address is that of the page in the keeper's numbers. `None` if there was none to answer.
     ///
     /// # Errors
@@ -335,7 +350,12 @@ impl Objects {
     pub fn wait(&self) -> Result<Option<Fault>, Errno> {
         let mut events = [MaybeUninit::<epoll::Event>::uninit(); 1];
         let (ready, _) = epoll::wait(&self.epoll, &mut events, None)?;
-        let Some(number) = ready.first().map(|event| event.data.u64() as u32) else { return Ok(None) };
+        let Some(number) = ready.first().map(|event| event.data.u64()) else { return Ok(None) };
+        if number == BELL {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+            return Ok(None);
+        }
+        let number = number as u32;
         let layout = self.layout();
         let Some(member) = layout.members.get(&number) else { return Ok(None) };
         // Another thread may have read it.
