@@ -53,7 +53,7 @@ impl Memfd {
     ///
     /// # Errors
     /// AGAIN if somebody else has it open or mapped; NOSPC if its file system has no room for it once more, or could fill
-    /// and memory was set aside in it; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
+    /// and has memory for some of its unwritten pages; OPNOTSUPP if it is no memfd or file of tmpfs, is empty, sealed
     /// against writes, or has huge pages; what a lease says.
     pub fn adopt(fd: OwnedFd) -> Result<Self, Errno> {
         lease::take(&fd)?;
@@ -76,29 +76,43 @@ impl Memfd {
         let memfd =
             Self { fd, pages: size.div_ceil(PAGE_SIZE as u64), ragged, adopted: Some(FileId::of(&stat)) };
         let written: u64 = memfd.present(0..memfd.pages)?.iter().map(|run| run.end - run.start).sum();
-        let is_set_aside = stat.st_blocks as u64 * 512 / PAGE_SIZE as u64 > written;
-        // Whoever sets room aside in a file system that can fill is not to wait for it later.
-        if is_set_aside && file_system.f_blocks > 0 {
-            return Err(Errno::NOSPC);
-        }
-        if is_set_aside {
-            memfd.punch_unwritten()?;
+        let allocated = stat.st_blocks as u64 * 512 / PAGE_SIZE as u64;
+        match (allocated > written, file_system.f_blocks > 0) {
+            (false, _) => {}
+            (true, false) => memfd.punch_unwritten()?,
+            // Room that was set aside where others could take it stays so, and is counted, for as long as it is in memory.
+            (true, true) if allocated >= memfd.pages => memfd.write_unwritten(size)?,
+            // Which pages those are, nobody tells.
+            (true, true) => return Err(Errno::NOSPC),
         }
         Ok(memfd)
+    }
+
+    /// The ranges of pages that nobody has written.
+    fn unwritten(&self) -> Result<Vec<Range<u64>>, Errno> {
+        let written = self.present(0..self.pages)?;
+        let starts = std::iter::once(0).chain(written.iter().map(|run| run.end));
+        let ends = written.iter().map(|run| run.start).chain([self.pages]);
+        Ok(starts.zip(ends).map(|(start, end)| start..end).filter(|hole| !hole.is_empty()).collect())
+    }
+
+    /// Makes zeroes of what was set aside and not written, without which the kernel would map it unseen.
+    fn write_unwritten(&self, size: u64) -> Result<(), Errno> {
+        for page in self.unwritten()?.into_iter().flatten() {
+            let at = page * PAGE_SIZE as u64;
+            // A whole last page would make the file longer.
+            let length = (PAGE_SIZE as u64).min(size - at) as usize;
+            rustix::io::retry_on_intr(|| rustix::io::pwrite(&self.fd, &[0; PAGE_SIZE][..length], at))?;
+        }
+        Ok(())
     }
 
     /// Gives back what `fallocate` has set aside and nobody has written (a collector's heap): such pages count as holes
     /// for SEEK_DATA, and the kernel maps them without a missing fault, so nobody would ever learn that they are there.
     fn punch_unwritten(&self) -> Result<(), Errno> {
-        let mut hole = 0;
-        for run in self.present(0..self.pages)? {
-            if hole < run.start {
-                self.punch(hole..run.start)?;
-            }
-            hole = run.end;
-        }
-        // What was set aside beyond the end (FALLOC_FL_KEEP_SIZE), too.
-        self.punch(hole..i64::MAX as u64 / PAGE_SIZE as u64)
+        self.unwritten()?.into_iter().try_for_each(|hole| self.punch(hole))?;
+        // Beyond the end (FALLOC_FL_KEEP_SIZE), too.
+        self.punch(self.pages..i64::MAX as u64 / PAGE_SIZE as u64)
     }
 
     /// Lets everybody open it. What is a hole of it now is zeroes.
@@ -261,6 +275,31 @@ mod tests {
         assert!(!adopted.is_wanted() && !adopted.has_name());
         adopted.give_up();
         assert!(rustix::fs::fstat(open()).unwrap().st_size > 0);
+    }
+
+    #[test]
+    fn room_that_was_set_aside_stays_so_where_others_could_take_it() {
+        let path = format!("/dev/shm/pagetide-set-aside-{}", std::process::id());
+        let open = || {
+            let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::CREATE;
+            rustix::fs::open(&*path, flags, rustix::fs::Mode::RUSR).unwrap()
+        };
+        let (all, some) = (open(), 5 * PAGE_SIZE as u64 + 100);
+        rustix::fs::fallocate(&all, FallocateFlags::empty(), 0, some).unwrap();
+        rustix::io::pwrite(&all, b"x", 2 * PAGE_SIZE as u64).unwrap();
+        let adopted = Memfd::adopt(all).unwrap();
+        assert_eq!(adopted.present(0..6).unwrap(), std::iter::once(0..6).collect::<Vec<_>>());
+        let stat = rustix::fs::fstat(&adopted.fd).unwrap();
+        assert_eq!((stat.st_size as u64, stat.st_blocks as usize * 512), (some, 6 * PAGE_SIZE));
+        let mut read = vec![1; PAGE_SIZE];
+        adopted.read(2, &mut read).unwrap();
+        assert!(read[0] == b'x' && read[1..].iter().all(|&byte| byte == 0));
+        drop(adopted);
+        let part = open();
+        rustix::fs::ftruncate(&part, 9 * PAGE_SIZE as u64).unwrap();
+        let refused = Memfd::adopt(part).map(drop);
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(refused, Ok(()), "all that has memory was written");
     }
 
     #[test]
