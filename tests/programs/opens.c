@@ -67,14 +67,18 @@ static int open_by(int way) {
     }
 }
 
+/* Also where a way to open it is none here. */
+static void leave(void) { unlink(path); }
+
 int main(int count, char **arguments) {
     if (count != 4) return fputs("usage: opens WAY DIR MIB\n", stderr), 2;
     snprintf(path, sizeof path, "%s/opens.XXXXXX", arguments[2]);
     int made = mkstemp(path);
     if (made < 0) fail("mkstemp");
+    atexit(leave);
     int file = open_by(atoi(arguments[1]));
     if (file < 0) fail("a file opened with O_DIRECT");
-    unlink(path);
+    leave();
     /* Nobody who looks later sees it. */
     close(file);
     size_t pages = (size_t)atol(arguments[3]) * 256;
