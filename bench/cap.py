@@ -35,7 +35,7 @@ from pagetide_bench.sizes import MIB, whole_mib
 SORT_FILE_MIB = 700
 SORT_SMALL_MIB = 100
 XZ_MIB = 8
-PEAK_FACTOR_MAX, PEAK_SLACK_BYTES = 1.03, 3 * MIB // 2
+PEAK_FACTOR_MAX = 1.03
 # What a run takes at least.
 CAP_MIN_MIB = 16
 
@@ -187,8 +187,7 @@ def failures(run, native, cap_bytes):
         found.append(f"{run.oom_kills} killed for want of memory")
     if run.stdout != native.stdout:
         found.append("other output")
-    cap_bytes = whole_cap(cap_bytes)
-    if run.counted_peak_bytes > max(cap_bytes * PEAK_FACTOR_MAX, cap_bytes + PEAK_SLACK_BYTES):
+    if run.counted_peak_bytes > whole_cap(cap_bytes) * PEAK_FACTOR_MAX:
         found.append("above the cap")
     return found
 
