@@ -169,33 +169,24 @@ impl Agent {
 
     /// Has all of an object come into memory and be left to the kernel. False if that could not be done.
     pub(crate) fn retire(&self, file: Foreign) -> bool {
-        self.run(move |link| {
-            let file = file.open(OFlags::PATH)?;
-            let found = link.look_up(Ask::Find, &file)?;
-            let retired =
-                if found.retired { Ok([0; 4]) } else { link.ask(Ask::Retire, [found.first.0, 0, 0, 0]) };
-            let _ = link.ask(Ask::Settle, [0; 4]);
-            retired
-        })
-        .is_ok()
+        let retire = |link: &Link, found: Found| match found.retired {
+            true => Ok([0; 4]),
+            false => link.ask(Ask::Retire, [found.first.0, 0, 0, 0]),
+        };
+        self.run(move |link| link.with_object(file, retire)).is_ok()
     }
 
     /// Has the contents of a part of the object of a file go. False if that could not be done.
     pub(crate) fn punch(&self, file: Foreign, pages: Range<u64>) -> bool {
-        self.run(move |link| {
-            let file = file.open(OFlags::PATH)?;
-            let found = link.look_up(Ask::Find, &file)?;
-            let end = pages.end.min(found.pages);
-            let punched = match end.checked_sub(pages.start) {
+        let punch = move |link: &Link, found: Found| {
+            match pages.end.min(found.pages).checked_sub(pages.start) {
                 _ if found.retired => Err(Errno::NOENT),
                 // Beyond the end there is nothing.
                 None | Some(0) => Ok([0; 4]),
                 Some(count) => link.ask(Ask::Discard, [found.first.plus(pages.start).0, count, 0, 0]),
-            };
-            let _ = link.ask(Ask::Settle, [0; 4]);
-            punched
-        })
-        .is_ok()
+            }
+        };
+        self.run(move |link| link.with_object(file, punch)).is_ok()
     }
 
     /// Maps the part of the object of a file that `choose` names. Returns its address, and what is mapped there; `None` if
@@ -205,12 +196,12 @@ impl Agent {
         file: Foreign,
         choose: impl FnOnce(Found) -> Option<Wanted> + Send + 'static,
     ) -> Option<Result<(usize, Piece), c_int>> {
+        let map = |link: &Link, found: Found| {
+            Ok(choose(found).and_then(|wanted| Some((link.map_part(wanted)?, wanted.piece))))
+        };
         self.run(move |link| {
-            let file = file.open(OFlags::PATH).ok()?;
-            let wanted = choose(link.look_up(Ask::Find, &file).ok()?);
-            let mapped = wanted.and_then(|wanted| Some((link.map_part(wanted)?, wanted.piece)));
-            let _ = link.ask(Ask::Settle, [0; 4]);
-            mapped.map(|(mapped, piece)| mapped.map(|start| (start, piece)))
+            let (mapped, piece) = link.with_object(file, map).ok()??;
+            Some(mapped.map(|start| (start, piece)))
         })
     }
 
@@ -375,6 +366,19 @@ impl Link {
             Ok(Err(_)) => None,
             Ok(Ok(start)) => Some(Ok((start, first))),
         }
+    }
+
+    /// Does something with the object of a file, which is kept meanwhile.
+    fn with_object<T>(
+        &self,
+        file: Foreign,
+        act: impl FnOnce(&Self, Found) -> Result<T, Errno>,
+    ) -> Result<T, Errno> {
+        let file = file.open(OFlags::PATH)?;
+        let found = self.look_up(Ask::Find, &file)?;
+        let result = act(self, found);
+        let _ = self.ask(Ask::Settle, [0; 4]);
+        result
     }
 
     fn look_up(&self, ask: Ask, file: &OwnedFd) -> Result<Found, Errno> {
