@@ -214,7 +214,7 @@ impl<M: Memory> Engine<M> {
             read_ns: AtomicU64::new(0),
             store_ns: AtomicU64::new(STORE_NS_FIRST),
         };
-        let streams = memory.scans().map_or_else(Streams::default, Streams::new);
+        let streams = Streams::new(memory.scans());
         Self {
             swap,
             memory,

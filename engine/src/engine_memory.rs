@@ -128,7 +128,7 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.ring())
     }
 
-    fn scans(&self) -> Option<usize> {
+    fn scans(&self) -> usize {
         either!(self, memory => memory.scans())
     }
 

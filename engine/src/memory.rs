@@ -4,6 +4,7 @@
 //! whole engine runs under a model, without a kernel.
 
 pub use pagetide_page::PageSet;
+use pagetide_swap::streams::STREAMS;
 use pagetide_swap::{PageIndex, SpanSource};
 pub use pagetide_sys::pagemap::Presence;
 pub use pagetide_sys::staging::TakeOutWay;
@@ -70,9 +71,9 @@ pub trait Memory: Send + Sync + 'static {
     fn ring(&self) -> bool {
         false
     }
-    /// The number of scans that are told from each other, if it is another one than a program has.
-    fn scans(&self) -> Option<usize> {
-        None
+    /// The number of scans that are told from each other.
+    fn scans(&self) -> usize {
+        STREAMS
     }
     /// Copies bytes to missing pages, and wakes the threads that wait for them.
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped;

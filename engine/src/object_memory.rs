@@ -72,8 +72,8 @@ impl Memory for ObjectMemory {
         true
     }
 
-    fn scans(&self) -> Option<usize> {
-        Some(SCANS)
+    fn scans(&self) -> usize {
+        SCANS
     }
 
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {

@@ -12,7 +12,7 @@ use pagetide_page::PageIndex;
 use std::ops::Range;
 
 /// The streams of a program. More of them, and faults at random in a few MiB would often seem to continue one.
-const STREAMS: usize = 8;
+pub const STREAMS: usize = 8;
 /// The largest window: 2 MiB.
 const WINDOW_MAX: u64 = 512;
 /// The number of requests under way up to which pages are read ahead: beyond, the device's queue is for pages that a

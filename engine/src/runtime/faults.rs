@@ -27,6 +27,7 @@ impl Runtime {
                     seat.now(Activity::Answers, page.0, since);
                     self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let memory = self.engine.memory();
+                    // Other processes' threads stay where they are: noted is whether several fault.
                     if let Some(processor) = reader.note(fault.tid)
                         && !memory.is_shared()
                     {
