@@ -157,6 +157,29 @@ fn what_the_pool_holds_leaves_to_the_last_entry() {
     balances(&world.engine, GRANTED);
 }
 
+/// Memory of the pool that a fork shares is free when both have let go of it: each does so as its last resort.
+#[test]
+fn what_forks_share_of_the_pool_leaves_too() {
+    let mut world = World::new(Some(Box::new(Ram::new(4096))), 400, "");
+    manage(&world.engine, BASE..BASE + 900, Access::Write);
+    world.fill(BASE..BASE + 600, prose);
+    while world.present() > 0 || world.engine.swap().cached() > 0 {
+        world.engine.reclaim(&mut world.work);
+    }
+    world.complete();
+    world.engine.swap().zswap().freeze();
+    world.engine.charge_pool();
+    let shared = world.engine.swap().zswap().frozen_pages();
+    assert!(shared > 0);
+    // What is its own goes first.
+    world.fill(BASE + 600..BASE + 900, prose);
+    assert_eq!(world.census(), Step::Left);
+    assert_eq!(world.engine.swap().zswap().frozen_pages(), shared);
+    assert_eq!(world.run_to_end().total(), 0);
+    assert_eq!((world.engine.swap().zswap().pool_pages(), world.present()), (0, 0));
+    balances(&world.engine, GRANTED);
+}
+
 #[test]
 fn what_is_on_its_way_is_no_proof() {
     let device = Arc::new(Deferred::new(4096));

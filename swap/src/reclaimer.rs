@@ -181,6 +181,16 @@ impl Reclaimer {
         }
     }
 
+    /// Has the pool let go of entries that are shared by fork. Returns how many go: their memory is free when all
+    /// processes that share it have let go of it.
+    pub fn unshare_pool<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> usize {
+        let copies = swap.drop_copies(TRIM_ENTRIES);
+        let gone =
+            if copies > 0 { copies } else { self.write_back(swap, usize::MAX, PoolScope::Shared, mover) };
+        mover.pool_changed();
+        gone
+    }
+
     /// Makes room in a pool that nears its limit. Returns the pages that were freed at once, or will be soon.
     fn trim<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> usize {
         if swap.compact(COMPACT_CLUSTERS) > 0 {

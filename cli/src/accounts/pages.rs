@@ -31,6 +31,8 @@ pages! {
     resident,
     /// Pages of the compressed pool.
     pool,
+    /// Pages of the compressed pool that forks share, each once.
+    pool_shared,
     /// Pages of the engines' own data.
     metadata,
     /// Frames of staging.
@@ -61,7 +63,8 @@ impl Pages {
         let mut pages = Self {
             total,
             resident: get(Field::Resident),
-            pool: get(Field::Pool),
+            pool: get(Field::Pool) + get(Field::PoolShared),
+            pool_shared: get(Field::PoolShared),
             metadata: get(Field::Metadata),
             frames: get(Field::Frames),
             unmanaged: get(Field::Unmanaged),
@@ -98,6 +101,7 @@ impl Pages {
             "total": self.total * PAGE,
             "resident": self.resident * PAGE,
             "pool": self.pool * PAGE,
+            "pool_shared": self.pool_shared * PAGE,
             "metadata": self.metadata * PAGE,
             "frames": self.frames * PAGE,
             "unmanaged": self.unmanaged * PAGE,

@@ -197,8 +197,12 @@ fn memory(out: &mut String, process: &Process, dump: &Dump) {
         let _ = write!(line, ", {} (reclaim keeps {low} to {high})", free(counts.free));
     }
     out.push_str(&wrapped(&line, INDENT));
+    let shared = match slot.get(Field::PoolShared) {
+        0 => String::new(),
+        shared => format!(" and {} that forks share", pages(shared)),
+    };
     let held = format!(
-        "            resident {}, frames {}, pool {}, unmanaged {}",
+        "            resident {}, frames {}, pool {}{shared}, unmanaged {}",
         get(Field::Resident),
         get(Field::Frames),
         get(Field::Pool),

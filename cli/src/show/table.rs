@@ -34,6 +34,7 @@ fn memory(out: &mut String, report: &Report) {
         ("in memory", now.total),
         ("  resident", now.resident),
         ("  pool", now.pool),
+        ("    shared", now.pool_shared),
         ("  frames", now.frames),
         ("  metadata", now.metadata),
         ("  unmanaged", now.unmanaged),

@@ -49,6 +49,16 @@ fn children_that_are_cloned_keep_their_parents_pages() {
     }
 }
 
+/// What the pool holds at a fork is free when parent and child have both let go of it, which neither does unasked.
+#[test]
+fn the_pool_that_a_fork_shares_gives_way_to_who_needs_room() {
+    let _turn = turn();
+    let idle = program("idle");
+    for mask in ["", "ring"] {
+        start(pagetide("64M", mask, &["--max-pool-percent", "90"], &[&idle, "80", "44"])).end().succeeds();
+    }
+}
+
 #[test]
 fn who_holds_memory_and_waits_gives_it_to_who_needs_it() {
     let _turn = turn();

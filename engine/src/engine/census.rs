@@ -79,7 +79,7 @@ impl<M: Memory> Engine<M> {
         let copies = self.swap.drop_copies(TRIM_ENTRIES);
         let gone = if copies > 0 { copies } else { self.write_back_own(work) };
         self.charge_pool();
-        gone
+        if gone > 0 { gone } else { self.unshare_pool(work) }
     }
 
     /// Stores what is on probation in a slot. Returns how many pages left.

@@ -59,6 +59,11 @@ impl<M: Memory> Engine<M> {
         self.reclaimer.shrink_pool(&self.swap, &mut Moving { engine: self, work })
     }
 
+    /// Lets go of entries of the pool that are shared by fork. Returns how many go.
+    pub fn unshare_pool(&self, work: &mut Workspace) -> usize {
+        self.reclaimer.unshare_pool(&self.swap, &mut Moving { engine: self, work })
+    }
+
     /// Writes back entries of the pool that no fork shares, whatever the shrinker spares. Returns how many are on their
     /// way.
     pub(super) fn write_back_own(&self, work: &mut Workspace) -> usize {

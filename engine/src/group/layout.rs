@@ -130,6 +130,10 @@ pub enum Field {
     Cached,
     /// Pool pages shared by fork that the process and its heirs hold.
     Frozen,
+    /// Pool pages shared by fork that are charged to the process.
+    PoolShared,
+    /// Whether the process is to let go of pool pages that it shares by fork.
+    Unshares,
     /// The time that its program loses to pages which come back, in millionths of all time.
     Pressure,
     /// Pages that the launcher has taken in the process's name, beside its grant (it was seen to hold them before its
@@ -190,6 +194,7 @@ impl Field {
             | Self::Answered
             | Self::Responsiveness
             | Self::Keeps
+            | Self::Unshares
             | Self::Pins => value,
             // The highest bit stands for all.
             Self::Locked => value & 1 << 63 | (value & !(1 << 63)).min(PAGES_MAX as u64),

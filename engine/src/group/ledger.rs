@@ -100,9 +100,14 @@ impl Group {
     pub fn give(&self, pages: i64) {
         self.header[Header::Free as usize].fetch_add(pages as u64, AcqRel);
         if pages > 0 {
-            self.header[Header::Demand as usize].fetch_add(1, AcqRel);
-            futex_wake(&self.header[Header::Demand as usize]);
+            self.stir();
         }
+    }
+
+    /// Has those that wait for pages look again.
+    pub fn stir(&self) {
+        self.header[Header::Demand as usize].fetch_add(1, AcqRel);
+        futex_wake(&self.header[Header::Demand as usize]);
     }
 
     /// Returns the number of pages that are asked of the group at a time: 1/64 of the cap, 1 MiB at most.

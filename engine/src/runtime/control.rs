@@ -96,7 +96,8 @@ impl Control {
             self.seat.now(Activity::Looks, 0, clock());
             runtime.follow_run();
             runtime.pause.end_work();
-            if runtime.asked() > 0 || runtime.engine.is_short() || runtime.is_inquired() {
+            if runtime.asked() > 0 || runtime.engine.is_short() || runtime.is_inquired() || runtime.unshares()
+            {
                 runtime.wakeup.if_sleeping();
             }
             self.note_faults();
@@ -162,6 +163,7 @@ impl Control {
         let refault_ns = runtime.refault_ns();
         runtime.level(refault_ns.saturating_sub(self.refault_ns), now.clock - self.looked.clock);
         (self.looked, self.refault_ns) = (now, refault_ns);
+        runtime.judge_shared_pool();
         runtime.engine.drop_idle_donor();
         runtime.engine.size_buffers();
     }

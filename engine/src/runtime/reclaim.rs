@@ -59,7 +59,7 @@ impl Runtime {
                 self.answer_inquiry(&mut starving, &mut work);
                 continue;
             }
-            if !self.engine.is_short() && self.asked() == 0 {
+            if !self.engine.is_short() && self.asked() == 0 && !self.unshares() {
                 (writes_since, starves_since) = (None, None);
                 if !self.spin() {
                     seat.now(Activity::Sleeps, 0, clock());
@@ -79,6 +79,7 @@ impl Runtime {
             if borrowed > 0 {
                 self.engine.retry_waiting(&mut work);
             }
+            self.unshare_pool(&mut work);
             let gives_little = self.has_little() && !self.engine.is_short();
             let progress = if gives_little && self.slot.keeps_pool() && self.group.free() >= 0 {
                 // Whoever asked can do with less, or asks all.
@@ -95,6 +96,9 @@ impl Runtime {
                     0 => self.engine.reclaim(&mut work),
                     pages => Progress::Freed(pages),
                 }
+            } else if self.unshares() {
+                // What is being written is free at the end of that.
+                Progress::Waits
             } else {
                 Progress::Freed(0)
             };
@@ -167,7 +171,7 @@ impl Runtime {
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
-            if self.engine.is_short() || self.asked() > 0 || self.is_inquired() {
+            if self.engine.is_short() || self.asked() > 0 || self.is_inquired() || self.unshares() {
                 return true;
             }
             let now = Instant::now();

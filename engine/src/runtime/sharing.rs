@@ -1,7 +1,16 @@
 //! Sharing of the pool with children since a fork, and the charge for it.
 
+use super::grant::RESIDENT_FLOOR;
 use super::{Runtime, lock};
+use crate::engine::Workspace;
 use crate::group::{Field, ProcessSlot};
+use std::time::Duration;
+
+/// The part of its time, in millionths, that a process must lose to pages which come back before shared pool pages go
+/// to the device: a quarter. Each process of the family writes what it has of them.
+const UNSHARE_PRESSURE: u64 = 250_000;
+/// The part of a process's grant, one in so many, that its shared pool pages must be of before they go.
+const UNSHARE_PART: i64 = 8;
 
 /// Pool pages shared by fork. They are charged once: to the process that had them first, for as long as
 /// it or a child may hold them.
@@ -35,17 +44,72 @@ impl Runtime {
         sharing.heirs.push((child.index(), child.get(Field::Tenancy)));
     }
 
-    /// Charges shared pool pages to whoever is left with them.
-    pub(super) fn charge_shared_pool(&self) {
+    fn lives(&self, (index, tenancy): (usize, u64)) -> bool {
+        let slot = self.group.slot(index);
+        slot.get(Field::Taken) != 0 && slot.get(Field::Tenancy) == tenancy
+    }
+
+    /// Has this process and its heirs let go of shared pool pages, if they are much of what it is granted and a process
+    /// of the run loses its time for want of memory.
+    pub(super) fn judge_shared_pool(&self) {
+        let charged = lock(&self.sharing).charged;
+        let is_much = charged > 0 && charged >= self.slot.granted() / UNSHARE_PART;
+        if is_much
+            && self.engine.can_write()
+            && self.slot.get(Field::Unshares) == 0
+            && self.group.live().any(|slot| {
+                slot.get(Field::Pressure) >= UNSHARE_PRESSURE
+                    && slot.get(Field::Resident) + slot.get(Field::Frames) < RESIDENT_FLOOR as u64
+            })
+        {
+            pagetide_sys::log!(Info, "the pool lets go of {charged} pages that forks share");
+            self.slot.set(Field::Unshares, 1);
+        }
+    }
+
+    /// Returns whether pool pages that are shared by fork are to be let go of.
+    pub(super) fn unshares(&self) -> bool {
+        self.slot.get(Field::Unshares) != 0
+    }
+
+    /// Lets go of some of the pool pages that are shared by fork, if that is wanted: at the end it is the heirs' turn.
+    pub(super) fn unshare_pool(&self, work: &mut Workspace) {
+        if self.unshares() && self.engine.unshare_pool(work) == 0 && self.engine.requests() == 0 {
+            self.slot.set(Field::Unshares, 0);
+            for &(index, _) in lock(&self.sharing).heirs.iter().filter(|&&heir| self.lives(heir)) {
+                let heir = self.group.slot(index);
+                if heir.get(Field::Frozen) > 0 {
+                    heir.set(Field::Unshares, 1);
+                    heir.ring();
+                }
+            }
+        }
+    }
+
+    /// Lets go of all pool pages that are shared by fork and can go, for another process that has nothing: they are room
+    /// for it when the last of them has gone.
+    pub(super) fn unshare_all(&self, work: &mut Workspace) {
+        let mut goes = self.engine.can_write();
+        while goes && self.engine.usage().pool_shared > 0 && self.engine.waiting() == 0 {
+            self.pause.begin_work();
+            let gone = self.engine.unshare_pool(work);
+            self.pause.end_work();
+            let writes = self.engine.requests() > 0;
+            if writes {
+                // Its end wakes.
+                self.wakeup.wait(Duration::from_millis(5));
+            }
+            goes = gone > 0 || writes;
+        }
+    }
+
+    /// Charges shared pool pages to whoever is left with them. Returns whether there are fewer than before.
+    pub(super) fn charge_shared_pool(&self) -> bool {
         let mut sharing = lock(&self.sharing);
-        let lives = |index: usize, tenancy: u64| {
-            let slot = self.group.slot(index);
-            slot.get(Field::Taken) != 0 && slot.get(Field::Tenancy) == tenancy
-        };
-        sharing.heirs.retain(|&(index, tenancy)| lives(index, tenancy));
+        sharing.heirs.retain(|&heir| self.lives(heir));
         let frozen = self.engine.swap().zswap().frozen_pages() as i64;
         if let Some((index, tenancy, _)) = sharing.inherited
-            && !lives(index, tenancy)
+            && !self.lives((index, tenancy))
         {
             sharing.inherited = None;
             self.engine.budget().take(frozen - sharing.charged);
@@ -54,6 +118,7 @@ impl Runtime {
         // What was shared and neither we nor an heir has any more is free.
         let heirs = sharing.heirs.iter().map(|&(index, _)| self.group.slot(index).get(Field::Frozen) as i64);
         let held = frozen + heirs.sum::<i64>();
+        let fewer = held < self.slot.get(Field::Frozen) as i64;
         self.slot.set(Field::Frozen, held as u64);
         if sharing.charged > held {
             self.engine.budget().give(sharing.charged - held);
@@ -70,5 +135,11 @@ impl Runtime {
             self.engine.budget().give(std::mem::take(&mut sharing.charged));
             self.engine.charge_pool();
         }
+        self.slot.set(Field::PoolShared, sharing.charged.max(0) as u64);
+        if fewer {
+            // Whoever is charged for them may have room now.
+            self.group.stir();
+        }
+        fewer
     }
 }

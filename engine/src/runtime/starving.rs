@@ -155,7 +155,16 @@ impl Runtime {
         self.pause.begin_work();
         self.count_unmanaged();
         self.set_pool_max();
+        self.charge_shared_pool();
         self.pause.end_work();
+    }
+
+    /// Does one step of a census. What has let go of shared pool pages meanwhile has made way, too.
+    fn census_step(&self, round: &mut Round, work: &mut Workspace) -> Step {
+        match self.engine.census_step(round, work) {
+            Step::Stuck(_) if self.charge_shared_pool() => Step::Left,
+            step => step,
+        }
     }
 
     /// Tries to get each page out that is in memory. `None` if there is room meanwhile, or nobody waits for some any
@@ -166,7 +175,7 @@ impl Runtime {
         let step = loop {
             self.pause.begin_work();
             let started = clock();
-            let step = self.engine.census_step(&mut round, work);
+            let step = self.census_step(&mut round, work);
             if self.borrow() > 0 || self.engine.budget().free() > 0 {
                 self.engine.retry_waiting(work);
             }
@@ -267,6 +276,7 @@ impl Runtime {
 
     fn answer_in_need(&self, retries: &mut Retries, work: &mut Workspace) {
         let inquiry = self.group.inquiry();
+        self.unshare_all(work);
         self.look_again();
         let mut round = Round::default();
         loop {
@@ -279,7 +289,7 @@ impl Runtime {
                 self.pause.end_work();
                 return;
             } else {
-                self.engine.census_step(&mut round, work)
+                self.census_step(&mut round, work)
             };
             self.engine.retry_waiting(work);
             self.pause.end_work();

@@ -6,9 +6,9 @@ use crate::place::{Handle, Place};
 use crate::stats::Counter;
 use crate::table::History;
 use crate::word::State;
-use crate::zswap::Scratch;
 use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::{Decay, Pooled, SCAN_RATE, SecondChance, Shrinker};
+use crate::zswap::{Scratch, Zswap};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -36,8 +36,20 @@ pub(super) struct Shrinking {
 pub enum PoolScope {
     /// All entries.
     All,
-    /// Entries that are not shared by fork: only these give memory when they go.
+    /// Entries that are not shared by fork: these give memory when they go.
     Own,
+    /// Entries that are shared by fork: they give memory when every process that shares them has let go of them.
+    Shared,
+}
+
+impl PoolScope {
+    fn has<S: SpanSource>(self, zswap: &Zswap<S>, handle: Handle) -> bool {
+        match self {
+            Self::All => true,
+            Self::Own => !zswap.is_frozen(handle),
+            Self::Shared => zswap.is_frozen(handle),
+        }
+    }
 }
 
 impl<S: SpanSource> Swap<S> {
@@ -74,7 +86,7 @@ impl<S: SpanSource> Swap<S> {
                 };
                 pooled = true;
                 let busy = word.is_locked() || word.is_writeback();
-                if busy || (scope == PoolScope::Own && self.space.zswap.is_frozen(handle)) {
+                if busy || !scope.has(&self.space.zswap, handle) {
                     offset += count;
                     continue;
                 }
