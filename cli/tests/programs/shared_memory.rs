@@ -55,6 +55,16 @@ fn calls_on_shared_memory_do_what_they_do_natively() {
 }
 
 #[test]
+fn calls_on_shared_memory_at_once_lose_nothing() {
+    let _turn = turn();
+    let races = program("shared_races");
+    for mask in ["", "pool"] {
+        let said = start(pagetide("24M", mask, &[], &[&races, "12"])).end().succeeds();
+        assert!(said.ends_with("forks beside mappings\n"), "{said}");
+    }
+}
+
+#[test]
 fn shared_memory_that_fits_stays_where_it_is() {
     let _turn = turn();
     let command = [&*program("shared_pages"), "--mib", "16", "--ops", "2000"];
