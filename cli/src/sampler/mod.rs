@@ -12,6 +12,7 @@ mod peaks;
 pub(crate) mod responsiveness;
 pub(crate) mod shmem;
 pub(crate) mod stall;
+mod start_reserve;
 pub(crate) mod strict;
 pub(crate) mod unmanaged;
 mod watch;
@@ -25,6 +26,7 @@ use crate::sampler::outside::Outside;
 use crate::sampler::peaks::Peaks;
 use crate::sampler::shmem::SharedMemory;
 use crate::sampler::stall::{Stall, Waited};
+use crate::sampler::start_reserve::StartReserve;
 use crate::sampler::unmanaged::{Members, Unmanaged};
 use crate::sampler::watch::Watch;
 use pagetide::group::{Field, Group, ProcessSlot, Responsiveness};
@@ -65,6 +67,7 @@ pub(crate) struct Sampler {
     command: u32,
     answered: bool,
     load: Option<LoadControl>,
+    start_reserve: StartReserve,
     now: Gathered,
 }
 
@@ -89,6 +92,7 @@ impl Sampler {
             answered: false,
             stall: max_stall.map(|window| Stall::new(window, Instant::now())),
             load: load_control.then(load),
+            start_reserve: StartReserve::default(),
             now: Gathered::from(&group),
         }
     }
@@ -132,6 +136,9 @@ impl Sampler {
         self.group.release(slots.iter().copied().filter(|slot| self.watches[&slot.index()].gone));
         self.watches.retain(|_, watch| !watch.gone);
         self.gather();
+        let programs = slots.iter().filter(|slot| slot.get(Field::Keeps) == 0).count();
+        let reserve = self.start_reserve.pages(self.group.setup().cap_pages, programs, is_inquired);
+        self.group.reserve_for_starts(reserve);
         self.ask(&slots);
         if is_inquired {
             self.group.answer_as_launcher(inquiry);
@@ -481,6 +488,9 @@ mod tests {
         assert_eq!(group.live().count(), 0);
     }
 
+    /// Kept free for programs that start, where there are two.
+    const RESERVED: i64 = 256;
+
     #[test]
     fn of_what_a_small_process_does_not_touch_it_keeps_little() {
         let (fd, group) = group(100_000);
@@ -501,12 +511,12 @@ mod tests {
         let observed = slot.get(Field::Observed) as i64;
         let uncounted = slot.granted() - observed - group.step() / IDLE_SPARE;
         assert!((0..=sampler.inexact).contains(&uncounted), "{uncounted}");
-        assert_eq!((rich.granted(), group.free()), (4000, 100_000 - 4000 - slot.granted()));
+        assert_eq!((rich.granted(), group.free()), (4000, 100_000 - RESERVED - 4000 - slot.granted()));
         // It takes more: nothing is lost.
         assert!(group.take(700, 0));
         slot.word(Field::Grant).fetch_add(700, AcqRel);
         group.release([slot, rich]);
-        assert_eq!(group.free(), 100_000);
+        assert_eq!(group.free(), 100_000 - RESERVED);
         [child, large].into_iter().for_each(end);
     }
 
@@ -521,7 +531,8 @@ mod tests {
             slot.listen();
             slot
         });
-        group.take_anyway(900 + 500);
+        // A sixteenth of the cap is kept free for programs that start.
+        group.take_anyway(900 + 500 - 1000 / 16);
         let mut sampler = sampler(group, &fd);
         let asked = || [deaf, other].map(|slot| slot.get(Field::Asked));
         sampler.sample();

@@ -40,6 +40,7 @@ fn call_all(group: &Group, slot: ProcessSlot, number: u64) {
     group.charge_own(few, few);
     group.charge_shared(few);
     group.charge_unmanaged(few);
+    group.reserve_for_starts(few);
     let _ = (group.ask(slot, pages), group.ask_resting(slot, few));
     group.ask_all(slot, few);
     group.level(slot, few);

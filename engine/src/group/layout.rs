@@ -59,6 +59,8 @@ pub(super) enum Header {
     SharedPages,
     /// Pages that processes without a slot hold.
     UnmanagedPages,
+    /// Pages that are kept free for programs that start.
+    StartReserve,
     /// The number of times that the swap file went out of use and into use: odd if it is to be used no more.
     Swapoffs,
     /// The swap file's [`Frontier`], in several words.

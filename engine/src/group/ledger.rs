@@ -51,6 +51,13 @@ impl Group {
         self.take_anyway((pages as i64).wrapping_sub(before as i64));
     }
 
+    /// Keeps `pages` free for programs that start, in place of what was kept before. For the launcher to call.
+    pub fn reserve_for_starts(&self, pages: u64) {
+        let before = self.header[Header::StartReserve as usize].swap(pages, Relaxed);
+        let more = (pages as i64).wrapping_sub(before as i64);
+        if more > 0 { self.take_anyway(more) } else { self.give(more.wrapping_neg()) }
+    }
+
     /// Returns the number of pages of the cap that no process was granted. It is negative if unmanaged memory has grown
     /// past the cap.
     pub fn free(&self) -> i64 {
