@@ -207,7 +207,7 @@ PROGRAMS = (
     Program("sklearn", "scikit-learn", wheel("forest.py"), ("python3-venv",), wheels=True),
     Program("pytorch", "PyTorch, a data loader's workers", lambda: ["/usr/bin/python3", job("batches.py")], ("python3-torch",), (TORCH,)),
     Program("ffmpeg", "FFmpeg, x264", ffmpeg, ("ffmpeg",), ("ffmpeg",)),
-    Program("imagemagick", "ImageMagick", imagemagick, ("imagemagick",), ("convert",)),
+    Program("imagemagick", "ImageMagick", imagemagick, ("imagemagick",), ("convert-im6.q16",)),
     Program("libreoffice", "LibreOffice Calc", libreoffice, ("libreoffice-calc-nogui",), ("soffice",)),
     Program("chromium", "Chromium, `--no-sandbox --no-zygote`", chromium, ("chromium",), ("chromium",)),
     Program("git", "git repack", git, ("git",), ("git",)),

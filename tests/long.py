@@ -90,7 +90,7 @@ PARTS = (
     Part("release", 12, "all programs and the launcher, as users have them built", (RELEASE, cargo("test --release -p pagetide-cli"))),
     Part("cpython", 25, "CPython's own tests in a quarter of their memory (needs libpython3.11-testsuite)", (
         RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--factor", "0.25", "--timeout", "400", *(word for name in CPYTHON for word in ("--only", f"cpython-{name}"))))),
-    Part("programs", 28, "real programs at 0.6 of their memory: those of bench/programs.py that are installed", (RELEASE, ("python3", "bench/programs.py", "--check", "--timeout", "300"))),
+    Part("programs", 28, "real programs at 0.6 of their memory: those of bench/programs.py that are installed", (RELEASE, ("python3", "bench/programs.py", "--check", "--timeout", "900"))),
     Part("asan", 15, "memory errors, by AddressSanitizer (needs a nightly toolchain)", (
         cargo("+nightly test --target-dir target/asan --target {target} --tests -p pagetide-sys -p pagetide-swap -p pagetide-device -p pagetide"),),
         {"ASAN_OPTIONS": "detect_leaks=0", "RUSTFLAGS": "-Zsanitizer=address"}, nightly=True),
