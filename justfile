@@ -55,10 +55,10 @@ release:
     if [ -n "$(git status --porcelain)" ]; then echo 'release: the working tree has changes: commit them' >&2; exit 1; fi
     if ! grep -qF "## [$version]" CHANGELOG.md; then echo "release: CHANGELOG.md has no section [$version]" >&2; exit 1; fi
     .ci/run
-    cargo build --release --workspace --locked
+    cargo build --profile dist --workspace --locked
     name=pagetide-$version-{{ host }}
     rm -rf "target/$name"
     mkdir -p "target/$name"
-    cp target/release/pagetide target/release/libpagetide_preload.so README.md CHANGELOG.md LICENSE* "target/$name"
+    cp target/dist/pagetide target/dist/libpagetide_preload.so README.md CHANGELOG.md LICENSE* "target/$name"
     tar -C target -cJf "target/$name.tar.xz" "$name"
     sha256sum "target/$name.tar.xz"

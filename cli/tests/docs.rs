@@ -18,7 +18,10 @@ const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
 const LIMITS: [(&str, usize); 2] = [("README.md", 130), ("ARCHITECTURE.md", 200)];
 /// Options of other programs that documents name.
 const OTHERS: [(&str, &[&str]); 8] = [
-    ("cargo", &["--all", "--all-targets", "--example", "--features", "--release", "--test"]),
+    (
+        "cargo",
+        &["--all", "--all-targets", "--example", "--features", "--locked", "--path", "--release", "--test"],
+    ),
     ("cargo and rustc", &["--cfg", "--workspace"]),
     ("docker", &["--cap-add", "--device", "--group-add", "--security-opt"]),
     ("git", &["--aggressive", "--tags"]),

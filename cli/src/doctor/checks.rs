@@ -5,6 +5,7 @@ use crate::doctor::finding::{Finding, State};
 use crate::doctor::told::Told;
 use crate::machine::container;
 use crate::machine::limits::Limits;
+use crate::run::library;
 use crate::units::show_bytes;
 use pagetide_device::file;
 use pagetide_sys::pagemap::Pagemap;
@@ -36,6 +37,18 @@ pub(crate) fn proc_is_mounted() -> Finding {
     Finding::new("/proc", state, if mounted { "mounted" } else { "not mounted" }).or(
         "no run is possible: processes find what they share there; and much of what follows cannot be told",
         "as root: mount -t proc proc /proc",
+    )
+}
+
+/// Checks that the library is there which programs load.
+pub(crate) fn library() -> Finding {
+    let (state, found) = match library::find() {
+        Ok(path) => (State::Good, path.display().to_string()),
+        Err(problem) => (State::Fatal, problem),
+    };
+    Finding::new("library", state, found).or(
+        "no run is possible: programs load it",
+        "install the program together with its library: docs/install.md",
     )
 }
 

@@ -4,7 +4,7 @@ mod checks;
 mod finding;
 mod told;
 
-use crate::doctor::checks::{kernel, memory, permission, proc_is_mounted, storage};
+use crate::doctor::checks::{kernel, library, memory, permission, proc_is_mounted, storage};
 use crate::doctor::finding::{Finding, State};
 use crate::doctor::told::Told;
 use crate::failure::Failure;
@@ -35,7 +35,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let probed = Uffd::probe();
     let features = probed.iter().find_map(|way| way.ok());
     let told = Told::read();
-    let mut findings = vec![proc_is_mounted()];
+    let mut findings = vec![proc_is_mounted(), library()];
     findings.extend(permission(&probed, &told));
     findings.extend(kernel(features, &told));
     findings.extend(storage(args.swap_dir.as_deref(), &told));

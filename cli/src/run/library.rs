@@ -1,5 +1,6 @@
 //! The preloaded library: lookup, and the check that it is Pagetide's and of this version.
 
+use super::carried;
 use object::LittleEndian;
 use object::elf::FileHeader64;
 use object::read::ReadCache;
@@ -24,7 +25,13 @@ pub(crate) fn find() -> Result<PathBuf, String> {
             }
             given
         }
-        None => beside_the_program()?,
+        None => match beside_the_program()? {
+            Found::At(path) => path,
+            Found::Nowhere(problem) => match carried::LIBRARY {
+                Some(library) => carried::place(library)?,
+                None => return Err(problem),
+            },
+        },
     };
     check(&library).map_err(|problem| match given {
         Some(_) => format!("{VARIABLE} names {}, which {problem}", library.display()),
@@ -39,15 +46,24 @@ pub(crate) fn find() -> Result<PathBuf, String> {
     Ok(library)
 }
 
-fn beside_the_program() -> Result<PathBuf, String> {
+enum Found {
+    At(PathBuf),
+    /// Where it was looked for.
+    Nowhere(String),
+}
+
+fn beside_the_program() -> Result<Found, String> {
     let executable = std::env::current_exe().map_err(|error| format!("where am I? {error}"))?;
     let directory = executable.parent().unwrap_or(Path::new("/"));
     let places = [directory.join(NAME), directory.join("../lib/pagetide").join(NAME)];
     let found = places.iter().find_map(|place| place.canonicalize().ok().filter(|place| place.is_file()));
-    found.ok_or_else(|| {
-        let [beside, lib] = places.each_ref().map(|place| place.display());
-        format!("{NAME} is neither {beside} nor {lib}. Set {VARIABLE} to its path")
-    })
+    Ok(found.map_or_else(
+        || {
+            let [beside, lib] = places.each_ref().map(|place| place.display());
+            Found::Nowhere(format!("{NAME} is neither {beside} nor {lib}. Set {VARIABLE} to its path"))
+        },
+        Found::At,
+    ))
 }
 
 /// Checks that a file is Pagetide's library of this version. The error says what it is.

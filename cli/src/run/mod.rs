@@ -1,5 +1,6 @@
 //! `pagetide run`: sets a run up, starts CMD, and stays beside it.
 
+mod carried;
 pub(crate) mod command;
 pub(crate) mod descriptor_server;
 mod environment;

@@ -78,3 +78,29 @@ fn a_sanitizer_that_must_come_first_is_named() {
         assert!(ended.stderr.contains(name) && ended.stderr.contains("on its own"), "{}", ended.stderr);
     }
 }
+
+/// Optimized programs carry the library, unless PAGETIDE_CARRY=no said otherwise when this one was built.
+#[test]
+fn a_program_that_is_moved_finds_its_library() {
+    let _turn = turn();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("moved-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let moved = folder.join("pagetide");
+    std::fs::copy(PAGETIDE, &moved).unwrap();
+    let carries =
+        !cfg!(debug_assertions) && std::env::var_os("PAGETIDE_CARRY").is_none_or(|value| value != "no");
+    // The second run finds what the first has written.
+    for _ in 0..2 {
+        let mut run = Command::new(&moved);
+        run.args(["run", "-m", "32M", "--", &program("forks"), "--mib", "24"]);
+        run.env("XDG_CACHE_HOME", folder.join("cache"));
+        let ended = start(run).end();
+        if carries {
+            assert!(!ended.stderr.contains("nothing was swapped"), "{}", ended.stderr);
+            ended.succeeds();
+        } else {
+            assert!(ended.stderr.contains("libpagetide_preload.so is neither"), "{}", ended.stderr);
+        }
+    }
+    std::fs::remove_dir_all(folder).unwrap();
+}
