@@ -22,6 +22,9 @@ _pagetide() {
             pagetide,dump)
                 cmd="pagetide__subcmd__dump"
                 ;;
+            pagetide,ps)
+                cmd="pagetide__subcmd__ps"
+                ;;
             pagetide,replay)
                 cmd="pagetide__subcmd__replay"
                 ;;
@@ -47,7 +50,7 @@ _pagetide() {
 
     case "${cmd}" in
         pagetide)
-            opts="-h -V --help --version run stat dump set swapoff swapon replay doctor"
+            opts="-h -V --help --version run ps stat dump set swapoff swapon replay doctor"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -92,6 +95,20 @@ _pagetide() {
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        pagetide__subcmd__ps)
+            opts="-h --json --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
                 *)
                     COMPREPLY=()
                     ;;

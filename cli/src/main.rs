@@ -46,6 +46,7 @@ fn main() -> ExitCode {
     };
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
+        Command::Ps(args) => show::ps::ps(args),
         Command::Stat(args) => show::stat::stat(args),
         Command::Dump(args) => dump::dump(args),
         Command::Set(args) => control::set::set(args),

@@ -87,14 +87,21 @@ impl Exact {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
-    /// Looks at a run, unless the budget is spent: `look` returns the shares of its processes.
-    pub(crate) fn look(&mut self, now: Instant, launcher_pages: u64, look: impl FnOnce() -> Vec<(u32, u64)>) {
+    /// Looks at a run, unless the budget is spent: `look` returns the shares of its processes. Returns the bytes that it
+    /// found.
+    pub(crate) fn look(
+        &mut self,
+        now: Instant,
+        launcher_pages: u64,
+        look: impl FnOnce() -> Vec<(u32, u64)>,
+    ) -> Option<u64> {
         if !self.cpu_budget.lasts(now) {
-            return;
+            return None;
         }
         let bytes = self.cpu_budget.spend(|| total(&look(), launcher_pages));
         let Counted { bytes: most, looks } = self.counted.unwrap_or(Counted { bytes: 0, looks: 0 });
         self.counted = Some(Counted { bytes: most.max(bytes), looks: looks + 1 });
+        Some(bytes)
     }
 
     /// Returns the result, if there was a look.
@@ -131,7 +138,7 @@ mod tests {
         exact.look(start, 256, || shares(pids.clone(), None));
         let counted = exact.counted().unwrap();
         // Its cpu_budget is spent sooner or later, and earned again.
-        (0..1000).for_each(|_| exact.look(start, 0, || shares(pids.clone(), None)));
+        (0..1000).for_each(|_| _ = exact.look(start, 0, || shares(pids.clone(), None)));
         let spent = exact.counted().unwrap().looks;
         exact.look(start + Duration::from_secs(100), 0, || shares(pids.clone(), None));
         for pid in pids {

@@ -1,46 +1,73 @@
 //! `pagetide set`: shows and changes the settings of a run while it goes on.
 
 use crate::failure::Failure;
+use crate::machine::limits::Limits;
 use crate::out;
 use crate::processes::runs::{Purpose, Run};
-use pagetide::group::Knobs;
+use crate::run::setup::MEMORY_MIN;
+use crate::units::{PAGE, show_bytes};
+use pagetide::group::{Group, Knobs};
 use pagetide_cli::options::SetArgs;
 use pagetide_cli::options::choices::{PERCENT, POOL_PERCENT, Shrinker, choice, name};
+use pagetide_cli::options::size::{Size, parse_size};
 
 /// Exit status: there is no such setting, or no such value.
 const USAGE: u8 = 2;
+
+/// What can be set.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Settings {
+    /// The cap, in bytes.
+    memory: u64,
+    knobs: Knobs,
+}
+
+impl Settings {
+    fn of(group: &Group) -> Self {
+        Self { memory: group.cap_pages() * PAGE, knobs: group.knobs() }
+    }
+}
+
 /// Shows the settings, or changes some. Returns the exit status.
 pub(crate) fn set(args: &SetArgs) -> Result<u8, Failure> {
     let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
     let run = Run::open(args.pid, purpose, "pagetide set --pid PID")?;
     // All changes are made, or none: they are tried on a copy first.
-    let mut knobs = run.group.knobs();
+    let before = Settings::of(&run.group);
+    let mut settings = before;
     for setting in &args.settings {
-        apply(&mut knobs, setting).map_err(|message| Failure::new(USAGE, message))?;
+        apply(&mut settings, setting).map_err(|message| Failure::new(USAGE, message))?;
     }
     run.group.change_knobs(|knobs| {
+        let mut settings = Settings { knobs: *knobs, ..before };
         for setting in &args.settings {
-            apply(knobs, setting).expect("it could be applied above");
+            apply(&mut settings, setting).expect("it could be applied above");
         }
+        *knobs = settings.knobs;
     });
+    if settings.memory != before.memory {
+        run.group.change_cap(settings.memory / PAGE);
+    }
     let name = run.name();
     out::print(&match purpose {
-        Purpose::Look => format!("# {name}\n{}", show(knobs)),
+        Purpose::Look => format!("# {name}\n{}", show(settings)),
         Purpose::Change => format!("{name}: {}\n", args.settings.join(" ")),
     })?;
     Ok(0)
 }
 
-fn apply(knobs: &mut Knobs, setting: &str) -> Result<(), String> {
+fn apply(settings: &mut Settings, setting: &str) -> Result<(), String> {
     let Some((name, value)) = setting.split_once('=') else {
         return Err(format!("`{setting}` is not NAME=VALUE"));
     };
-    change(knobs, name, value).map_err(|error| format!("{name}: {error}"))
+    change(settings, name, value).map_err(|error| format!("{name}: {error}"))
 }
 
-fn change(knobs: &mut Knobs, setting: &str, value: &str) -> Result<(), String> {
+fn change(settings: &mut Settings, setting: &str, value: &str) -> Result<(), String> {
+    let Settings { memory, knobs } = settings;
     let switches = &mut knobs.switches;
     match setting {
+        "memory" => *memory = parse_memory(value)?,
         "enabled" => switches.enabled = parse_switch(value)?,
         "compressor" => switches.compression = value.parse()?,
         "max_compression_ratio" => switches.max_compression_ratio = percent(value, PERCENT)? as u8,
@@ -53,11 +80,35 @@ fn change(knobs: &mut Knobs, setting: &str, value: &str) -> Result<(), String> {
     Ok(())
 }
 
-fn show(knobs: Knobs) -> String {
+fn parse_memory(text: &str) -> Result<u64, String> {
+    let memory = match parse_size(text)? {
+        Size::Bytes(bytes) => bytes,
+        share => share.bytes(Limits::read()?.whole()),
+    };
+    if memory < MEMORY_MIN {
+        return Err(format!(
+            "{} is too little; it takes {} at least",
+            show_bytes(memory),
+            show_bytes(MEMORY_MIN)
+        ));
+    }
+    // A whole number of pages.
+    Ok(memory / PAGE * PAGE)
+}
+
+/// Formats a size so that it can be set again: in the largest unit of which it is a whole number.
+fn show_memory(bytes: u64) -> String {
+    let unit = [(30, 'G'), (20, 'M')].into_iter().find(|&(shift, _)| bytes.is_multiple_of(1 << shift));
+    let (shift, unit) = unit.unwrap_or((10, 'K'));
+    format!("{}{unit}", bytes >> shift)
+}
+
+fn show(Settings { memory, knobs }: Settings) -> String {
     let switches = knobs.switches;
     format!(
-        "enabled={}\ncompressor={}\nmax_compression_ratio={}\nmax_pool_percent={}\n\
+        "memory={}\nenabled={}\ncompressor={}\nmax_compression_ratio={}\nmax_pool_percent={}\n\
          accept_threshold_percent={}\nshrinker={}\nfixed_share={}\n",
+        show_memory(memory),
         show_switch(switches.enabled),
         switches.compression,
         switches.max_compression_ratio,
@@ -90,10 +141,18 @@ mod tests {
     use super::*;
     use pagetide_swap::Switches;
 
+    fn defaults() -> Settings {
+        let knobs = Knobs { switches: Switches::default(), max_pool_percent: 80 };
+        Settings { memory: 512 << 20, knobs }
+    }
+
     #[test]
     fn what_is_shown_can_be_set() {
-        let mut knobs = Knobs { switches: Switches::default(), max_pool_percent: 80 };
+        let mut settings = defaults();
         for setting in [
+            "memory=614404K",
+            "memory=600M",
+            "memory=3G",
             "enabled=off",
             "compressor=zstd:-3",
             "max_compression_ratio=60",
@@ -102,17 +161,17 @@ mod tests {
             "shrinker=decay",
             "fixed_share=on",
         ] {
-            apply(&mut knobs, setting).unwrap();
-            assert!(show(knobs).lines().any(|line| line == setting), "{setting}: {}", show(knobs));
+            apply(&mut settings, setting).unwrap();
+            assert!(show(settings).lines().any(|line| line == setting), "{setting}: {}", show(settings));
         }
-        let mut other = Knobs { switches: Switches::default(), max_pool_percent: 80 };
-        show(knobs).lines().for_each(|line| apply(&mut other, line).unwrap());
-        assert_eq!(other, knobs);
+        let mut other = defaults();
+        show(settings).lines().for_each(|line| apply(&mut other, line).unwrap());
+        assert_eq!(other, settings);
     }
 
     #[test]
     fn what_cannot_be_is_said() {
-        let mut knobs = Knobs { switches: Switches::default(), max_pool_percent: 80 };
+        let mut settings = defaults();
         for (setting, says) in [
             ("enabled", "not NAME=VALUE"),
             ("enabled=maybe", "neither on nor off"),
@@ -121,11 +180,13 @@ mod tests {
             ("max_pool_percent=91", "from 1 to 90"),
             ("accept_threshold_percent=x", "from 1 to 100"),
             ("shrinker=lru", "second-chance"),
+            ("memory=15M", "15 MiB is too little; it takes 16 MiB at least"),
+            ("memory=much", "512M"),
             ("zpool=zbud", "zpool: cannot be set"),
         ] {
-            let error = apply(&mut knobs, setting).unwrap_err();
+            let error = apply(&mut settings, setting).unwrap_err();
             assert!(error.contains(says), "{setting}: {error}");
         }
-        assert_eq!(knobs, Knobs { switches: Switches::default(), max_pool_percent: 80 });
+        assert_eq!(settings, defaults());
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn dump(args: &DumpArgs) -> Result<u8, Failure> {
     let dump = Dump {
         pid: run.pid,
         command: line.chars().map(|char| if char.is_control() { '?' } else { char }).collect(),
-        cap_pages: group.setup().cap_pages,
+        cap_pages: group.cap_pages(),
         free_pages: group.free(),
         inquiry: group.inquiry(),
         now,

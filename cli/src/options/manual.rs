@@ -41,7 +41,8 @@ const GENERAL: &[Section] = &[
             (
                 "`libpagetide_preload.so`",
                 "The library that is preloaded, of the same version. It lies beside `pagetide` or in \
-                 `../lib/pagetide/` from there.",
+                 `../lib/pagetide/` from there. Where it is in neither place `pagetide` writes the one that it carries to \
+                 `pagetide/` in `$XDG_CACHE_HOME`, `/var/cache` (for root), `~/.cache` or `$XDG_RUNTIME_DIR`.",
             ),
             (
                 "The swap file",
@@ -161,6 +162,12 @@ pub(super) const STAT: &[Section] = &[
     see_also(&["`pagetide(1)`, `pagetide-run(1)`"]),
 ];
 
+/// The sections of `pagetide-ps(1)`.
+pub(super) const PS: &[Section] = &[
+    exit_status(&[("0", "The runs were shown, or there is none."), ("125", "Wrong usage.")]),
+    see_also(&["`pagetide(1)`, `pagetide-stat(1)`"]),
+];
+
 /// The sections of `pagetide-dump(1)`.
 pub(super) const DUMP: &[Section] = &[
     exit_status(&[
@@ -180,6 +187,11 @@ const SETTINGS: Section = Section {
     title: "Settings",
     in_help: true,
     body: Body::Terms(&[
+        (
+            "`memory=SIZE`",
+            "The cap on all processes of the run: `512M`, `1.5G`, `60%`, 16M at least. What is in memory above a lower cap \
+             leaves first; a program goes on meanwhile.",
+        ),
         ("`enabled=on|off`", "Whether pages are stored in the pool. What is there stays readable."),
         ("`compressor=NAME`", "`lz4`, `zstd`, `zstd:LEVEL` (-7 to 19) or `none`, from now on."),
         ("`max_compression_ratio=N`", "Pages that compress to more than N percent do not go to the pool."),
@@ -260,6 +272,7 @@ pub(super) const DOCTOR: &[Section] = &[
 pub fn sections(command: &str) -> Vec<Section> {
     match command {
         "run" => RUN,
+        "ps" => PS,
         "stat" => STAT,
         "dump" => DUMP,
         "set" => SET,

@@ -5,6 +5,7 @@ mod doctor;
 mod dump;
 mod headings;
 pub mod manual;
+mod ps;
 mod replay;
 mod rules;
 mod run;
@@ -16,6 +17,7 @@ mod swap_file;
 
 pub use doctor::DoctorArgs;
 pub use dump::DumpArgs;
+pub use ps::PsArgs;
 pub use replay::ReplayArgs;
 pub use rules::RuleArgs;
 pub use run::RunArgs;
@@ -57,6 +59,12 @@ pub enum Command {
     /// Runs CMD, and every process that it starts, under one cap. The launcher stays beside CMD until that ends: it
     /// sends signals on, and says at the end whether the cap held and what swapping cost.
     Run(RunArgs),
+    /// Show the runs of this machine
+    ///
+    /// Shows the runs that the caller may look at, a line each: his own; all of the machine, for root. `stalled` is the
+    /// time that threads have waited for pages, in percent of the time since the start: two threads that do nothing else
+    /// are 200 %.
+    Ps(PsArgs),
     /// Show how a run fares
     ///
     /// Shows what the run holds, what went out and came in, how long its threads waited, and its processes. Without
@@ -68,7 +76,7 @@ pub enum Command {
     /// first; the last line says what is most likely stuck. No process of the run is asked for anything, so it works on
     /// one that is stopped or hangs.
     Dump(DumpArgs),
-    /// Show or change how the pool of a run works, while it goes on
+    /// Show or change the cap of a run, and how its pool works, while it goes on
     ///
     /// Takes effect in all processes of the run within some hundredths of a second. All changes of a call are made,
     /// or none. Without any, all values are shown.

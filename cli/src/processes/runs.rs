@@ -61,14 +61,18 @@ impl Run {
 
     /// Returns the run of the process `pid`, and the number of its slot.
     pub(crate) fn with_process(pid: u32) -> Option<(Self, usize)> {
-        let runs = Launcher::all()
-            .into_iter()
-            .filter_map(|launcher| Self::open(Some(launcher.pid), Purpose::Look, "pagetide dump").ok());
-        let mut found = runs.filter_map(|run| {
+        let mut found = Self::all().into_iter().filter_map(|run| {
             let slot = run.group.live().find(|slot| slot.known_as() == u64::from(pid))?.index();
             Some((run, slot))
         });
         found.next()
+    }
+
+    /// Returns the active runs that the caller may look at, by the pids of their launchers.
+    pub(crate) fn all() -> Vec<Self> {
+        let runs = Launcher::all().into_iter();
+        // One that has ended since it was found is none.
+        runs.filter_map(|launcher| Self::open(Some(launcher.pid), Purpose::Look, "").ok()).collect()
     }
 
     /// Returns its name for messages.
@@ -143,7 +147,7 @@ fn choose(launchers: &[Launcher], purpose: Purpose, caller: Launcher, usage: &st
 }
 
 /// Returns the command line of a run for messages: cut, and without control characters.
-fn program(launcher: u32) -> String {
+pub(crate) fn program(launcher: u32) -> String {
     let line = command(launcher).join(" ");
     let shown: String = line.chars().map(|char| if char.is_control() { '?' } else { char }).collect();
     match shown.char_indices().nth(NAME_MAX) {

@@ -261,7 +261,7 @@ impl<'a> Launcher<'a> {
         say(&format!(
             "the run holds {}, its cap is {}, and no more can leave (--strict): ending it; {name} (pid {pid}) holds most, {}",
             show_bytes(bytes),
-            show_bytes(self.resources.group.setup().cap_pages * PAGE),
+            show_bytes(self.resources.group.cap_pages() * PAGE),
             show_bytes(most),
         ));
         self.send_all(libc::SIGKILL);
@@ -336,7 +336,8 @@ impl<'a> Launcher<'a> {
             exit_status,
             elapsed: self.started.elapsed(),
             cpu: Some(os::children_cpu()),
-            cap_pages: self.resources.group.setup().cap_pages,
+            cap_pages: self.resources.group.cap_pages(),
+            cap_changes: self.resources.group.cap_changes(),
             now: self.sampler.now(),
             peak: Some(self.sampler.peak()),
             most: self.sampler.most(),

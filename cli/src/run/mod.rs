@@ -6,7 +6,7 @@ pub(crate) mod descriptor_server;
 mod environment;
 mod launcher;
 pub(crate) mod library;
-mod setup;
+pub(crate) mod setup;
 pub(crate) mod statfile;
 
 use crate::dump::Log;

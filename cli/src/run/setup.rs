@@ -22,7 +22,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Bytes of the smallest cap: with less, an engine has no room to work in.
-const MEMORY_MIN: u64 = 16 << 20;
+pub(crate) const MEMORY_MIN: u64 = 16 << 20;
 /// The cap, in percent of what this process may have, when none is given.
 const MEMORY_DEFAULT: f64 = 80.0;
 

@@ -105,6 +105,11 @@ impl LoadControl {
         }
     }
 
+    /// Follows a change of the cap.
+    pub(crate) fn set_total(&mut self, total: u64) {
+        self.total = total as i64;
+    }
+
     /// Takes a sample of all processes whose engine runs, and of the free pages. Returns orders.
     pub(crate) fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Vec<Order> {
         self.look(now, seen);

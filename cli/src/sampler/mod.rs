@@ -79,7 +79,7 @@ impl Sampler {
         max_stall: Option<Duration>,
         load_control: bool,
     ) -> Self {
-        let load = || LoadControl::new(task::processors().len(), group.setup().cap_pages, Instant::now());
+        let load = || LoadControl::new(task::processors().len(), group.cap_pages(), Instant::now());
         Self {
             group,
             launcher: std::process::id(),
@@ -137,11 +137,14 @@ impl Sampler {
         self.watches.retain(|_, watch| !watch.gone);
         self.gather();
         let programs = slots.iter().filter(|slot| slot.get(Field::Keeps) == 0).count();
-        let reserve = self.start_reserve.pages(self.group.setup().cap_pages, programs, is_inquired);
+        let reserve = self.start_reserve.pages(self.group.cap_pages(), programs, is_inquired);
         self.group.reserve_for_starts(reserve);
         self.ask(&slots);
         if is_inquired {
             self.group.answer_as_launcher(inquiry);
+        }
+        if let Some(load) = &mut self.load {
+            load.set_total(self.group.cap_pages());
         }
         self.control_load(&slots);
         let waited = Waited {
@@ -358,7 +361,7 @@ impl Sampler {
 
 /// Returns the processes that hold the most unmanaged memory, while the cap is passed.
 fn holders(group: Group, now: Pages, unmanaged: &Unmanaged) -> Vec<Holder> {
-    if now.total <= group.setup().cap_pages {
+    if now.total <= group.cap_pages() {
         return Vec::new();
     }
     let slots = group.live().map(|slot| (slot.known_as() as u32, Pages::of(slot).unmanaged, false));

@@ -40,7 +40,7 @@ impl Strict {
         now: Pages,
         processes: impl FnOnce() -> Vec<u32>,
     ) -> Option<Passed> {
-        let cap = group.setup().cap_pages;
+        let cap = group.cap_pages();
         if !is_passed(now.total * PAGE, cap) {
             *self = Self::default();
             return None;

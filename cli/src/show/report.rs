@@ -28,8 +28,9 @@ pub(crate) struct Report {
     pub(crate) elapsed: Duration,
     /// User and system seconds of the processes that have ended; known to the launcher.
     pub(crate) cpu: Option<(f64, f64)>,
-    /// The cap, in pages.
+    /// The cap, in pages, and how often it was changed while the run went on.
     pub(crate) cap_pages: u64,
+    pub(crate) cap_changes: u64,
     /// Counters, memory and disk at this time.
     pub(crate) now: Gathered,
     /// The peak of each figure; known to the launcher.
@@ -77,6 +78,7 @@ impl Report {
             "elapsed_s": self.elapsed.as_secs_f64(),
             "cpu_s": self.cpu.map(|(user, system)| json!({ "user": user, "system": system })),
             "cap_bytes": self.cap_pages * PAGE,
+            "cap_changes": self.cap_changes,
             "counters": counters,
             "zswap": self.now.zswap(),
             "swap_file": self.now.swap_file(),

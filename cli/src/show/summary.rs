@@ -81,7 +81,8 @@ impl Report {
     /// Says whether the cap held, and how much was needed.
     fn cap_line(&self, passed: bool) -> String {
         let (total, cap) = (self.most.held_bytes().div_ceil(PAGE), self.cap_pages);
-        let of = show_bytes(cap * PAGE);
+        let set = if self.cap_changes > 0 { ", set while the run went on," } else { "" };
+        let of = format!("{}{set}", show_bytes(cap * PAGE));
         let held = match self.most.counted {
             None => show_bytes(total * PAGE),
             Some(Counted { looks, .. }) => format!(

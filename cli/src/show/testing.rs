@@ -23,6 +23,7 @@ pub(crate) fn report(group: &Group, peak: Pages) -> Report {
         elapsed: Duration::from_millis(33_100),
         cpu: None,
         cap_pages: 64_000,
+        cap_changes: 0,
         now,
         peak: Some(peak),
         most: Most { pages: peak, ..Most::default() },

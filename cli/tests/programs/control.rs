@@ -1,6 +1,7 @@
 //! Settings that change while a run goes on.
 
 use crate::common::*;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -38,6 +39,25 @@ fn the_pool_works_otherwise_while_a_run_goes_on() {
     assert!(code == Some(2) && said.contains("zpool: cannot be set"), "{said}");
     assert!(set(&[]).1.contains("shrinker=decay\n"));
     run.end().succeeds();
+}
+
+/// The report at its end speaks of the last cap alone.
+#[test]
+fn the_cap_changes_while_a_program_runs() {
+    let _turn = turn();
+    let job = house().join("tests/programs/resized.py");
+    let stats = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("resized-{}.json", std::process::id()));
+    for mask in ["", "move"] {
+        let options = ["--stats", stats.to_str().unwrap()];
+        start(pagetide("160M", mask, &options, &[&python(), job.to_str().unwrap(), PAGETIDE]))
+            .end()
+            .succeeds();
+        let report: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
+        let told = ["cap_bytes", "cap_changes", "cap_held"].map(|name| report[name].to_string());
+        assert_eq!(told, [(400 << 20).to_string(), "6".to_owned(), "true".to_owned()]);
+    }
+    std::fs::remove_file(stats).unwrap();
 }
 
 #[test]

@@ -60,6 +60,18 @@ fn stat_shows_a_live_run_that_swaps() {
     let table = Command::new(PAGETIDE).args(["stat", &pid]).output().unwrap();
     let table = String::from_utf8(table.stdout).unwrap();
     assert!(table.contains(&format!("run {pid}")) && table.contains("cap 48 MiB"), "{table}");
+    let listed = Command::new(PAGETIDE).args(["ps", "--json"]).output().unwrap();
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let found = listed.as_array().unwrap().iter().find(|found| found["pid"] == pid.parse::<u64>().unwrap());
+    let found = found.unwrap_or_else(|| panic!("{pid} is not listed: {listed}"));
+    assert_eq!((&found["cap_bytes"], &found["command"][1]), (&(48 << 20).into(), &"--mib".into()));
+    assert!(found["used_bytes"].as_u64() > Some(0) && found["stalled_s"].as_f64() > Some(0.0), "{found}");
+    let table = Command::new(PAGETIDE).arg("ps").output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(
+        table.lines().any(|line| line.trim_start().starts_with(&pid) && line.contains("48 MiB")),
+        "{table}"
+    );
     run.end().succeeds();
 }
 

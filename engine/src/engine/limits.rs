@@ -66,8 +66,8 @@ impl Watermarks {
         self.high.load(Relaxed)
     }
 
-    fn share(&self, processes: usize) {
-        let Limits { low, high, .. } = self.limits;
+    fn share(&self, cap_pages: u64, processes: usize) {
+        let Limits { low, high, .. } = Limits::for_cap(cap_pages);
         // Each of many processes keeps less free: together they would keep all there is.
         let share = |pages: i64| (pages / processes.max(1) as i64).max(pages.min(FREE_MIN));
         self.low.store(share(low), Relaxed);
@@ -81,9 +81,9 @@ impl<M: Memory> Engine<M> {
         Limits { low: self.watermarks.low(), high: self.watermarks.high(), ..self.watermarks.limits }
     }
 
-    /// Sets how many processes share the cap.
-    pub fn set_sharers(&self, processes: usize) {
-        self.watermarks.share(processes);
+    /// Sets the cap, in pages, and how many processes share it. The number of slots stays as it was at the start.
+    pub fn share_cap(&self, cap_pages: u64, processes: usize) {
+        self.watermarks.share(cap_pages, processes);
     }
 
     /// Returns whether reclaim should run.

@@ -33,7 +33,7 @@ impl Group {
     /// Asks processes that hold more than an equal share to give back `pages` pages in all, the largest first.
     /// `for_whom` is not asked. Returns whether there is any such process.
     pub fn ask(&self, for_whom: ProcessSlot, pages: i64) -> bool {
-        let share = (self.setup.cap_pages / self.live().count().max(1) as u64) as i64;
+        let share = (self.cap_pages() / self.live().count().max(1) as u64) as i64;
         let richest = self
             .others(for_whom)
             .filter(|slot| slot.granted() > share)

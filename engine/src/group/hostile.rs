@@ -56,6 +56,8 @@ fn call_all(group: &Group, slot: ProcessSlot, number: u64) {
     slot.set_resting(number.is_multiple_of(2));
     Counter::ALL.iter().for_each(|&counter| slot.counters().add(counter, number));
     group.follow_swapoff(slot, |_, state| state);
+    let _ = (group.cap_pages(), group.cap_changes());
+    group.change_cap(few);
     group.change_knobs(|knobs| knobs.max_pool_percent = 30);
 }
 

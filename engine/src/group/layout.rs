@@ -26,7 +26,9 @@ const _: () = assert!(SLOT_HEADER_WORDS + COUNTER_WORDS + latency::WORDS <= SLOT
 pub(super) enum Header {
     Magic,
     Version,
+    /// The cap, and how often it has been changed.
     CapPages,
+    CapChanges,
     PoolPercent,
     Switches,
     Zpool,

@@ -75,7 +75,7 @@ impl Group {
             (spared - charged.max(0)).max(spared / 2) + slot.debt() / 2
         };
         let uncharged: i64 = without.map(uncharged).sum();
-        self.setup.cap_pages as i64 / UNCHARGED_PART - uncharged
+        self.cap_pages() as i64 / UNCHARGED_PART - uncharged
     }
 
     /// Takes `pages` if at least `reserve` remain. Returns whether it did.
@@ -119,7 +119,7 @@ impl Group {
 
     /// Returns the number of pages that are asked of the group at a time: 1/64 of the cap, 1 MiB at most.
     pub fn step(&self) -> i64 {
-        (self.setup.cap_pages as i64 / 64).min(256)
+        (self.cap_pages() as i64 / 64).min(256)
     }
 
     /// Returns a number that changes whenever pages are given back.

@@ -20,7 +20,7 @@ pub const VERSION: u64 = 20;
 /// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Setup {
-    /// The cap, in pages.
+    /// The cap at the start of the run, in pages.
     pub cap_pages: u64,
     /// The settings that may change while the run goes on, as they are at its start.
     pub knobs: Knobs,
@@ -195,6 +195,32 @@ impl Group {
     /// Returns the settings that the run was told at its start.
     pub fn setup(&self) -> Setup {
         self.setup
+    }
+
+    /// Returns the cap, in pages, as it is now.
+    pub fn cap_pages(&self) -> u64 {
+        self.header[Header::CapPages as usize].load(Acquire).clamp(1, PAGES_MAX as u64)
+    }
+
+    /// Returns how often the cap was changed while the run went on.
+    pub fn cap_changes(&self) -> u64 {
+        self.header[Header::CapChanges as usize].load(Acquire)
+    }
+
+    /// Changes the cap. What is in memory above it is asked back by the launcher, at its next sample.
+    pub fn change_cap(&self, pages: u64) {
+        let pages = pages.clamp(1, PAGES_MAX as u64);
+        let before = self.header[Header::CapPages as usize].swap(pages, AcqRel).clamp(1, PAGES_MAX as u64);
+        if pages == before {
+            return;
+        }
+        self.header[Header::CapChanges as usize].fetch_add(1, AcqRel);
+        if pages > before {
+            self.give((pages - before) as i64)
+        } else {
+            self.take_anyway((before - pages) as i64)
+        }
+        self.live().for_each(|slot| slot.ring());
     }
 
     /// Returns the settings that may change while the run goes on, as they are now.

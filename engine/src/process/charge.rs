@@ -44,14 +44,14 @@ impl Process {
         }
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
-        let reserve = (self.group.setup().cap_pages as i64 / 16).max(ASLEEP_RESERVE);
+        let reserve = (self.group.cap_pages() as i64 / 16).max(ASLEEP_RESERVE);
         let small = slot.granted().max(0) + wanted <= SMALL;
         // An engine that starts takes over what is granted by then: no grant comes between.
         phase.begin_call();
         let armed = runtime.get().is_some();
         // For one that is so small that an engine would take more than it could give, from others if need be; unless
         // those small ones are so many that others have not given for a while.
-        let most = self.group.setup().cap_pages as i64 / SMALL_PART;
+        let most = self.group.cap_pages() as i64 / SMALL_PART;
         let granted = !armed && (self.group.take(wanted, reserve) || small && self.group.take(wanted, -most));
         if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);

@@ -43,7 +43,7 @@ impl Process {
             locked(slot) + rest + RESERVE
         };
         let all: u64 = self.group.live().map(of).sum();
-        group + launcher + self.group.shared_pages() + all + self.group.setup().cap_pages / FREE_PART
+        group + launcher + self.group.shared_pages() + all + self.group.cap_pages() / FREE_PART
     }
 
     /// Reserves `pages` more locked pages. Returns false, and changes nothing, if the cap does not allow them.
@@ -54,7 +54,7 @@ impl Process {
         }
         let word = self.generation().slot.word(Field::Locked);
         word.fetch_add(pages, AcqRel);
-        let fits = self.fixed() <= self.group.setup().cap_pages;
+        let fits = self.fixed() <= self.group.cap_pages();
         if !fits {
             word.fetch_sub(pages, AcqRel);
         }
@@ -63,7 +63,7 @@ impl Process {
 
     /// Returns whether `pages` more pages that are not managed may be locked. They count as soon as they are there.
     pub fn may_lock_unmanaged(&self, pages: u64) -> bool {
-        self.fixed() + pages <= self.group.setup().cap_pages
+        self.fixed() + pages <= self.group.cap_pages()
     }
 
     /// Has unmanaged memory counted that has just come.

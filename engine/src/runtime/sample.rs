@@ -119,8 +119,9 @@ impl Runtime {
         let processes = self.group.live().count().max(1) as u64;
         // Those without an engine keep nothing free.
         let armed = self.group.live().filter(|slot| slot.get(Field::Armed) != 0).count();
-        self.engine.set_sharers(armed);
-        let grant = self.slot.granted().max((setup.cap_pages / processes) as i64);
+        let cap = self.group.cap_pages();
+        self.engine.share_cap(cap, armed);
+        let grant = self.slot.granted().max((cap / processes) as i64);
         let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;

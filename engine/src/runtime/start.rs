@@ -216,7 +216,7 @@ impl Runtime {
             StartMode::Forked(parent) => inherit(parent, &group, slot),
             StartMode::None => (new_swap(&group, slot)?, Sharing::default()),
         };
-        let limits = Limits::for_cap(setup.cap_pages);
+        let limits = Limits::for_cap(group.cap_pages());
         let trace = open_trace(&group, slot);
         let slots = Kernel::slots(limits.slots()).map_err(|error| StartError::Resources(error.into()))?;
         let engine = Engine::new(Parts {
@@ -403,12 +403,12 @@ fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartE
         reclaim: setup.reclaim,
         readahead: setup.readahead,
         page_cluster: setup.page_cluster,
-        cap_pages: setup.cap_pages,
+        cap_pages: group.cap_pages(),
     };
     // Where address space is limited the pool has to do with a part of it.
     let most = pagetide_sys::mapping::room() / 4;
     let spans = Spans::new(
-        (setup.cap_pages as usize * PAGE_SIZE).min(most / 2),
+        (group.cap_pages() as usize * PAGE_SIZE).min(most / 2),
         &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
     )
     .map_err(|error| StartError::Resources(error.into()))?;
