@@ -134,7 +134,7 @@ def scout(case, options):
         fill = case.fill_value(runs[opponent.name][0])
         last = runs[opponent.name][-1]
         progress(
-            f"{case.name}: {opponent.name:<22} {show_quartiles(values, digits_of(case))} {case.unit}, "
+            f"{case.name}: {opponent.name:<22} {show_quartiles(values, digits_of(case.unit))} {case.unit}, "
             f"CPU {last.cpu_seconds:.1f} s, wall {last.wall_seconds:.1f} s (stolen {last.stolen_seconds:.1f}), Z {last.swap_used_peak_bytes // MIB} MiB"
             + (f", fill {fill:.0f} ns/page" if fill else "")
         )
@@ -145,8 +145,9 @@ def scout(case, options):
     return runs, best
 
 
-def digits_of(case):
-    return 0 if case.arguments else 1
+def digits_of(unit):
+    """Digits behind the point that say something in this unit."""
+    return {"ns/page": 0, "ms/transaction": 3}.get(unit, 1)
 
 
 def pairs(case, opponent, options):
@@ -157,7 +158,8 @@ def pairs(case, opponent, options):
         cap_bytes = options.limit + kernel[-1].swap_used_peak_bytes
         ours.append(our_run(case, opponent, cap_bytes, options))
         left, right = case.value(kernel[-1]), case.value(ours[-1])
-        progress(f"{case.name}: pair {number + 1}: kernel {left:.1f}, ours {right:.1f} {case.unit}, ratio {left / right:.2f}")
+        digits = digits_of(case.unit)
+        progress(f"{case.name}: pair {number + 1}: kernel {left:.{digits}f}, ours {right:.{digits}f} {case.unit}, ratio {left / right:.2f}")
     return kernel, ours
 
 
@@ -193,7 +195,7 @@ def values_of(case, runs):
 
 
 def table_row(result):
-    digits = 0 if result["unit"] == "ns/page" else 1
+    digits = digits_of(result["unit"])
 
     def show(arm, name, digits):
         return show_quartiles(result[arm][name], digits) if result[arm][name] else "–"
