@@ -13,6 +13,7 @@ use crate::run::setup::Resources;
 use crate::run::statfile::{Stage, StatFile};
 use crate::sampler::strict::{Passed, Strict};
 use crate::sampler::{INTERVAL, Sampler};
+use crate::show::notices::Notices;
 use crate::show::report::Report;
 use crate::show::summary::Line;
 use crate::units::{PAGE, show_bytes};
@@ -23,6 +24,7 @@ use pagetide_swap::frontier::Frontier;
 use pagetide_sys::procfs::{Identity, Stat};
 use pagetide_sys::task::say;
 use rustix::process::{Pid, WaitOptions, WaitStatus, getpid};
+use std::io::IsTerminal;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -52,6 +54,7 @@ pub(crate) struct Launcher<'a> {
     keeper: KeeperHandle,
     /// Whether it has ended.
     lost_keeper: bool,
+    notices: Notices,
 }
 
 /// A run that is being ended.
@@ -99,6 +102,10 @@ impl<'a> Launcher<'a> {
             _socket: None,
             keeper: keeper.handle(),
             lost_keeper: false,
+            notices: Notices::new(
+                Verbosity::of(args) >= Verbosity::Normal && std::io::stderr().is_terminal(),
+                now,
+            ),
         };
         // After signals are blocked: the thread of the server inherits the mask.
         if let Some(server) = server {
@@ -212,6 +219,10 @@ impl<'a> Launcher<'a> {
         self.look_at_swap(SwapFile::look);
         let stalled = self.sampler.sample();
         self.tell_news();
+        let (group, seen) = (self.resources.group, self.sampler.now());
+        if let Some(line) = self.notices.look(now, std::process::id(), group.cap_pages(), &seen) {
+            say(&line);
+        }
         if stalled && self.ending.is_none() {
             let window = self.args.max_stall.unwrap_or_default();
             say(&format!(

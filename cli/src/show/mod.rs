@@ -1,5 +1,6 @@
 //! Output about a run, for people and for programs.
 
+pub(crate) mod notices;
 pub(crate) mod ps;
 pub(crate) mod report;
 pub(crate) mod stat;
