@@ -10,6 +10,7 @@ mod disk;
 mod doctor;
 mod dump;
 mod failure;
+mod handout_server;
 mod keeper;
 mod machine;
 mod out;

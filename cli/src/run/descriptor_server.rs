@@ -4,10 +4,8 @@
 //! A process that has given up its privileges, or is in another root, has no access to `/proc/LAUNCHER/fd`. It asks
 //! at a socket ([`pagetide_sys::handout`]). The kernel names the process that connected; it gets descriptors if it
 //! descends from the launcher, to which orphans of the run come back. Others get nothing, and no secret is needed.
-//!
-//! The server is a thread that waits at `poll` only. A peer that sends nothing, or never reads, takes one of a
-//! limited number of connections, of which each process may have some.
 
+use crate::handout_server::{Giver, Server};
 use crate::keeper::link::KeeperLink;
 use crate::processes::tree;
 use pagetide_sys::handout::{self, Address, Thing};
@@ -16,20 +14,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use std::collections::HashMap;
 use std::fs;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-/// The most open connections, and the most of one process.
-const CONNECTIONS_MAX: usize = 64;
-const OF_ONE_MAX: usize = 4;
-/// Connections accepted in a row before open ones are served again.
-const ACCEPTED_MAX: usize = 16;
-/// Pause when no descriptor is left for another connection.
-const PAUSE: Duration = Duration::from_millis(10);
 const STACK: usize = 256 << 10;
 
 /// Sockets of a server that does not run yet. Their path is removed on drop.
@@ -61,13 +50,11 @@ pub(crate) struct Descriptors {
     pub(crate) trace: Option<OwnedFd>,
 }
 
-/// A connected process.
+/// A connected process of the run.
 #[derive(Debug)]
-struct Connection {
-    socket: OwnedFd,
+struct Member {
     pid: u32,
     process: OwnedFd,
-    answered: bool,
 }
 
 impl DescriptorServer {
@@ -114,80 +101,39 @@ impl DescriptorServer {
     pub(crate) fn start(self, descriptors: Descriptors, keeper: KeeperLink) -> Option<SocketDirectory> {
         let Self { listeners, place, .. } = self;
         let launcher = std::process::id();
-        let serve = move || Server { descriptors, keeper, launcher, open: Vec::new() }.serve(&listeners);
+        let giver = RunGiver { descriptors, keeper, launcher };
+        let serve = move || Server::new(giver).serve(&listeners);
         let thread = std::thread::Builder::new().name("pagetide-handout".into()).stack_size(STACK);
         // Without the thread the sockets are closed, and connections to them fail.
         thread.spawn(serve).ok().and(place)
     }
 }
 
-struct Server {
+/// Gives to the processes that descend from the launcher.
+struct RunGiver {
     descriptors: Descriptors,
     keeper: KeeperLink,
     launcher: u32,
-    open: Vec<Connection>,
 }
 
-impl Server {
-    fn serve(mut self, listeners: &[OwnedFd]) {
-        loop {
-            let ready: Vec<bool> = {
-                let sockets = listeners.iter().chain(self.open.iter().map(|open| &open.socket));
-                let mut polled: Vec<_> = sockets.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-                if poll(&mut polled, None).is_err() {
-                    continue;
-                }
-                polled.iter().map(|polled| !polled.revents().is_empty()).collect()
-            };
-            let (called, spoke) = ready.split_at(listeners.len());
-            let mut spoke = spoke.iter();
-            let Self { descriptors, keeper, open, .. } = &mut self;
-            open.retain_mut(|open| {
-                !spoke.next().is_some_and(|&spoke| spoke) || open.goes_on(descriptors, keeper)
-            });
-            for (listener, _) in listeners.iter().zip(called).filter(|&(_, &called)| called) {
-                self.accept(listener);
-            }
-        }
+impl Giver for RunGiver {
+    type Peer = Member;
+
+    fn admit(&self, socket: &OwnedFd) -> Option<(u32, Member)> {
+        self.member(socket).map(|member| (member.pid, member))
     }
 
-    fn accept(&mut self, listener: &OwnedFd) {
-        for _ in 0..ACCEPTED_MAX {
-            match handout::accept(listener) {
-                Ok(socket) => self.admit(socket),
-                Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => return,
-                // No descriptor is left.
-                Err(_) if self.open.is_empty() => return std::thread::sleep(PAUSE),
-                Err(_) => self.drop_one(),
-            }
+    fn give(&mut self, thing: Thing, to: &Member) -> Result<OwnedFd, Errno> {
+        match thing {
+            Thing::Keeper => self.keeper.connect(to.pid),
+            _ => self.descriptors.give(thing, to),
         }
     }
+}
 
-    /// Keeps a connection of a process of the run.
-    fn admit(&mut self, socket: OwnedFd) {
-        let Some((pid, process)) = self.member(&socket) else { return };
-        if self.open.iter().filter(|open| open.pid == pid).count() >= OF_ONE_MAX {
-            return;
-        }
-        if self.open.len() >= CONNECTIONS_MAX {
-            self.drop_one();
-        }
-        self.open.push(Connection { socket, pid, process, answered: false });
-    }
-
-    /// Makes room: the process with the most connections loses its oldest.
-    fn drop_one(&mut self) {
-        let mut counts = HashMap::<u32, usize>::new();
-        self.open.iter().for_each(|open| *counts.entry(open.pid).or_default() += 1);
-        let oldest =
-            self.open.iter().enumerate().max_by_key(|(nth, open)| (counts[&open.pid], usize::MAX - nth));
-        if let Some((nth, _)) = oldest {
-            self.open.remove(nth);
-        }
-    }
-
+impl RunGiver {
     /// Returns the process that connected, if it is of the run.
-    fn member(&self, socket: &OwnedFd) -> Option<(u32, OwnedFd)> {
+    fn member(&self, socket: &OwnedFd) -> Option<Member> {
         let pid = handout::peer_pid(socket)?;
         let process = handout::peer_pidfd(socket).or_else(|_| {
             // Before Linux 6.5.
@@ -195,39 +141,19 @@ impl Server {
         });
         let process = process.ok()?;
         // If it still lives, the pid was its own all the while.
-        (tree::descends(pid, self.launcher) && lives(&process)).then_some((pid, process))
-    }
-}
-
-impl Connection {
-    /// Answers a request. Returns false if the connection is done.
-    fn goes_on(&mut self, descriptors: &Descriptors, keeper: &mut KeeperLink) -> bool {
-        match handout::asked(&self.socket) {
-            Ok(thing) if !self.answered => {
-                self.answered = true;
-                let given = match thing {
-                    Thing::Keeper => keeper.connect(self.pid),
-                    _ => descriptors.give(thing, self),
-                };
-                let given = given.as_ref().map(AsFd::as_fd).map_err(|&error| error);
-                handout::answer(&self.socket, given).is_ok()
-            }
-            Err(Errno::AGAIN | Errno::INTR) => true,
-            // The peer has closed, failed, or asks a second time.
-            _ => false,
-        }
+        (tree::descends(pid, self.launcher) && lives(&process)).then_some(Member { pid, process })
     }
 }
 
 impl Descriptors {
     /// Opens a file anew, so that it shares neither position nor flags with others.
-    fn give(&self, thing: Thing, to: &Connection) -> Result<OwnedFd, Errno> {
+    fn give(&self, thing: Thing, to: &Member) -> Result<OwnedFd, Errno> {
         let open = |path: &str, flags| rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty());
         let again = |file: &Option<OwnedFd>, flags| {
             let number = file.as_ref().ok_or(Errno::NOENT)?.as_raw_fd();
             open(&format!("/proc/self/fd/{number}"), flags)
         };
-        let of = |to: &Connection, name: &str| {
+        let of = |to: &Member, name: &str| {
             let file = open(&format!("/proc/{}/{name}", to.pid), OFlags::RDONLY)?;
             // Else the pid may be another process's by now.
             if lives(&to.process) { Ok(file) } else { Err(Errno::SRCH) }
@@ -262,11 +188,10 @@ mod tests {
     fn strangers_get_nothing() {
         let descriptor_server = DescriptorServer::new().unwrap();
         let (_fd, zero) = (0, fs::File::open("/dev/zero").unwrap());
-        let server = Server {
+        let giver = RunGiver {
             descriptors: Descriptors { group: zero.into(), swap: None, trace: None },
             keeper: KeeperLink::none(),
             launcher: std::process::id(),
-            open: Vec::new(),
         };
         // This process is no descendant of itself; nor is whoever is dead.
         handout::remember(descriptor_server.address().clone(), std::process::id());
@@ -278,7 +203,7 @@ mod tests {
                 break socket;
             }
         };
-        assert!(server.member(&socket).is_none());
+        assert!(giver.member(&socket).is_none());
         drop(socket);
         assert!(asker.join().unwrap().is_err());
         let child = Command::new("true").spawn().unwrap();
