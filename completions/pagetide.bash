@@ -16,6 +16,9 @@ _pagetide() {
             ",$1")
                 cmd="pagetide"
                 ;;
+            pagetide,broker)
+                cmd="pagetide__subcmd__broker"
+                ;;
             pagetide,doctor)
                 cmd="pagetide__subcmd__doctor"
                 ;;
@@ -34,6 +37,9 @@ _pagetide() {
             pagetide,set)
                 cmd="pagetide__subcmd__set"
                 ;;
+            pagetide,setup)
+                cmd="pagetide__subcmd__setup"
+                ;;
             pagetide,stat)
                 cmd="pagetide__subcmd__stat"
                 ;;
@@ -50,7 +56,7 @@ _pagetide() {
 
     case "${cmd}" in
         pagetide)
-            opts="-h -V --help --version run ps stat dump set swapoff swapon replay doctor"
+            opts="-h -V --help --version run ps stat dump set swapoff swapon replay doctor setup broker"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -63,8 +69,41 @@ _pagetide() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        pagetide__subcmd__broker)
+            opts="-h --socket --group --anyone --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --socket)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                --group)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         pagetide__subcmd__doctor)
-            opts="-h --swap-dir --json --help"
+            opts="-h --swap-dir --json --fix --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -267,6 +306,24 @@ _pagetide() {
             fi
             case "${prev}" in
                 --pid)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        pagetide__subcmd__setup)
+            opts="-h --user --undo --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --user)
                     COMPREPLY=($(compgen -f "${cur}"))
                     return 0
                     ;;

@@ -35,6 +35,8 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapoff" -d 'Take
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapon" -d 'Use the swap file of a run again'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "replay" -d 'Replay a trace: what would have happened in other memory, or by other rules'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "doctor" -d 'Say what this machine and this user can do, and what would mend the rest'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "setup" -d 'Give users of this machine permission for userfaultfd, once'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "broker" -d 'Hand /dev/userfaultfd to members of a group'
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -s m -l memory -d 'Cap on the memory of all processes of the run [default: 80%]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats -d 'Write statistics to FILE as JSON' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats-interval -d 'Write the statistics every TIME' -r
@@ -101,4 +103,12 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l json -d 'Pr
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l swap-dir -d 'Where a swap file would lie [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l json -d 'Print JSON'
+complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l fix -d 'Mend what a command can mend, after asking'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c pagetide -n "__fish_pagetide_using_subcommand setup" -l user -d 'A user who is to have permission; may be repeated [default: who called sudo]' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand setup" -l undo -d 'Remove what setup has made'
+complete -c pagetide -n "__fish_pagetide_using_subcommand setup" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c pagetide -n "__fish_pagetide_using_subcommand broker" -l socket -d 'Where to listen [default: $PAGETIDE_BROKER, or /run/pagetide/broker.socket]' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand broker" -l group -d 'The group whose members get the device' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand broker" -l anyone -d 'Give the device to whoever reaches the socket'
+complete -c pagetide -n "__fish_pagetide_using_subcommand broker" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -87,6 +87,9 @@ PARTS = (
     Part("forks", 15, "families of processes, five rounds, and a fan of children at 0.6 of its memory", (
         BUILD, *((*PROGRAMS, "forks::", "told_to_rest"),) * 5, RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--only", "fork-fan"))),
     Part("containers", 10, "containers, namespaces and disks that fill, five rounds", (BUILD, *((*PROGRAMS, "containers::", "disk::"),) * 5)),
+    Part("manifests", 1, "deploy/ against Kubernetes' schemas (needs the network: kubernetes-validate of PyPI)", (
+        ("python3", "-m", "venv", "target/manifests"), ("target/manifests/bin/pip", "install", "--quiet", "kubernetes-validate"),
+        ("target/manifests/bin/kubernetes-validate", "--strict", "deploy/kubernetes/broker.yaml", "deploy/kubernetes/job.yaml"))),
     Part("release", 12, "all programs and the launcher, as users have them built", (RELEASE, cargo("test --release -p pagetide-cli"))),
     Part("cpython", 25, "CPython's own tests in a quarter of their memory (needs libpython3.11-testsuite)", (
         RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--factor", "0.25", "--timeout", "400", *(word for name in CPYTHON for word in ("--only", f"cpython-{name}"))))),

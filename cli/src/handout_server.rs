@@ -4,7 +4,7 @@
 //! takes one of a limited number of connections, of which each party may have some. The loop waits at `poll` only.
 
 use pagetide_sys::handout::{self, Thing};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -53,13 +53,15 @@ impl<G: Giver> Server<G> {
         Self { giver, open: Vec::new() }
     }
 
-    /// Serves, for ever.
-    pub(crate) fn serve(&mut self, listeners: &[OwnedFd]) {
+    /// Serves until nobody has been connected for the time `idle`; without one, for ever.
+    pub(crate) fn serve(&mut self, listeners: &[OwnedFd], idle: Option<Duration>) {
+        let idle = idle.map(|idle| Timespec { tv_sec: idle.as_secs() as i64, tv_nsec: 0 });
         loop {
             let ready: Vec<bool> = {
                 let sockets = listeners.iter().chain(self.open.iter().map(|open| &open.socket));
                 let mut polled: Vec<_> = sockets.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-                match poll(&mut polled, None) {
+                match poll(&mut polled, idle.as_ref().filter(|_| self.open.is_empty())) {
+                    Ok(0) => return,
                     Ok(_) => polled.iter().map(|polled| !polled.revents().is_empty()).collect(),
                     Err(_) => continue,
                 }

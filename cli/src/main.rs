@@ -14,6 +14,7 @@ mod handout_server;
 mod keeper;
 mod machine;
 mod out;
+mod permission;
 mod processes;
 mod replay;
 mod run;
@@ -55,6 +56,8 @@ fn main() -> ExitCode {
         Command::Swapon(args) => control::swapoff::swapon(args),
         Command::Replay(args) => replay::replay(args),
         Command::Doctor(args) => doctor::doctor(args),
+        Command::Setup(args) => permission::setup::setup(args),
+        Command::Broker(args) => permission::broker::broker(args),
     };
     status(result)
 }

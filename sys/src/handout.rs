@@ -7,8 +7,12 @@
 //!
 //! A connection (`SOCK_SEQPACKET`: a message is whole or not there) carries one question and one answer. The socket has
 //! two names: a path, which is found from every network namespace, and an abstract name, which is found from every
-//! root. Who hands out must find out whom it talks to by the socket (`SO_PEERPIDFD`), not by what is said.
+//! root. Who hands out must find out whom it talks to by the socket (`SO_PEERPIDFD`, `SO_PEERCRED`), not by what is said.
+//!
+//! Two hand out: the launcher of a run, to its processes ([`ask`]); and the broker of a machine, to users who may have
+//! `/dev/userfaultfd` ([`Question`]). The broker has a path only.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -19,6 +23,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 const MAGIC: [u8; 8] = *b"pagetide";
 const VERSION: u32 = 1;
@@ -110,19 +115,28 @@ fn socket(flags: SocketFlags) -> Result<OwnedFd, Errno> {
 /// # Errors
 /// ADDRINUSE if a name is taken; another error if a socket cannot be made or bound.
 pub fn listen(address: &Address) -> Result<Vec<OwnedFd>, Errno> {
-    // A queue that is full makes whoever comes wait; it takes nothing.
-    const QUEUE: i32 = 1024;
-    let bind = |name: SocketAddrUnix| {
-        let socket = socket(SocketFlags::NONBLOCK)?;
-        rustix::net::bind(&socket, &name)?;
-        rustix::net::listen(&socket, QUEUE)?;
-        Ok(socket)
-    };
     let names = address.path.as_deref().map(SocketAddrUnix::new).into_iter();
     names
         .chain([SocketAddrUnix::new_abstract_name(address.name.as_bytes())])
-        .map(|name| bind(name?))
+        .map(|name| bind(&name?))
         .collect()
+}
+
+/// A socket that waits for whoever asks at a path.
+///
+/// # Errors
+/// ADDRINUSE if there is a file of that name; NAMETOOLONG; another error if the socket cannot be made or bound.
+pub fn listen_at(path: &Path) -> Result<OwnedFd, Errno> {
+    bind(&SocketAddrUnix::new(path)?)
+}
+
+fn bind(name: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+    // A queue that is full makes whoever comes wait; it takes nothing.
+    const QUEUE: i32 = 1024;
+    let socket = socket(SocketFlags::NONBLOCK)?;
+    rustix::net::bind(&socket, name)?;
+    rustix::net::listen(&socket, QUEUE)?;
+    Ok(socket)
 }
 
 /// Takes the next connection at such a socket, without waiting.
@@ -179,14 +193,54 @@ pub fn remember(address: Address, pid: u32) {
 pub fn ask(thing: Thing) -> Result<OwnedFd, Errno> {
     let (address, pid) = GIVER.get().ok_or(Errno::NOENT)?;
     let connection = connect(address, *pid)?;
+    send_question(&connection, thing)?;
+    receive_answer(&connection)
+}
+
+/// A question put to whoever hands out at a path; it waits for its answer.
+#[derive(Debug)]
+pub struct Question(OwnedFd);
+
+impl Question {
+    /// Connects to whoever hands out at `path`, and asks for `thing`.
+    ///
+    /// # Errors
+    /// NOENT or CONNREFUSED if nobody listens there; ACCESS if this user may not connect; NAMETOOLONG.
+    pub fn ask(path: &Path, thing: Thing) -> Result<Self, Errno> {
+        let connection = socket(SocketFlags::empty())?;
+        let name = SocketAddrUnix::new(path)?;
+        rustix::io::retry_on_intr(|| rustix::net::connect(&connection, &name))?;
+        send_question(&connection, thing)?;
+        Ok(Self(connection))
+    }
+
+    /// Returns whether the answer has come, after waiting for it for at most `timeout`.
+    pub fn is_answered(&self, timeout: Duration) -> bool {
+        let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Waits for the answer.
+    ///
+    /// # Errors
+    /// CONNRESET if whoever hands out has ended or closed the connection; the error that it answers.
+    pub fn answer(self) -> Result<OwnedFd, Errno> {
+        receive_answer(&self.0)
+    }
+}
+
+fn send_question(connection: &OwnedFd, thing: Thing) -> Result<(), Errno> {
     let request = encode(thing.to_bits());
-    rustix::io::retry_on_intr(|| rustix::net::send(&connection, &request, SendFlags::NOSIGNAL))?;
+    rustix::io::retry_on_intr(|| rustix::net::send(connection, &request, SendFlags::NOSIGNAL)).map(drop)
+}
+
+fn receive_answer(connection: &OwnedFd) -> Result<OwnedFd, Errno> {
     let mut bytes = [0; LENGTH + 1];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = rustix::io::retry_on_intr(|| {
         let mut buffers = [IoSliceMut::new(&mut bytes)];
-        rustix::net::recvmsg(&connection, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)
+        rustix::net::recvmsg(connection, &mut buffers, &mut control, RecvFlags::CMSG_CLOEXEC)
     })?;
     match decode(&bytes[..received.bytes.min(LENGTH + 1)]) {
         // It has ended, or says what is none of ours.
@@ -228,6 +282,19 @@ fn connect(address: &Address, pid: u32) -> Result<OwnedFd, Errno> {
 
 /// The pid of whoever is at the other end of a socket, if it is seen here.
 pub fn peer_pid(socket: impl AsFd) -> Option<u32> {
+    peer(socket).ok().map(|credentials| credentials.pid as u32).filter(|&pid| pid > 0)
+}
+
+/// The user of whoever is at the other end of a socket, as it was when it connected, in this user namespace: the
+/// overflow user (65534) if it has none here.
+///
+/// # Errors
+/// NOTSOCK, if `socket` is none.
+pub fn peer_user(socket: impl AsFd) -> Result<u32, Errno> {
+    peer(socket).map(|credentials| credentials.uid)
+}
+
+fn peer(socket: impl AsFd) -> Result<libc::ucred, Errno> {
     use std::os::fd::AsRawFd;
     let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
@@ -243,7 +310,44 @@ pub fn peer_pid(socket: impl AsFd) -> Option<u32> {
             &raw mut length,
         )
     };
-    (result == 0 && credentials.pid > 0).then_some(credentials.pid as u32)
+    if result == 0 { Ok(credentials) } else { Err(crate::mapping::last_errno()) }
+}
+
+/// The sockets that a service manager has opened for this process
+/// ([sd_listen_fds(3)](https://man7.org/linux/man-pages/man3/sd_listen_fds.3.html)): `LISTEN_FDS` descriptors from 3 on,
+/// if `LISTEN_PID` is this process. Returns duplicates, close-on-exec and non-blocking.
+///
+/// # Errors
+/// BADF if a number is none of an open descriptor; NOTSOCK if one is no socket; OPNOTSUPP if one does not listen for
+/// connections that keep messages apart; INVAL if a variable is no number.
+pub fn inherited_listeners() -> Result<Vec<OwnedFd>, Errno> {
+    const FIRST: i32 = 3;
+    const MOST: i32 = 16;
+    let number = |name: &str| match std::env::var(name) {
+        Ok(text) => text.parse::<i32>().map(Some).map_err(|_| Errno::INVAL),
+        Err(_) => Ok(None),
+    };
+    if number("LISTEN_PID")? != Some(std::process::id() as i32) {
+        return Ok(Vec::new());
+    }
+    let count = number("LISTEN_FDS")?.unwrap_or(0);
+    if !(0..=MOST).contains(&count) {
+        return Err(Errno::INVAL);
+    }
+    let duplicate = |number: i32| {
+        // SAFETY: the borrow ends here, and the calls below change nothing of a descriptor that is somebody else's: what is
+        // no listening socket is refused before its flags are set.
+        let inherited = unsafe { BorrowedFd::borrow_raw(number) };
+        if rustix::net::sockopt::socket_type(inherited)? != SocketType::SEQPACKET
+            || !rustix::net::sockopt::socket_acceptconn(inherited)?
+        {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let flags = rustix::fs::fcntl_getfl(inherited)?;
+        rustix::fs::fcntl_setfl(inherited, flags | rustix::fs::OFlags::NONBLOCK)?;
+        rustix::io::fcntl_dupfd_cloexec(inherited, FIRST)
+    };
+    (FIRST..FIRST + count).map(duplicate).collect()
 }
 
 /// A descriptor of the process at the other end of a socket, as it was when it connected.

@@ -146,13 +146,12 @@ impl Uffd {
     /// Opens a userfaultfd with the features `needed`, and those of `wanted` that the kernel has.
     fn open_with(needed: u64, wanted: u64) -> Result<Self, Errno> {
         let [probe, mut this] = Self::open_two()?;
-        let mut arg = ApiArg { api: API, ..ApiArg::default() };
-        probe.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
-        if arg.features & needed != needed {
+        let has = probe.kernel_features()?;
+        if has & needed != needed {
             return Err(Errno::NOSYS);
         }
         // A descriptor takes its features once: the probe is thrown away.
-        let features = arg.features & (needed | wanted);
+        let features = has & (needed | wanted);
         let mut arg = ApiArg { api: API, features, ioctls: 0 };
         this.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
         this.features = features;
@@ -197,14 +196,27 @@ impl Uffd {
         Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) }, features: 0 })
     }
 
+    /// Returns what the kernel has. The descriptor is of no other use then.
+    fn kernel_features(&self) -> Result<u64, Errno> {
+        let mut arg = ApiArg { api: API, ..ApiArg::default() };
+        self.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
+        Ok(arg.features)
+    }
+
     /// Tries each way to a full userfaultfd: the system call, then the device. What the kernel has by that way
     /// (its `UFFD_FEATURE_*`), or why it is closed.
     pub fn probe() -> [Result<u64, Errno>; 2] {
-        [Self::open_by_call(), Self::device().and_then(|device| Self::make(&device))].map(|opened| {
-            let mut arg = ApiArg { api: API, ..ApiArg::default() };
-            opened?.ioctl(iowr(0x3f, size_of::<ApiArg>()), (&raw mut arg).cast())?;
-            Ok(arg.features)
-        })
+        [Self::open_by_call(), Self::device().and_then(|device| Self::make(&device))]
+            .map(|opened| opened?.kernel_features())
+    }
+
+    /// Tries an open descriptor of the device, as [`Uffd::probe`] does. Whoever has one is permitted: the kernel looks at
+    /// the user only when the device is opened.
+    ///
+    /// # Errors
+    /// NOTTY if `device` is something else.
+    pub fn probe_device(device: &OwnedFd) -> Result<u64, Errno> {
+        Self::make(device)?.kernel_features()
     }
 
     /// Returns the features that we use and the kernel has.

@@ -5,11 +5,14 @@ use crate::doctor::finding::{Finding, State};
 use crate::doctor::told::Told;
 use crate::machine::container;
 use crate::machine::limits::Limits;
+use crate::permission::device::ask_broker;
+use crate::permission::remedy::{self, Here};
+use crate::permission::{self};
 use crate::run::library;
 use crate::units::show_bytes;
 use pagetide_device::file;
 use pagetide_sys::pagemap::Pagemap;
-use pagetide_sys::uffd::{DEVICE, FEATURE_MOVE, FEATURE_POISON, FEATURE_WP_ASYNC};
+use pagetide_sys::uffd::{DEVICE, FEATURE_MOVE, FEATURE_POISON, FEATURE_WP_ASYNC, Uffd};
 use pagetide_sys::uring;
 use rustix::io::Errno;
 use std::fs;
@@ -52,10 +55,33 @@ pub(crate) fn library() -> Finding {
     )
 }
 
+/// The ways to a full userfaultfd: what the kernel has by each, or why it is closed.
+pub(crate) struct Ways {
+    /// The system call.
+    pub(crate) call: Result<u64, Errno>,
+    /// The device.
+    pub(crate) device: Result<u64, Errno>,
+    /// The device, from a broker.
+    pub(crate) broker: Result<u64, Errno>,
+}
+
+impl Ways {
+    /// Tries each.
+    pub(crate) fn probe() -> Self {
+        let [call, device] = Uffd::probe();
+        let broker = ask_broker(&permission::socket()).and_then(|device| Uffd::probe_device(&device));
+        Self { call, device, broker }
+    }
+
+    /// Returns what the kernel has, if a way is open.
+    pub(crate) fn features(&self) -> Option<u64> {
+        [self.call, self.device, self.broker].into_iter().find_map(Result::ok)
+    }
+}
+
 /// Checks the ways to a full userfaultfd.
-pub(crate) fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<Finding> {
-    let filtered = told.filtered == Some(true);
-    let [call, device] = probed;
+pub(crate) fn permission(ways: &Ways, here: &Here, told: &Told) -> Vec<Finding> {
+    let Ways { call, device, broker } = ways;
     let call_found = match (call, told.may_trace(), told.sysctl.as_deref()) {
         (Ok(_), Some(true), _) => "open: CAP_SYS_PTRACE".to_owned(),
         (Ok(_), _, Some("1")) => "open: vm.unprivileged_userfaultfd is 1".to_owned(),
@@ -72,15 +98,20 @@ pub(crate) fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<F
         Ok(_) => format!("open: {DEVICE} may be opened"),
         Err(error) => format!("closed: {DEVICE}: {}", explain(*error)),
     };
+    let broker_found = match broker {
+        Ok(_) => format!("open: {} gives {DEVICE}", permission::socket().display()),
+        Err(error) => {
+            let said = remedy::explain_broker(*error).unwrap_or_else(|| "there is none".to_owned());
+            format!("closed: {said}")
+        }
+    };
     let remedy = match (call, device) {
         (Err(Errno::NOSYS), Err(Errno::NOENT)) => {
             "a kernel with CONFIG_USERFAULTFD, or a filter that lets userfaultfd pass".to_owned()
         }
-        (_, Err(Errno::NOENT)) if filtered => "start the container with --device /dev/userfaultfd".to_owned(),
-        (_, Err(Errno::NOENT)) => "as root: sysctl vm.unprivileged_userfaultfd=1".to_owned(),
-        _ => format!("as root: chmod o+rw {DEVICE}"),
+        _ => here.remedies().first().map_or_else(String::new, |way| way.line.clone()),
     };
-    let any = call.is_ok() || device.is_ok();
+    let any = call.is_ok() || device.is_ok() || broker.is_ok();
     let state = if any { State::Good } else { State::Fatal };
     let found = if any { "a full userfaultfd can be had" } else { "no way to a full userfaultfd is open" };
     vec![
@@ -89,6 +120,8 @@ pub(crate) fn permission(probed: &[Result<u64, Errno>; 2], told: &Told) -> Vec<F
             .or("none, if the device is open", ""),
         Finding::new("userfaultfd: device", State::good_if(device.is_ok()), device_found)
             .or("none, if the system call is open", ""),
+        Finding::new("userfaultfd: broker", State::good_if(broker.is_ok()), broker_found)
+            .or("none, if another way is open", ""),
     ]
 }
 
@@ -197,18 +230,29 @@ pub(crate) fn memory() -> Finding {
 mod tests {
     use super::*;
 
+    fn checked(
+        call: Result<u64, Errno>,
+        device: Result<u64, Errno>,
+        broker: Result<u64, Errno>,
+    ) -> Vec<Finding> {
+        let here = Here::look(Errno::NOENT);
+        permission(&Ways { call, device, broker }, &here, &Told::default())
+    }
+
     #[test]
     fn one_open_way_is_enough_and_none_is_fatal() {
-        let state = |call, device| permission(&[call, device], &Told::default())[0].state;
-        assert_eq!(state(Ok(0), Err(Errno::NOENT)), State::Good);
-        assert_eq!(state(Err(Errno::PERM), Ok(0)), State::Good);
-        assert_eq!(state(Err(Errno::PERM), Err(Errno::ACCESS)), State::Fatal);
+        let state = |call, device, broker| checked(call, device, broker)[0].state;
+        let (closed, none) = (Err(Errno::PERM), Err(Errno::NOENT));
+        assert_eq!(state(Ok(0), none, none), State::Good);
+        assert_eq!(state(closed, Ok(0), none), State::Good);
+        assert_eq!(state(closed, Err(Errno::ACCESS), Ok(0)), State::Good);
+        assert_eq!(state(closed, Err(Errno::ACCESS), Err(Errno::ACCESS)), State::Fatal);
     }
 
     #[test]
     fn the_remedy_fits_what_is_closed() {
-        let remedy = |call, device| permission(&[Err(call), Err(device)], &Told::default())[0].remedy.clone();
-        assert!(remedy(Errno::PERM, Errno::ACCESS).contains("chmod o+rw /dev/userfaultfd"));
+        let remedy = |call, device| checked(Err(call), Err(device), Err(Errno::NOENT))[0].remedy.clone();
+        assert!(!remedy(Errno::PERM, Errno::ACCESS).is_empty());
         assert!(remedy(Errno::NOSYS, Errno::NOENT).contains("CONFIG_USERFAULTFD"));
     }
 
@@ -232,7 +276,9 @@ mod tests {
     #[test]
     fn what_nobody_tells_is_not_invented() {
         let untold = Told::default();
-        let found = |call| permission(&[call, Err(Errno::NOENT)], &untold)[1].found.clone();
+        let here = Here::look(Errno::NOENT);
+        let ways = |call| Ways { call, device: Err(Errno::NOENT), broker: Err(Errno::NOENT) };
+        let found = |call| permission(&ways(call), &here, &untold)[1].found.clone();
         assert_eq!(found(Ok(0)), "open; by what: cannot tell: /proc is not mounted");
         let closed = found(Err(Errno::PERM));
         assert_eq!(closed.matches("cannot tell").count(), 3, "{closed}");

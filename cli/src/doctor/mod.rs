@@ -2,15 +2,17 @@
 
 mod checks;
 mod finding;
+mod fix;
 mod told;
 
-use crate::doctor::checks::{kernel, library, memory, permission, proc_is_mounted, storage};
+use crate::doctor::checks::{Ways, kernel, library, memory, permission, proc_is_mounted, storage};
 use crate::doctor::finding::{Finding, State};
 use crate::doctor::told::Told;
 use crate::failure::Failure;
 use crate::out;
+use crate::permission::remedy::Here;
 use pagetide_cli::options::DoctorArgs;
-use pagetide_sys::uffd::Uffd;
+use rustix::io::Errno;
 use serde_json::{Value, json};
 
 /// Exit status: no run is possible here.
@@ -32,11 +34,12 @@ fn text(findings: &[Finding]) -> String {
 
 /// Checks everything and prints the findings. Returns the exit status.
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
-    let probed = Uffd::probe();
-    let features = probed.iter().find_map(|way| way.ok());
+    let ways = Ways::probe();
+    let features = ways.features();
+    let here = Here::look(ways.broker.err().unwrap_or(Errno::NOENT));
     let told = Told::read();
     let mut findings = vec![proc_is_mounted(), library()];
-    findings.extend(permission(&probed, &told));
+    findings.extend(permission(&ways, &here, &told));
     findings.extend(kernel(features, &told));
     findings.extend(storage(args.swap_dir.as_deref(), &told));
     findings.push(memory());
@@ -49,5 +52,8 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
         format!("{}{verdict}\n", text(&findings))
     };
     out::print(&said)?;
+    if args.fix {
+        return fix::fix(&ways, &here, works);
+    }
     Ok(if works { 0 } else { SICK })
 }

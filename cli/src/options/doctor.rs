@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 /// Options of `pagetide doctor`.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "pagetide doctor [--swap-dir DIR] [--json]", after_help = help(super::manual::DOCTOR))]
+#[command(override_usage = "pagetide doctor [--swap-dir DIR] [--json | --fix]", after_help = help(super::manual::DOCTOR))]
 pub struct DoctorArgs {
     /// Where a swap file would lie [default: $TMPDIR, or /var/tmp]
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub swap_dir: Option<PathBuf>,
     /// Print JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "fix")]
     pub json: bool,
+    /// Mend what a command can mend, after asking
+    #[arg(long)]
+    pub fix: bool,
 }

@@ -29,7 +29,8 @@ const GENERAL: &[Section] = &[
         body: Body::Text(&[
             "Pagetide needs a full userfaultfd, one that serves faults from system calls too. One of these gives it: \
              root or CAP_SYS_PTRACE, in every process that is to swap; the sysctl `vm.unprivileged_userfaultfd` set to \
-             1; read and write access to `/dev/userfaultfd` (Linux 6.1). `pagetide doctor` says which of them are there.",
+             1; read and write access to `/dev/userfaultfd` (Linux 6.1); a broker that hands out that device. `pagetide doctor` \
+             says which of them are there, and `sudo pagetide setup` gives permission once and for good.",
             "Linux 5.7 or later, x86-64 and glibc are needed. UFFDIO_POISON (6.6), PAGEMAP_SCAN (6.7) and UFFDIO_MOVE \
              (6.8) are used where they are.",
         ]),
@@ -67,6 +68,7 @@ const GENERAL: &[Section] = &[
                 "If set, a fatal signal brings everything in before it ends the program, beyond the cap, so that its core \
                  dump is whole.",
             ),
+            ("`PAGETIDE_BROKER`", "Path of the broker's socket, if it is not `/run/pagetide/broker.socket`."),
             ("`PAGETIDE_VERBOSE`", "If set, a process that cannot join its run says why."),
             (
                 "`PAGETIDE_LOG`",
@@ -100,8 +102,8 @@ const GENERAL: &[Section] = &[
     },
     see_also(&[
         "`pagetide-run(1)`, `pagetide-stat(1)`, `pagetide-dump(1)`, `pagetide-set(1)`, `pagetide-swapoff(1)`, \
-         `pagetide-swapon(1)`, `pagetide-replay(1)`, `pagetide-doctor(1)`, `userfaultfd(2)`, `mremap(2)`, `cgroups(7)`, \
-         `ld.so(8)`",
+         `pagetide-swapon(1)`, `pagetide-replay(1)`, `pagetide-doctor(1)`, `pagetide-setup(1)`, `pagetide-broker(1)`, \
+         `userfaultfd(2)`, `mremap(2)`, `cgroups(7)`, `ld.so(8)`",
     ]),
 ];
 
@@ -263,9 +265,48 @@ pub(super) const DOCTOR: &[Section] = &[
     exit_status(&[
         ("0", "A run is possible here."),
         ("1", "No run is possible here."),
-        ("125", "Wrong usage."),
+        ("125", "Wrong usage, or `--fix` could not mend it."),
     ]),
-    see_also(&["`pagetide(1)`"]),
+    see_also(&["`pagetide(1)`, `pagetide-setup(1)`"]),
+];
+
+/// The sections of `pagetide-setup(1)`.
+pub(super) const SETUP: &[Section] = &[
+    Section {
+        title: "Files",
+        in_help: false,
+        body: Body::Terms(&[
+            ("`/etc/udev/rules.d/60-pagetide.rules`", "Gives `/dev/userfaultfd` to the group, at each boot."),
+            (
+                "`/etc/systemd/system/pagetide-broker.socket`, `pagetide-broker.service`",
+                "Have systemd start the broker when somebody asks.",
+            ),
+            (
+                "`/usr/local/lib/pagetide/pagetide`",
+                "A copy of this program for the broker, made if the program lies where another user than root may change it.",
+            ),
+        ]),
+    },
+    exit_status(&[
+        ("0", "All of it is there; or, with `--undo`, gone."),
+        ("125", "Wrong usage, not root, or a step failed: which one is said."),
+    ]),
+    examples(&[
+        ("sudo pagetide setup", "Permission for yourself:"),
+        ("sudo pagetide setup --user ada --user grace", "For others:"),
+        ("sudo pagetide setup --undo", "As it was before:"),
+    ]),
+    see_also(&["`pagetide(1)`, `pagetide-broker(1)`, `pagetide-doctor(1)`, `udev(7)`, `systemd.socket(5)`"]),
+];
+
+/// The sections of `pagetide-broker(1)`.
+pub(super) const BROKER: &[Section] = &[
+    exit_status(&[
+        ("0", "A broker that the service manager started: nobody has come for a minute."),
+        ("125", "Wrong usage, the device cannot be opened, or the socket cannot be made."),
+    ]),
+    examples(&[("pagetide broker", "Without systemd, as root:")]),
+    see_also(&["`pagetide(1)`, `pagetide-setup(1)`, `unix(7)`, `sd_listen_fds(3)`"]),
 ];
 
 /// Returns the sections of the manual page of a command, of `pagetide` itself by that name.
@@ -280,6 +321,8 @@ pub fn sections(command: &str) -> Vec<Section> {
         "swapon" => SWAPON,
         "replay" => REPLAY,
         "doctor" => DOCTOR,
+        "setup" => SETUP,
+        "broker" => BROKER,
         _ => {
             let (see_also, general) = GENERAL.split_last().expect("it has sections");
             return [general, EXAMPLES, &[*see_also]].concat();

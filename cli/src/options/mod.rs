@@ -1,5 +1,6 @@
 //! Commands and options, told once.
 
+mod broker;
 pub mod choices;
 mod doctor;
 mod dump;
@@ -11,10 +12,12 @@ mod rules;
 mod run;
 pub mod section;
 pub mod set;
+mod setup;
 pub mod size;
 mod stat;
 mod swap_file;
 
+pub use broker::BrokerArgs;
 pub use doctor::DoctorArgs;
 pub use dump::DumpArgs;
 pub use ps::PsArgs;
@@ -22,6 +25,7 @@ pub use replay::ReplayArgs;
 pub use rules::RuleArgs;
 pub use run::RunArgs;
 pub use set::SetArgs;
+pub use setup::SetupArgs;
 pub use stat::StatArgs;
 pub use swap_file::{SwapoffArgs, SwaponArgs};
 
@@ -102,4 +106,14 @@ pub enum Command {
     /// Says what this machine, this user and this container give, what it costs that something is missing, and what
     /// mends it. What cannot be told is `unknown`.
     Doctor(DoctorArgs),
+    /// Give users of this machine permission for userfaultfd, once
+    ///
+    /// Makes the group `pagetide`, a udev rule that gives it `/dev/userfaultfd`, and a broker that hands the device to its
+    /// members at once, before they have logged in again. To be run by root.
+    Setup(SetupArgs),
+    /// Hand /dev/userfaultfd to members of a group
+    ///
+    /// Waits at a socket; `pagetide run` asks there if it may not open the device itself. What it gives is the device and
+    /// nothing else. `pagetide setup` has systemd start it when somebody asks.
+    Broker(BrokerArgs),
 }

@@ -48,6 +48,8 @@ pub(crate) struct Descriptors {
     pub(crate) swap: Option<OwnedFd>,
     /// The trace, if there is one.
     pub(crate) trace: Option<OwnedFd>,
+    /// The device that makes userfaultfds, if the broker gave it.
+    pub(crate) device: Option<OwnedFd>,
 }
 
 /// A connected process of the run.
@@ -102,7 +104,7 @@ impl DescriptorServer {
         let Self { listeners, place, .. } = self;
         let launcher = std::process::id();
         let giver = RunGiver { descriptors, keeper, launcher };
-        let serve = move || Server::new(giver).serve(&listeners);
+        let serve = move || Server::new(giver).serve(&listeners, None);
         let thread = std::thread::Builder::new().name("pagetide-handout".into()).stack_size(STACK);
         // Without the thread the sockets are closed, and connections to them fail.
         thread.spawn(serve).ok().and(place)
@@ -166,7 +168,10 @@ impl Descriptors {
                 other => other,
             },
             Thing::Trace => again(&self.trace, OFlags::WRONLY | OFlags::APPEND),
-            Thing::Userfaultfd => open(DEVICE, OFlags::RDWR),
+            Thing::Userfaultfd => match &self.device {
+                Some(device) => rustix::io::fcntl_dupfd_cloexec(device, 0),
+                None => open(DEVICE, OFlags::RDWR),
+            },
             Thing::Pagemap => of(to, "pagemap"),
             Thing::Maps => of(to, "maps"),
             Thing::Keeper => Err(Errno::NOENT),
@@ -189,7 +194,7 @@ mod tests {
         let descriptor_server = DescriptorServer::new().unwrap();
         let (_fd, zero) = (0, fs::File::open("/dev/zero").unwrap());
         let giver = RunGiver {
-            descriptors: Descriptors { group: zero.into(), swap: None, trace: None },
+            descriptors: Descriptors { group: zero.into(), swap: None, trace: None, device: None },
             keeper: KeeperLink::none(),
             launcher: std::process::id(),
         };

@@ -12,8 +12,9 @@ pub(crate) mod statfile;
 use crate::dump::Log;
 use crate::failure::Failure;
 use crate::keeper::link::KeeperLink;
+use crate::permission::device;
 use crate::run::descriptor_server::DescriptorServer;
-use crate::run::environment::{explain_userfaultfd, injection, mask_from_environment};
+use crate::run::environment::{injection, mask_from_environment};
 use crate::run::launcher::Launcher;
 use crate::run::setup::Resources;
 use crate::verbosity::Verbosity;
@@ -21,7 +22,6 @@ use pagetide::group::ENVIRONMENT;
 use pagetide::mask::Mask;
 use pagetide::ticket;
 use pagetide_cli::options::RunArgs;
-use pagetide_sys::uffd::Uffd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -34,10 +34,10 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let library = library::find()?;
     let (mask, injection) = (mask_from_environment()?, injection()?);
     let log = Log::from_environment()?;
-    Uffd::open().map_err(explain_userfaultfd)?;
-
     let verbosity = Verbosity::of(args);
-    let resources = Resources::create(args, mask, injection, verbosity)?;
+    let device = device::obtain(verbosity)?;
+
+    let resources = Resources::create(args, mask, injection, device, verbosity)?;
     log.begin(&resources.group);
     resources.tell(args, verbosity);
     verbosity.detail(&format!("preloading {}", library.display()));

@@ -38,6 +38,8 @@ pub(crate) struct Resources {
     pub(crate) swap: Option<SwapFile>,
     /// The trace, if there is one.
     pub(crate) trace: Option<File>,
+    /// The device that makes userfaultfds, if the broker gave it: processes that start later need it, too.
+    pub(crate) device: Option<OwnedFd>,
 }
 
 impl Resources {
@@ -46,6 +48,7 @@ impl Resources {
         args: &RunArgs,
         mask: Mask,
         injection: Plan,
+        device: Option<OwnedFd>,
         verbosity: Verbosity,
     ) -> Result<Self, String> {
         let memory = memory(args, verbosity)?;
@@ -71,7 +74,7 @@ impl Resources {
         if let Some(swap) = &mut swap {
             look_first(swap, group, verbosity);
         }
-        Ok(Self { setup, group, group_fd, swap, trace })
+        Ok(Self { setup, group, group_fd, swap, trace, device })
     }
 
     /// Says what the setup is, if verbose.
@@ -107,6 +110,7 @@ impl Resources {
             group: clone(self.group_fd.as_fd())?,
             swap: self.swap.as_ref().map(|swap| clone(swap.fd.as_fd())).transpose()?,
             trace: self.trace.as_ref().map(|trace| clone(trace.as_fd())).transpose()?,
+            device: self.device.as_ref().map(|device| clone(device.as_fd())).transpose()?,
         })
     }
 }

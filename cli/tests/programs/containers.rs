@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 /// Where everybody may read the program, and everybody may write into `volume`.
-struct Image(PathBuf);
+pub(crate) struct Image(PathBuf);
 
 impl Image {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let image = Self(PathBuf::from(format!("/var/tmp/pagetide-{name}-{}", std::process::id())));
         fs::create_dir_all(image.volume()).unwrap();
         for (path, mode) in [(image.0.clone(), 0o755), (image.volume(), 0o777)] {
@@ -26,15 +26,25 @@ impl Image {
         image
     }
 
-    fn volume(&self) -> PathBuf {
+    pub(crate) fn volume(&self) -> PathBuf {
         self.0.join("volume")
     }
 
+    pub(crate) fn program(&self) -> PathBuf {
+        self.0.join("pagetide")
+    }
+
     /// Runs `pagetide` in a container.
-    fn pagetide(&self, options: &[&str], arguments: &[&str]) -> Output {
+    pub(crate) fn pagetide(&self, options: &[&str], arguments: &[&str]) -> Output {
+        self.pagetide_beside("", options, arguments)
+    }
+
+    /// The same, with the socket of a broker.
+    pub(crate) fn pagetide_beside(&self, broker: &str, options: &[&str], arguments: &[&str]) -> Output {
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/container.py");
         let mut command = Command::new("/usr/bin/python3");
-        command.arg(script).args(options).arg("--").arg(self.0.join("pagetide")).args(arguments);
+        command.arg(script).args(options).arg("--").arg(self.program()).args(arguments);
+        command.env("PAGETIDE_BROKER", broker);
         let output = command.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!said.contains("container.py: "), "the container cannot be made: {said}");
@@ -51,11 +61,11 @@ impl Drop for Image {
 /// Several times the cap, read again, also by a child, in a process that is not to be dumped.
 const JOB: &str = include_str!("../../../tests/jobs/undumpable.py");
 
-fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {
+pub(crate) fn run<'a>(options: &[&'a str]) -> Vec<&'a str> {
     [&["run", "--memory", "40M"], options, &["--", "/usr/bin/python3", "-c", JOB]].concat()
 }
 
-fn finding(doctor: &Output, name: &str) -> (String, String) {
+pub(crate) fn finding(doctor: &Output, name: &str) -> (String, String) {
     let said: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
     let found = said["findings"].as_array().unwrap().iter().find(|finding| finding["name"] == name).unwrap();
     let text = |key: &str| found[key].as_str().unwrap().to_owned();

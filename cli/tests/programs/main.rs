@@ -18,6 +18,7 @@ mod forks;
 mod limits;
 mod loader;
 mod mappings;
+mod permission;
 mod pins;
 mod privileges;
 mod reports;
