@@ -47,18 +47,17 @@ docs:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
     python3 bench/programs.py --table
 
-# Make the archive of a release: of a clean commit whose version the changelog names, and whose tests pass.
-release:
+# Install below PREFIX: program, library, manual pages, completions.
+install prefix="/usr/local":
+    make build
+    make install PREFIX={{ prefix }}
+
+# Make what is given to users: of a clean commit whose version the changelog names, and whose tests pass (scripts/release).
+release *options:
     #!/usr/bin/env bash
     set -euo pipefail
     version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
     if [ -n "$(git status --porcelain)" ]; then echo 'release: the working tree has changes: commit them' >&2; exit 1; fi
     if ! grep -qF "## [$version]" CHANGELOG.md; then echo "release: CHANGELOG.md has no section [$version]" >&2; exit 1; fi
     .ci/run
-    cargo build --profile dist --workspace --locked
-    name=pagetide-$version-{{ host }}
-    rm -rf "target/$name"
-    mkdir -p "target/$name"
-    cp target/dist/pagetide target/dist/libpagetide_preload.so README.md CHANGELOG.md LICENSE* "target/$name"
-    tar -C target -cJf "target/$name.tar.xz" "$name"
-    sha256sum "target/$name.tar.xz"
+    scripts/release {{ options }}

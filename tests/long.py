@@ -83,13 +83,15 @@ PARTS = (
     Part("calls", 21, "tests/fuzz.py: random calls of programs, twenty minutes", (BUILD, ("python3", "tests/fuzz.py", "--seconds", "1200"))),
     Part("integrity", 12, "tests/shared.py: eight processes that share memory, by each kind of it and each way out", (BUILD, ("python3", "tests/shared.py", "integrity"))),
     Part("soak", 22, "tests/shared.py: processes with shared and private memory, killed now and then, and in the end their keeper", (BUILD, ("python3", "tests/shared.py", "soak"))),
-    Part("busy", 25, "tests under memory pressure beside eight spinning processes, six rounds", (("tests/busy.sh", "6", "8"),)),
+    Part("busy", 25, "tests under memory pressure beside eight spinning processes, five rounds", (("tests/busy.sh", "5", "8"),)),
     Part("forks", 15, "families of processes, five rounds, and a fan of children at 0.6 of its memory", (
         BUILD, *((*PROGRAMS, "forks::", "told_to_rest"),) * 5, RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--only", "fork-fan"))),
     Part("containers", 10, "containers, namespaces and disks that fill, five rounds", (BUILD, *((*PROGRAMS, "containers::", "disk::"),) * 5)),
     Part("manifests", 1, "deploy/ against Kubernetes' schemas (needs the network: kubernetes-validate of PyPI)", (
         ("python3", "-m", "venv", "target/manifests"), ("target/manifests/bin/pip", "install", "--quiet", "kubernetes-validate"),
         ("target/manifests/bin/kubernetes-validate", "--strict", "deploy/kubernetes/broker.yaml", "deploy/kubernetes/job.yaml"))),
+    Part("packages", 15, "what scripts/release makes, each thing installed in fresh Debians 11 and 12 (needs debootstrap)", (
+        ("scripts/release",), ("tests/packages.sh", "dist")), needs=("debootstrap",)),
     Part("release", 12, "all programs and the launcher, as users have them built", (RELEASE, cargo("test --release -p pagetide-cli"))),
     Part("cpython", 25, "CPython's own tests in a quarter of their memory (needs libpython3.11-testsuite)", (
         RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--factor", "0.25", "--timeout", "400", *(word for name in CPYTHON for word in ("--only", f"cpython-{name}"))))),
