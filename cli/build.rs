@@ -26,7 +26,9 @@ fn build(house: &Path, out: &Path) -> PathBuf {
         .current_dir(house)
         .args(["build", "--package", "pagetide-preload", "--profile", PROFILE, "--target", &triple])
         .arg("--target-dir")
-        .arg(&target);
+        .arg(&target)
+        // Where builds share a folder for what lies between, this build holds its lock.
+        .env("CARGO_BUILD_BUILD_DIR", &target);
     if house.join("Cargo.lock").exists() {
         command.arg("--locked");
     }
