@@ -43,7 +43,7 @@ const GENERAL: &[Section] = &[
                 "`libpagetide_preload.so`",
                 "The library that is preloaded, of the same version. It lies beside `pagetide` or in \
                  `../lib/pagetide/` from there. Where it is in neither place `pagetide` writes the one that it carries to \
-                 `pagetide/` in `$XDG_CACHE_HOME`, `/var/cache` (for root), `~/.cache` or `$XDG_RUNTIME_DIR`.",
+                 `pagetide/` in `/var/cache` (for root), `$XDG_CACHE_HOME`, `~/.cache` or `$XDG_RUNTIME_DIR`.",
             ),
             (
                 "The swap file",

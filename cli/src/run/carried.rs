@@ -43,14 +43,15 @@ pub(super) fn place(library: &[u8]) -> Result<PathBuf, String> {
     ))
 }
 
-/// Returns the folders that may be used, the best first: what the user names, what all users can read, what is his own.
+/// Returns the folders that may be used, the best first: for root what all users can read; what the user names; what is his
+/// own. A root whose environment is another user's is safe in the first.
 fn folders(is_root: bool, variable: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let set = |name: &str| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let named = set("XDG_CACHE_HOME").map(|cache| cache.join("pagetide"));
     let for_all = is_root.then(|| FOR_ALL.into());
     let home = set("HOME").map(|home| home.join(".cache/pagetide"));
     let while_logged_in = set("XDG_RUNTIME_DIR").map(|folder| folder.join("pagetide"));
-    [named, for_all, home, while_logged_in].into_iter().flatten().collect()
+    [for_all, named, home, while_logged_in].into_iter().flatten().collect()
 }
 
 fn place_in(folder: &Path, library: &[u8]) -> Result<PathBuf, String> {
@@ -58,6 +59,7 @@ fn place_in(folder: &Path, library: &[u8]) -> Result<PathBuf, String> {
         return Err("LD_PRELOAD cannot name a path with a space or a colon".to_owned());
     }
     let explain = |error: io::Error| error.to_string();
+    let existed = folder.exists();
     fs::DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(explain)?;
     // As a link it could come to name another one after this look.
     let found = fs::symlink_metadata(folder).map_err(explain)?;
@@ -65,6 +67,11 @@ fn place_in(folder: &Path, library: &[u8]) -> Result<PathBuf, String> {
         return Err("is no folder".to_owned());
     }
     check_owner(&found)?;
+    // Whatever the umask is, or was: a program may become a user who reads it as any other does.
+    if found.mode() & FOLDER_MODE != FOLDER_MODE && (!existed || found.uid() == own_user()) {
+        fs::set_permissions(folder, fs::Permissions::from_mode(FOLDER_MODE)).map_err(explain)?;
+    }
+    check_way(folder)?;
     let mounted = rustix::fs::statvfs(folder).map_err(|error| explain(error.into()))?;
     if mounted.f_flag.contains(StatVfsMountFlags::NOEXEC) {
         return Err("is mounted noexec, so no program can load a library from it".to_owned());
@@ -88,12 +95,32 @@ fn place_in(folder: &Path, library: &[u8]) -> Result<PathBuf, String> {
 
 /// Checks that a file or folder is this user's, or root's, and that no other may write to it.
 fn check_owner(found: &fs::Metadata) -> Result<(), String> {
-    let own = rustix::process::geteuid().as_raw();
-    if ![0, own].contains(&found.uid()) {
+    if ![0, own_user()].contains(&found.uid()) {
         return Err(format!("belongs to user {}", found.uid()));
     }
     if found.mode() & OTHERS_WRITE != 0 {
         return Err(format!("others may write there (mode {:o})", found.mode() & 0o7777));
+    }
+    Ok(())
+}
+
+fn own_user() -> u32 {
+    rustix::process::geteuid().as_raw()
+}
+
+/// Checks that nobody else can put another folder in its place: its path stays in LD_PRELOAD for the whole run.
+fn check_way(folder: &Path) -> Result<(), String> {
+    const STICKY: u32 = 0o1000;
+    let explain = |error: io::Error| error.to_string();
+    let real = folder.canonicalize().map_err(explain)?;
+    for above in real.ancestors().skip(1) {
+        let found = fs::metadata(above).map_err(explain)?;
+        let is_own = [0, own_user()].contains(&found.uid());
+        // A group of the user's own number is his alone, by the custom of most distributions.
+        let others = if found.gid() == own_user() { 0o002 } else { OTHERS_WRITE };
+        if !is_own || found.mode() & others != 0 && found.mode() & STICKY == 0 {
+            return Err(format!("others may change {}", above.display()));
+        }
     }
     Ok(())
 }
@@ -205,6 +232,24 @@ mod tests {
     }
 
     #[test]
+    fn a_folder_that_others_could_put_another_in_the_place_of_is_refused() {
+        let scratch = Scratch::new("way");
+        let above = scratch.0.join("above");
+        let folder = above.join("pagetide");
+        fs::create_dir_all(&folder).unwrap();
+        let allow = |mode| fs::set_permissions(&above, fs::Permissions::from_mode(mode)).unwrap();
+        for (mode, is_safe) in [(0o755, true), (0o757, false), (0o1777, true), (0o700, true)] {
+            allow(mode);
+            let placed = place_in(&folder, b"library");
+            assert_eq!(placed.is_ok(), is_safe, "{mode:o}: {placed:?}");
+        }
+        // A folder that a narrow umask made is opened: programs may become other users.
+        fs::set_permissions(&folder, fs::Permissions::from_mode(0o700)).unwrap();
+        place_in(&folder, b"library").unwrap();
+        assert_eq!(mode(&folder), 0o755);
+    }
+
+    #[test]
     fn a_folder_of_others_or_in_which_others_write_is_refused() {
         let scratch = Scratch::new("refused");
         let folder = scratch.0.join("pagetide");
@@ -235,7 +280,9 @@ mod tests {
         assert_eq!(paths(false, &home), ["/home/a/.cache/pagetide", "/run/user/7/pagetide"]);
         assert_eq!(paths(true, &home[..1]), ["/var/cache/pagetide", "/home/a/.cache/pagetide"]);
         let named = [("HOME", "/home/a"), ("XDG_CACHE_HOME", "/c")];
-        assert_eq!(paths(true, &named), ["/c/pagetide", "/var/cache/pagetide", "/home/a/.cache/pagetide"]);
+        let all = ["/var/cache/pagetide", "/c/pagetide", "/home/a/.cache/pagetide"];
+        assert_eq!(paths(true, &named), all, "whose environment may be another user's");
+        assert_eq!(paths(false, &named), all[1..]);
         assert_eq!(paths(false, &[("HOME", "here"), ("XDG_CACHE_HOME", "")]), [""; 0]);
     }
 }
