@@ -14,6 +14,12 @@ pub fn is_counted(start: usize, end: usize) -> bool {
     COUNTED.iter().any(|(from, to)| from.load(Relaxed) < end && start < to.load(Relaxed))
 }
 
+/// Returns the memory of this machine, in bytes.
+pub fn machine_bytes() -> usize {
+    let told = rustix::system::sysinfo();
+    (told.totalram as usize).saturating_mul(told.mem_unit as usize)
+}
+
 /// Address space that this process may still take: by RLIMIT_AS, and by what the kernel has left to promise where it
 /// promises no more than it has (`vm.overcommit_memory` 2). `usize::MAX` where nothing limits it. Allocates nothing.
 pub fn room() -> usize {

@@ -36,15 +36,17 @@ pub struct Span {
 }
 
 impl Spans {
-    /// Reserves address space for `bytes` of spans of each size. A size is some pages.
+    /// Reserves address space for `bytes` of spans of each size. A size is some pages. The first `expected` bytes that are
+    /// given back take no memory for the list of what is free.
     ///
     /// # Errors
     /// NOMEM if there is not so much address space.
-    pub fn new(bytes: usize, sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
+    pub fn new(bytes: usize, expected: usize, sizes: &[usize]) -> Result<Self, rustix::io::Errno> {
         let area = |&span: &usize| {
             let count = bytes / span;
             let memory = Reservation::small_pages(count * span, span)?.counted();
-            let free = Free { ids: Vec::with_capacity(count), used: 0, count: count as u32 };
+            let free =
+                Free { ids: Vec::with_capacity(count.min(expected / span)), used: 0, count: count as u32 };
             Ok(Area { memory, span, free: Mutex::new(free) })
         };
         let areas = sizes.iter().map(area).collect::<Result<_, rustix::io::Errno>>()?;

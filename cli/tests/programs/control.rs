@@ -41,6 +41,15 @@ fn the_pool_works_otherwise_while_a_run_goes_on() {
     run.end().succeeds();
 }
 
+/// A pool for which address space was set aside under the smaller cap could not take it.
+#[test]
+fn a_raised_cap_is_the_pools_too() {
+    let _turn = turn();
+    let job = house().join("tests/programs/grown.py");
+    let command = [&*python(), job.to_str().unwrap(), PAGETIDE];
+    start(pagetide("64M", "", &["--no-disk", "--max-pool-percent", "90"], &command)).end().succeeds();
+}
+
 /// The report at its end speaks of the last cap alone.
 #[test]
 fn the_cap_changes_while_a_program_runs() {

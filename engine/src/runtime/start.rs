@@ -405,13 +405,11 @@ fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartE
         page_cluster: setup.page_cluster,
         cap_pages: group.cap_pages(),
     };
-    // Where address space is limited the pool has to do with a part of it.
-    let most = pagetide_sys::mapping::room() / 4;
-    let spans = Spans::new(
-        (group.cap_pages() as usize * PAGE_SIZE).min(most / 2),
-        &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE],
-    )
-    .map_err(|error| StartError::Resources(error.into()))?;
+    // For any cap that the run may come to have; where address space is limited the pool has to do with a part of it.
+    let bytes = pagetide_sys::mapping::machine_bytes().min(pagetide_sys::mapping::room() / 8);
+    let expected = group.cap_pages() as usize * PAGE_SIZE;
+    let spans = Spans::new(bytes, expected, &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE])
+        .map_err(|error| StartError::Resources(error.into()))?;
     let [a, b, ..] = pagetide_sys::random::words();
     let keys = Keys {
         hash: HashKey::new(pagetide_sys::random::words()),
