@@ -87,6 +87,11 @@ impl Exact {
         Self { cpu_budget: CpuBudget::new(SHARE, now), counted: None }
     }
 
+    /// Forgets what was found.
+    pub(crate) fn forget(&mut self) {
+        self.counted = None;
+    }
+
     /// Looks at a run, unless the budget is spent: `look` returns the shares of its processes. Returns the bytes that it
     /// found.
     pub(crate) fn look(

@@ -5,7 +5,7 @@ use crate::machine::limits::Limits;
 use crate::out;
 use crate::processes::runs::{Purpose, Run};
 use crate::run::setup::MEMORY_MIN;
-use crate::units::{PAGE, show_bytes};
+use crate::units::PAGE;
 use pagetide::group::{Group, Knobs};
 use pagetide_cli::options::SetArgs;
 use pagetide_cli::options::choices::{PERCENT, POOL_PERCENT, Shrinker, choice, name};
@@ -86,11 +86,8 @@ fn parse_memory(text: &str) -> Result<u64, String> {
         share => share.bytes(Limits::read()?.whole()),
     };
     if memory < MEMORY_MIN {
-        return Err(format!(
-            "{} is too little; it takes {} at least",
-            show_bytes(memory),
-            show_bytes(MEMORY_MIN)
-        ));
+        let [given, least] = [memory, MEMORY_MIN].map(show_memory);
+        return Err(format!("{given} is too little; it takes {least} at least"));
     }
     // A whole number of pages.
     Ok(memory / PAGE * PAGE)
@@ -180,7 +177,8 @@ mod tests {
             ("max_pool_percent=91", "from 1 to 90"),
             ("accept_threshold_percent=x", "from 1 to 100"),
             ("shrinker=lru", "second-chance"),
-            ("memory=15M", "15 MiB is too little; it takes 16 MiB at least"),
+            ("memory=15M", "15M is too little; it takes 16M at least"),
+            ("memory=16777215", "16383K is too little"),
             ("memory=much", "512M"),
             ("zpool=zbud", "zpool: cannot be set"),
         ] {

@@ -1,14 +1,25 @@
 //! Peaks of a run, kept from sample to sample.
 
 use crate::accounts::cap::is_passed;
-use crate::accounts::exact::{self, Counted, Exact};
+use crate::accounts::exact::{self, Exact};
 use crate::accounts::gathered::Gathered;
 use crate::accounts::most::{Holder, Most};
 use crate::accounts::pages::Pages;
 use crate::processes::tree;
 use crate::units::PAGE;
 use pagetide::group::Group;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+/// Memory that does not fall for this long stays: the lowered cap does not hold.
+const STAYS: Duration = Duration::from_secs(1);
+
+/// Memory on its way down to a cap that was lowered.
+#[derive(Clone, Copy, Debug)]
+struct Settling {
+    /// The least that was held meanwhile, in bytes, and since when.
+    least: u64,
+    since: Instant,
+}
 
 /// Peaks of a run.
 #[derive(Debug)]
@@ -23,8 +34,18 @@ pub(crate) struct Peaks {
     exact: Exact,
     /// The cap at the last sample, in pages.
     cap: Option<u64>,
-    /// Whether the cap was lowered and memory has not come down to it yet.
-    settles: bool,
+    /// After the cap was lowered, until memory has come down to it or stays above it.
+    settling: Option<Settling>,
+}
+
+impl Settling {
+    /// Returns its state after a look at which so much was held; `None` if it has not become less for a while.
+    fn goes_on(self, held: u64, now: Instant) -> Option<Self> {
+        match held < self.least {
+            true => Some(Self { least: held, since: now }),
+            false => (now.duration_since(self.since) < STAYS).then_some(self),
+        }
+    }
 }
 
 impl Peaks {
@@ -37,7 +58,7 @@ impl Peaks {
             stored: 0,
             exact: Exact::new(now),
             cap: None,
-            settles: false,
+            settling: None,
         }
     }
 
@@ -59,21 +80,22 @@ impl Peaks {
         }
         let is_above = |bytes| is_passed(bytes, group.cap_pages());
         let bytes = now.pages.total * PAGE;
+        if self.settling.is_some() {
+            // What was counted before says nothing about this cap.
+            self.exact.forget();
+        }
         let mut held = bytes;
         // A single process shares nothing.
         if is_above(bytes) && group.live().nth(1).is_some() {
             let look = || exact::shares(tree::descendants(launcher), Some(&group));
             held = self.exact.look(Instant::now(), group.own_pages().1, look).unwrap_or(bytes);
         }
-        if self.settles && is_above(held) {
+        if let Some(settling) = self.settling.take() {
             // If it stays so, that is what is told of this cap.
-            let counted = (held != bytes).then_some(Counted { bytes: held, looks: 1 });
-            self.most = Most { pages: now.pages, holders: holders(), counted, within: 0 };
-            return;
-        }
-        if std::mem::take(&mut self.settles) {
             self.most = Most::default();
-            self.exact = Exact::new(Instant::now());
+            if is_above(held) {
+                self.settling = settling.goes_on(held, Instant::now());
+            }
         }
         if now.pages.total > self.most.pages.total {
             self.most = Most { pages: now.pages, holders: holders(), ..self.most };
@@ -88,7 +110,9 @@ impl Peaks {
     /// Begins anew with a cap that was changed: what was held before says nothing about it.
     fn follow(&mut self, cap: u64) {
         let Some(before) = self.cap.replace(cap).filter(|&before| before != cap) else { return };
-        self.settles |= cap < before;
+        if cap < before {
+            self.settling = Some(Settling { least: u64::MAX, since: Instant::now() });
+        }
         self.most = Most::default();
         self.exact = Exact::new(Instant::now());
     }
@@ -124,5 +148,47 @@ mod tests {
         assert_eq!(take(700), (700, 900), "it has passed the cap again");
         group.change_cap(2000);
         assert_eq!(take(650), (650, 900));
+    }
+
+    #[test]
+    fn memory_that_does_not_come_down_is_told() {
+        let start = Instant::now();
+        let after = |seconds| start + Duration::from_secs(seconds);
+        let settling = Settling { least: u64::MAX, since: start };
+        let falls = settling.goes_on(900, after(5)).unwrap().goes_on(800, after(20)).unwrap();
+        assert!(falls.goes_on(850, after(20)).is_some(), "a moment is no reason");
+        assert!(falls.goes_on(800, after(22)).is_none(), "it stays");
+        let (_fd, group) = group(1000);
+        let mut peaks = Peaks::new(start);
+        let take = |peaks: &mut Peaks, pages| {
+            peaks.take(group, std::process::id(), &holding(&group, pages), Vec::new);
+            peaks.most.pages.total
+        };
+        take(&mut peaks, 900);
+        group.change_cap(500);
+        take(&mut peaks, 800);
+        let Settling { least, since } = peaks.settling.unwrap();
+        peaks.settling = Some(Settling { least, since: since - STAYS });
+        assert_eq!(take(&mut peaks, 800), 800);
+        // Its processes end: that they held it is no less true.
+        assert_eq!(take(&mut peaks, 10), 800);
+    }
+
+    #[test]
+    fn what_was_counted_when_memory_has_come_down_stays_counted() {
+        let (_fd, group) = group(1000);
+        let claim = |pid| {
+            group.claim(pagetide_sys::procfs::Identity { pid, ..pagetide_sys::procfs::Identity::own() })
+        };
+        let _two = [1, 2].map(|pid| claim(pid).unwrap());
+        let mut peaks = Peaks::new(Instant::now());
+        // This launcher has no descendants: each exact look finds nothing, whatever the upper bound.
+        let nobody = u32::MAX;
+        let mut take = |pages| peaks.take(group, nobody, &holding(&group, pages), Vec::new);
+        take(900);
+        group.change_cap(500);
+        take(790);
+        take(300);
+        assert!(!is_passed(peaks.most.held_bytes(), 500), "{:?}", peaks.most);
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! The sampler's sum is an upper bound: it has pages that a fork left shared once for each process. So the decision
 //! takes two exact looks. After the first one every process is asked for the excess. The second one decides, when
-//! all that were asked have given it or have nothing to give.
+//! all that were asked have given it or have nothing to give. What those hold that cannot be asked is no reason to end a
+//! run as long as it would bring the run below its cap.
 
 use crate::accounts::cap::is_passed;
 use crate::accounts::exact;
@@ -63,6 +64,10 @@ impl Strict {
             ask(group, bytes.div_ceil(PAGE) - cap);
             return None;
         }
+        if could_come_from_the_unasked(group, bytes.div_ceil(PAGE) - cap) {
+            *self = Self { asked: false, pause: PAUSE };
+            return None;
+        }
         let (pid, most) = shares.into_iter().max_by_key(|(_, bytes)| *bytes)?;
         Some(Passed { bytes, most: (pid, tree::name(pid), most) })
     }
@@ -70,6 +75,13 @@ impl Strict {
 
 fn listeners(group: &Group) -> impl Iterator<Item = ProcessSlot> {
     group.live().filter(|slot| slot.get(Field::Listens) != 0)
+}
+
+/// Returns whether processes that cannot be asked have been handed out that many pages: small ones, whose engine has not
+/// started and which nobody wakes. A cap that was lowered can find many of them.
+fn could_come_from_the_unasked(group: &Group, excess: u64) -> bool {
+    let unasked = group.live().filter(|slot| slot.get(Field::Listens) == 0 && slot.get(Field::Armed) == 0);
+    unasked.map(|slot| slot.granted().max(0) as u64).sum::<u64>() >= excess
 }
 
 /// Returns whether a process that listens was asked for pages and has not answered.
@@ -121,6 +133,20 @@ mod tests {
         slot.set(Field::Asked, 0);
         assert_eq!(strict.sample(&group, holding(1), me), None);
         assert_eq!(strict.sample(&group, holding(own), me), None);
+    }
+
+    #[test]
+    fn what_cannot_be_asked_is_no_reason_to_end_a_run_that_it_would_bring_down() {
+        let own = exact::total(&exact::shares(vec![std::process::id()], None), 0) / PAGE;
+        let (_fd, group) = group(own / 2);
+        let slot = group.claim(Identity::own()).unwrap();
+        let decides = |granted| {
+            slot.set(Field::Grant, granted);
+            let mut strict = Strict::default();
+            (0..100).any(|_| strict.sample(&group, holding(own), || vec![std::process::id()]).is_some())
+        };
+        assert!(!decides(own), "it has no engine, and nobody wakes it");
+        assert!(decides(own / 10), "without it the run would hold too much, too");
     }
 
     #[test]
