@@ -25,12 +25,12 @@ pub(crate) fn find() -> Result<PathBuf, String> {
             }
             given
         }
-        None => match beside_the_program()? {
-            Found::At(path) => path,
-            Found::Nowhere(problem) => match carried::LIBRARY {
-                Some(library) => carried::place(library)?,
-                None => return Err(problem),
-            },
+        None => match (beside_the_program()?, carried::LIBRARY) {
+            // One of another build may have been left there.
+            (Found::At(path), Some(library)) if check(&path).is_err() => carried::place(library)?,
+            (Found::At(path), _) => path,
+            (Found::Nowhere(_), Some(library)) => carried::place(library)?,
+            (Found::Nowhere(problem), None) => return Err(problem),
         },
     };
     check(&library).map_err(|problem| match given {
