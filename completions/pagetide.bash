@@ -49,6 +49,9 @@ _pagetide() {
             pagetide,swapon)
                 cmd="pagetide__subcmd__swapon"
                 ;;
+            pagetide,top)
+                cmd="pagetide__subcmd__top"
+                ;;
             *)
                 ;;
         esac
@@ -56,7 +59,7 @@ _pagetide() {
 
     case "${cmd}" in
         pagetide)
-            opts="-h -V --help --version run ps stat dump set swapoff swapon replay doctor setup broker"
+            opts="-h -V --help --version run ps top stat dump set swapoff swapon replay doctor setup broker"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -373,6 +376,24 @@ _pagetide() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        pagetide__subcmd__top)
+            opts="-h --interval --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --interval)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;

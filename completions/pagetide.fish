@@ -28,6 +28,7 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -s h -l help -d 'Print h
 complete -c pagetide -n "__fish_pagetide_needs_command" -s V -l version -d 'Print version'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "run" -d 'Run a program in less memory than it needs'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "ps" -d 'Show the runs of this machine'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "top" -d 'Watch a run on a terminal'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "stat" -d 'Show how a run fares'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "dump" -d 'Show what a run does and waits for, also one that hangs'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "set" -d 'Show or change the cap of a run, and how its pool works, while it goes on'
@@ -72,6 +73,8 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l no-pool -d 'St
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand ps" -l json -d 'Print JSON: an array with an object a run'
 complete -c pagetide -n "__fish_pagetide_using_subcommand ps" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c pagetide -n "__fish_pagetide_using_subcommand top" -l interval -d 'Look every TIME' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand top" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l watch -d 'Repeat every TIME until the run ends' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l json -d 'Print JSON: the object of `run --stats`, with free_bytes and process_list'
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -22,6 +22,7 @@ mod sampler;
 mod show;
 #[cfg(test)]
 mod testing;
+mod top;
 mod units;
 mod verbosity;
 
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
     let result = match &cli.command {
         Command::Run(args) => run::run(args),
         Command::Ps(args) => show::ps::ps(args),
+        Command::Top(args) => top::top(args),
         Command::Stat(args) => show::stat::stat(args),
         Command::Dump(args) => dump::dump(args),
         Command::Set(args) => control::set::set(args),

@@ -32,28 +32,46 @@ impl Settings {
 pub(crate) fn set(args: &SetArgs) -> Result<u8, Failure> {
     let purpose = if args.settings.is_empty() { Purpose::Look } else { Purpose::Change };
     let run = Run::open(args.pid, purpose, "pagetide set --pid PID")?;
-    // All changes are made, or none: they are tried on a copy first.
-    let before = Settings::of(&run.group);
+    change_all(&run.group, &args.settings).map_err(|message| Failure::new(USAGE, message))?;
+    let name = run.name();
+    out::print(&match purpose {
+        Purpose::Look => format!("# {name}\n{}", settings(&run.group)),
+        Purpose::Change => format!("{name}: {}\n", args.settings.join(" ")),
+    })?;
+    Ok(0)
+}
+
+/// Returns the settings of a run, a line `NAME=VALUE` each; the cap is the first.
+pub(crate) fn settings(group: &Group) -> String {
+    show(Settings::of(group))
+}
+
+/// Makes one change, `NAME=VALUE`. Returns what was done, or why it cannot be.
+pub(crate) fn change_one(group: &Group, setting: &str) -> Result<String, String> {
+    change_all(group, &[setting.to_owned()]).map(|()| format!("set {setting}"))
+}
+
+/// Makes all changes, or none: they are tried on a copy first.
+fn change_all(group: &Group, changes: &[String]) -> Result<(), String> {
+    let before = Settings::of(group);
     let mut settings = before;
-    for setting in &args.settings {
-        apply(&mut settings, setting).map_err(|message| Failure::new(USAGE, message))?;
+    for setting in changes {
+        apply(&mut settings, setting)?;
     }
-    run.group.change_knobs(|knobs| {
+    if changes.is_empty() {
+        return Ok(());
+    }
+    group.change_knobs(|knobs| {
         let mut settings = Settings { knobs: *knobs, ..before };
-        for setting in &args.settings {
+        for setting in changes {
             apply(&mut settings, setting).expect("it could be applied above");
         }
         *knobs = settings.knobs;
     });
     if settings.memory != before.memory {
-        run.group.change_cap(settings.memory / PAGE);
+        group.change_cap(settings.memory / PAGE);
     }
-    let name = run.name();
-    out::print(&match purpose {
-        Purpose::Look => format!("# {name}\n{}", show(settings)),
-        Purpose::Change => format!("{name}: {}\n", args.settings.join(" ")),
-    })?;
-    Ok(0)
+    Ok(())
 }
 
 fn apply(settings: &mut Settings, setting: &str) -> Result<(), String> {

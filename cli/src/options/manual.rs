@@ -101,7 +101,7 @@ const GENERAL: &[Section] = &[
         ]),
     },
     see_also(&[
-        "`pagetide-run(1)`, `pagetide-stat(1)`, `pagetide-dump(1)`, `pagetide-set(1)`, `pagetide-swapoff(1)`, \
+        "`pagetide-run(1)`, `pagetide-top(1)`, `pagetide-stat(1)`, `pagetide-dump(1)`, `pagetide-set(1)`, `pagetide-swapoff(1)`, \
          `pagetide-swapon(1)`, `pagetide-replay(1)`, `pagetide-doctor(1)`, `pagetide-setup(1)`, `pagetide-broker(1)`, \
          `userfaultfd(2)`, `mremap(2)`, `cgroups(7)`, `ld.so(8)`",
     ]),
@@ -168,6 +168,34 @@ pub(super) const STAT: &[Section] = &[
 pub(super) const PS: &[Section] = &[
     exit_status(&[("0", "The runs were shown, or there is none."), ("125", "Wrong usage.")]),
     see_also(&["`pagetide(1)`, `pagetide-stat(1)`"]),
+];
+
+/// The sections of `pagetide-top(1)`.
+pub(super) const TOP: &[Section] = &[
+    Section {
+        title: "Keys",
+        in_help: true,
+        body: Body::Terms(&[
+            ("`q`, `Esc`", "Leave."),
+            ("`m`", "Change the cap, after a confirmation."),
+            ("`s`", "Change a setting of `pagetide set`; `Tab` goes to the next one."),
+            ("`?`", "Say what is shown."),
+        ]),
+    },
+    Section {
+        title: "Environment",
+        in_help: false,
+        body: Body::Terms(&[(
+            "`NO_COLOR`",
+            "If set, nothing is coloured. Fillings tell the parts apart in any case.",
+        )]),
+    },
+    exit_status(&[
+        ("0", "The run has ended, or was left."),
+        ("1", "There is no such run, or there are several and none was named."),
+        ("125", "Wrong usage, or standard output is no terminal."),
+    ]),
+    see_also(&["`pagetide(1)`, `pagetide-stat(1)`, `pagetide-set(1)`"]),
 ];
 
 /// The sections of `pagetide-dump(1)`.
@@ -315,6 +343,7 @@ pub fn sections(command: &str) -> Vec<Section> {
         "run" => RUN,
         "ps" => PS,
         "stat" => STAT,
+        "top" => TOP,
         "dump" => DUMP,
         "set" => SET,
         "swapoff" => SWAPOFF,

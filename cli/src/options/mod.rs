@@ -16,6 +16,7 @@ mod setup;
 pub mod size;
 mod stat;
 mod swap_file;
+mod top;
 
 pub use broker::BrokerArgs;
 pub use doctor::DoctorArgs;
@@ -28,6 +29,7 @@ pub use set::SetArgs;
 pub use setup::SetupArgs;
 pub use stat::StatArgs;
 pub use swap_file::{SwapoffArgs, SwaponArgs};
+pub use top::TopArgs;
 
 use section::help;
 
@@ -69,6 +71,12 @@ pub enum Command {
     /// time that threads have waited for pages, in percent of the time since the start: two threads that do nothing else
     /// are 200 %.
     Ps(PsArgs),
+    /// Watch a run on a terminal
+    ///
+    /// Shows what a run has in memory and on disk over time, how fast pages leave and come back, how long its threads wait,
+    /// and its processes; it ends when the run does. `m` and `s` change the cap and other settings. Without PID it is the run
+    /// that was started in this session, or the only one of the machine.
+    Top(TopArgs),
     /// Show how a run fares
     ///
     /// Shows what the run holds, what went out and came in, how long its threads waited, and its processes. Without

@@ -71,7 +71,7 @@ impl Line {
 }
 
 /// Formats a duration in at most six characters.
-fn show_age(age: Duration) -> String {
+pub(crate) fn show_age(age: Duration) -> String {
     let seconds = age.as_secs();
     match seconds {
         0..60 => format!("{seconds} s"),

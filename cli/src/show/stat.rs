@@ -38,7 +38,8 @@ pub(crate) fn stat(args: &StatArgs) -> Result<u8, Failure> {
     }
 }
 
-fn report(run: &Run) -> Report {
+/// Returns a report on a run that goes on, as others than its launcher see it.
+pub(crate) fn report(run: &Run) -> Report {
     let group = &run.group;
     let now = Gathered::from(group);
     Report {

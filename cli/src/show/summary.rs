@@ -173,10 +173,8 @@ impl Report {
     pub(crate) fn time_line(&self) -> String {
         let (waited, wall) = (self.now.counter(Counter::stalled_ns) as f64 / 1e9, self.elapsed.as_secs_f64());
         let quantile = |quantile| show_nanos(latency::quantile_ns(&self.latencies, quantile));
-        let threads = match self.now.counter(Counter::stalled_threads) {
-            0 => return format!("no thread waited for a page ({wall:.1} s of wall time)"),
-            1 => "1 thread".to_owned(),
-            threads => format!("{threads} threads"),
+        let Some(threads) = self.waiting_threads() else {
+            return format!("no thread waited for a page ({wall:.1} s of wall time)");
         };
         let rested = match self.now.counter(Counter::rested_ns) {
             0 => String::new(),
@@ -189,6 +187,23 @@ impl Report {
             quantile(0.5),
             quantile(0.99)
         )
+    }
+
+    /// Returns how long threads have waited for pages, in all.
+    pub(crate) fn waited(&self) -> String {
+        let waited = self.now.counter(Counter::stalled_ns) as f64 / 1e9;
+        match self.waiting_threads() {
+            Some(threads) => format!("waited {waited:.1} s in all ({threads})"),
+            None => "no thread has waited".to_owned(),
+        }
+    }
+
+    fn waiting_threads(&self) -> Option<String> {
+        match self.now.counter(Counter::stalled_threads) {
+            0 => None,
+            1 => Some("1 thread".to_owned()),
+            threads => Some(format!("{threads} threads")),
+        }
     }
 }
 

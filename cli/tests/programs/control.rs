@@ -1,8 +1,9 @@
 //! Settings that change while a run goes on.
 
 use crate::common::*;
+use std::io::{Read, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 #[test]
@@ -48,6 +49,49 @@ fn a_raised_cap_is_the_pools_too() {
     let job = house().join("tests/programs/grown.py");
     let command = [&*python(), job.to_str().unwrap(), PAGETIDE];
     start(pagetide("64M", "", &["--no-disk", "--max-pool-percent", "90"], &command)).end().succeeds();
+}
+
+/// `script` (of util-linux) has a terminal for it.
+#[test]
+fn top_shows_a_run_on_a_terminal_changes_its_cap_and_ends_with_it() {
+    let _turn = turn();
+    let run = start(pagetide("48M", "", &[], &[&*program("hammer"), "--mib", "96", "--seconds", "6"]));
+    let pid = run.child.id().to_string();
+    let memory = || {
+        let output = Command::new(PAGETIDE).args(["set", "--pid", &pid]).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        said.lines().find_map(|line| line.strip_prefix("memory=").map(str::to_owned))
+    };
+    run.until("the run can be looked at", || memory().as_deref() == Some("48M"));
+    let top = format!("TERM=xterm stty rows 24 cols 80; {PAGETIDE} top {pid} --interval 100ms");
+    let mut script = Command::new("script")
+        .args(["--quiet", "--return", "--command", &top, "/dev/null"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (mut keys, mut screen) = (script.stdin.take().unwrap(), script.stdout.take().unwrap());
+    // Before that the terminal edits lines by itself.
+    let mut shown = Vec::new();
+    let mut some = [0; 4096];
+    while !String::from_utf8_lossy(&shown).contains("? help") {
+        let length = screen.read(&mut some).unwrap();
+        assert_ne!(length, 0, "{}", String::from_utf8_lossy(&shown));
+        shown.extend_from_slice(&some[..length]);
+    }
+    // Backspace, three times; Enter; yes.
+    keys.write_all(b"m\x7f\x7f\x7f64M\ry").unwrap();
+    run.until("the cap is another one", || memory().as_deref() == Some("64M"));
+    run.end().succeeds();
+    screen.read_to_end(&mut shown).unwrap();
+    let text = String::from_utf8_lossy(&shown);
+    assert!(script.wait().unwrap().success(), "{text}");
+    for words in ["programs", "hammer", "has ended; at the last look", "\x1b[?1049l"] {
+        assert!(text.contains(words), "{words}");
+    }
+    // Where there is no terminal it says what there is instead.
+    let output = Command::new(PAGETIDE).args(["top", &std::process::id().to_string()]).output().unwrap();
+    assert!(!output.status.success());
 }
 
 /// The report at its end speaks of the last cap alone.
