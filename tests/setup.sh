@@ -29,7 +29,14 @@ try() { status=0; said=$("$@" "$pagetide" "${job[@]}" 2>&1) || status=$?; }
 
 try "${ada[@]}"
 [ $status = 125 ] || fail "without permission: $status: $said"
-grep -q "setup --user daemon" <<< "$said" || fail "it does not say what would help: $said"
+# In a container other lines help, and none of them is a command.
+is_machine=no
+if [ "$(readlink /proc/self/ns/pid)" = 'pid:[4026531836]' ] && [ -z "${container-}" ]; then
+    is_machine=yes
+fi
+if [ $is_machine = yes ]; then
+    grep -q "setup --user daemon" <<< "$said" || fail "it does not say what would help: $said"
+fi
 said=$("${ada[@]}" "$pagetide" setup 2>&1) && fail "setup by a user"
 grep -q "sudo .* setup" <<< "$said" || fail "setup by a user: $said"
 said=$("$pagetide" setup --user nosuchuser 2>&1) && fail "a user that is none"
@@ -66,7 +73,9 @@ PAGETIDE_BROKER=/dev/null try "${grace[@]}"
 
 # doctor --fix asks first.
 status=0; said=$(echo n | "${grace[@]}" "$pagetide" doctor --fix) || status=$?
-[ $status = 1 ] && grep -q "nothing was changed" <<< "$said" || fail "doctor --fix, answered no: $status: $said"
+unchanged="nothing was changed"
+[ $is_machine = yes ] || unchanged="no command mends that"
+[ $status = 1 ] && grep -q "$unchanged" <<< "$said" || fail "doctor --fix, answered no: $status: $said"
 status=0; said=$("$pagetide" doctor --fix < /dev/null) || status=$?
 [ $status = 0 ] && grep -q "nothing to mend" <<< "$said" || fail "doctor --fix by root: $status: $said"
 
