@@ -406,8 +406,11 @@ fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartE
         cap_pages: group.cap_pages(),
     };
     // For any cap that the run may come to have; where address space is limited the pool has to do with a part of it.
-    let bytes = pagetide_sys::mapping::machine_bytes().min(pagetide_sys::mapping::room() / 8);
     let expected = group.cap_pages() as usize * PAGE_SIZE;
+    let bytes = match pagetide_sys::mapping::room() {
+        usize::MAX => pagetide_sys::mapping::machine_bytes(),
+        room => expected.min(room / 8),
+    };
     let spans = Spans::new(bytes, expected, &[SPAN_BYTES, FOLIO_SPAN_BYTES, PAGE_SIZE])
         .map_err(|error| StartError::Resources(error.into()))?;
     let [a, b, ..] = pagetide_sys::random::words();
