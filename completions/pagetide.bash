@@ -338,7 +338,7 @@ _pagetide() {
             return 0
             ;;
         pagetide__subcmd__stat)
-            opts="-h --json --watch --help"
+            opts="-h --json --prometheus --watch --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0

@@ -77,6 +77,7 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand top" -l interval -d 'L
 complete -c pagetide -n "__fish_pagetide_using_subcommand top" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l watch -d 'Repeat every TIME until the run ends' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l json -d 'Print JSON: the object of `run --stats`, with free_bytes and process_list'
+complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -l prometheus -d 'Print Prometheus text'
 complete -c pagetide -n "__fish_pagetide_using_subcommand stat" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand dump" -l page -d 'Tell all that is known of the page at ADDR (hexadecimal)' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand dump" -l json -d 'Print JSON'

@@ -341,6 +341,27 @@ fn statistics_outlive_a_killed_command() {
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 1, "no temporary file is left");
 }
 
+#[test]
+fn statistics_are_kept_as_lines_and_written_for_prometheus() {
+    let scratch = Scratch::new("series");
+    let (lines, prom) = (scratch.file("stats.jsonl"), scratch.file("stats.prom"));
+    fs::write(&lines, "of an earlier run\n").unwrap();
+    for file in [&lines, &prom] {
+        let options = ["-q", "--stats", file, "--stats-interval", "50ms"];
+        assert!(output(&options, &["sleep", "0.4"]).status.success());
+    }
+    let text = fs::read_to_string(&lines).unwrap();
+    let reports: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(reports.len() >= 3, "{text}");
+    assert_eq!(reports.iter().filter(|report| report["running"] == false).count(), 1);
+    assert_eq!(reports.last().unwrap()["exit_status"], 0);
+    assert!(reports.is_sorted_by_key(|report| report["elapsed_s"].as_f64().unwrap()));
+    let text = fs::read_to_string(&prom).unwrap();
+    assert!(text.contains("\npagetide_up{run=\"") && text.contains("command=\"sleep\"} 0\n"), "{text}");
+    assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 2, "no temporary file is left");
+}
+
 /// Takes a slot for CMD of a run, as an engine would.
 fn claim(launcher: u32, command: u32) -> ProcessSlot {
     let fds = fs::read_dir(format!("/proc/{launcher}/fd")).unwrap().flatten().map(|entry| entry.path());

@@ -27,7 +27,8 @@ pub struct RunArgs {
     /// Write statistics to FILE as JSON
     ///
     /// They are written at the start, every second (`--stats-interval`) and at the end. FILE is replaced as a whole. A
-    /// pipe or a device gets the last report only, and so does standard output, which `-` names.
+    /// pipe or a device gets the last report only, and so does standard output, which `-` names. A FILE.jsonl keeps all
+    /// reports, a line each; a FILE.prom has Prometheus text, for node_exporter.
     #[arg(long, value_name = "FILE", help_heading = NEEDED)]
     pub stats: Option<PathBuf>,
     /// Write the statistics every TIME

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Options of `pagetide stat`.
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "pagetide stat [PID] [--json] [--watch TIME]", after_help = help(super::manual::STAT))]
+#[command(override_usage = "pagetide stat [PID] [--json | --prometheus] [--watch TIME]", after_help = help(super::manual::STAT))]
 pub struct StatArgs {
     /// Launcher of the run
     #[arg(value_name = "PID")]
@@ -14,6 +14,9 @@ pub struct StatArgs {
     /// Print JSON: the object of `run --stats`, with free_bytes and process_list
     #[arg(long)]
     pub json: bool,
+    /// Print Prometheus text
+    #[arg(long, conflicts_with = "json")]
+    pub prometheus: bool,
     /// Repeat every TIME until the run ends
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub watch: Option<Duration>,

@@ -1,11 +1,13 @@
 //! The file of `--stats`. It is replaced as a whole, so that readers never see half of a report; a pipe, a device
-//! and standard output get the last report only.
+//! and standard output get the last report only. A file whose name ends in `.jsonl` keeps all reports, a line each; one
+//! in `.prom` has Prometheus text.
 
 use crate::out;
+use crate::show::prometheus;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::Value;
-use std::fs;
-use std::io;
+use std::fs::{self, File};
+use std::io::{self, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +25,8 @@ pub(crate) struct StatFile {
 enum Kind {
     /// A file, replaced by one that is written under this name.
     Replaced(PathBuf),
+    /// A file to which a line is appended for each report.
+    Lines(File),
     /// A pipe or a device, which a rename would replace.
     Special,
     StandardOutput,
@@ -35,6 +39,10 @@ pub(crate) enum Stage {
     Running,
     /// The run has ended: this report is the last.
     Ended,
+}
+
+fn ends_with(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|found| found == extension)
 }
 
 impl StatFile {
@@ -52,6 +60,10 @@ impl StatFile {
                 }
                 Kind::Special
             }
+            _ if ends_with(path, "jsonl") => match File::create(path) {
+                Ok(file) => Kind::Lines(file),
+                Err(error) => return cannot(&error.to_string()),
+            },
             _ => {
                 let Some(name) = path.file_name() else { return cannot("it names no file") };
                 let mut name = name.to_owned();
@@ -64,8 +76,11 @@ impl StatFile {
 
     /// Writes a report. Standard output, a pipe or a device gets the last one only.
     pub(crate) fn write(&self, report: &Value, stage: Stage) -> Result<(), String> {
-        let text = format!("{report:#}\n");
+        let text =
+            if ends_with(&self.path, "prom") { prometheus::text(report) } else { format!("{report:#}\n") };
         let result = match &self.kind {
+            // In one call: a line is whole, unless the disk is full.
+            Kind::Lines(file) => (&*file).write_all(format!("{report}\n").as_bytes()),
             Kind::Replaced(temporary) => self.replace(temporary, &text),
             _ if stage == Stage::Running => return Ok(()),
             Kind::Special => match fs::write(&self.path, text) {

@@ -1,6 +1,7 @@
 //! Output about a run, for people and for programs.
 
 pub(crate) mod notices;
+pub(crate) mod prometheus;
 pub(crate) mod ps;
 pub(crate) mod report;
 pub(crate) mod stat;

@@ -8,6 +8,7 @@ use crate::out::{self, Audience};
 use crate::processes::runs::{Purpose, Run, command};
 use crate::processes::tree;
 use crate::sampler::unmanaged;
+use crate::show::prometheus;
 use crate::show::report::Report;
 use crate::show::table::table;
 use crate::units::PAGE;
@@ -24,8 +25,13 @@ pub(crate) fn stat(args: &StatArgs) -> Result<u8, Failure> {
     let run = Run::open(args.pid, Purpose::Look, "pagetide stat PID")?;
     loop {
         let (report, group) = (report(&run), &run.group);
-        let text = if args.json { format!("{:#}\n", json(&report, group)) } else { table(&report, group) };
-        let clear = args.watch.is_some() && !args.json && std::io::stdout().is_terminal();
+        let text = match (args.json, args.prometheus) {
+            (true, _) => format!("{:#}\n", json(&report, group)),
+            (_, true) => prometheus::text(&report.json()),
+            _ => table(&report, group),
+        };
+        let is_table = !args.json && !args.prometheus;
+        let clear = args.watch.is_some() && is_table && std::io::stdout().is_terminal();
         let shown = out::print(&format!("{}{text}", if clear { CLEAR_SCREEN } else { "" }))?;
         if shown == Audience::Gone {
             return Ok(0);
