@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes a Python wheel of the program, which carries its library: `pip install` puts it on PATH.
+"""Makes a Python wheel of the program, which carries its library, and of the module: `pip install` puts the program on PATH.
 
     packaging/wheel.py BUILT DIST
 
@@ -33,6 +33,7 @@ def main(built, dist):
     info = f"pagetide-{version}.dist-info"
     files = {
         f"pagetide-{version}.data/scripts/pagetide": (built / "pagetide").read_bytes(),
+        "pagetide/__init__.py": (HOUSE / "python/pagetide/__init__.py").read_bytes(),
         f"{info}/METADATA": "\n".join([
             "Metadata-Version: 2.1", "Name: pagetide", f"Version: {version}",
             "Summary: Swap in user space: run one program in less memory than it needs", "License: MIT OR Apache-2.0",

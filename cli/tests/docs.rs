@@ -17,7 +17,7 @@ const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
 /// Lines that a document may have.
 const LIMITS: [(&str, usize); 2] = [("README.md", 130), ("ARCHITECTURE.md", 200)];
 /// Options of other programs that documents name.
-const OTHERS: [(&str, &[&str]); 8] = [
+const OTHERS: [(&str, &[&str]); 9] = [
     (
         "cargo",
         &["--all", "--all-targets", "--example", "--features", "--locked", "--path", "--release", "--test"],
@@ -25,6 +25,7 @@ const OTHERS: [(&str, &[&str]); 8] = [
     ("cargo and rustc", &["--cfg", "--workspace"]),
     ("docker", &["--cap-add", "--device", "--group-add", "--security-opt"]),
     ("git", &["--aggressive", "--tags"]),
+    ("pkg-config", &["--cflags", "--libs"]),
     ("setpriv", &["--inh-caps", "--ambient-caps"]),
     ("chromium", &["--no-sandbox", "--no-zygote"]),
     ("zstd", &["--long"]),

@@ -20,6 +20,7 @@
 mod asking;
 mod board;
 mod device_spec;
+mod figures;
 #[cfg(test)]
 mod hostile;
 mod inquiry;
@@ -34,6 +35,7 @@ mod swapoff;
 mod tests;
 
 pub use device_spec::DeviceSpec;
+pub use figures::Figures;
 pub use inquiry::{Ended, Responsiveness};
 pub use layout::{Field, bytes_needed};
 pub use setup::{Knobs, OpenError, Setup, VERSION};

@@ -85,10 +85,16 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
     if !(address as usize).is_multiple_of(PAGE_SIZE) {
         return status(call());
     }
-    let entered = process.enter();
+    let mut entered = process.enter();
     if !entered.manages(range.clone()) {
         drop(entered);
         return status(call());
+    }
+    // What is to leave now takes an engine, whatever room there is.
+    if matches!(meaning, Meaning::PageOut) && process.runtime().is_none() {
+        drop(entered);
+        process.arm();
+        entered = process.enter();
     }
     if let Meaning::AtFork(change) = meaning {
         let result = call();

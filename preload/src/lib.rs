@@ -14,6 +14,7 @@ mod current;
 mod descriptors;
 mod dump;
 mod exec;
+mod figures;
 mod fork;
 mod glibc;
 mod heap_end;

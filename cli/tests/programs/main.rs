@@ -15,6 +15,7 @@ mod disk;
 mod exec;
 mod failures;
 mod forks;
+mod interfaces;
 mod limits;
 mod loader;
 mod mappings;
