@@ -113,6 +113,8 @@ wheel() {
     closed /home/ada/env/bin/pagetide
     /home/ada/env/bin/pagetide setup --user ada
     works /home/ada/env/bin/pagetide
+    limit=$(as_ada /home/ada/env/bin/pagetide run -q -m 64M -- /home/ada/env/bin/python -c 'import pagetide; print(pagetide.limit())')
+    [ "$limit" = 67108864 ] || fail "the module says $limit"
     as_ada /home/ada/env/bin/pip uninstall --quiet --yes pagetide
     [ ! -e /home/ada/env/bin/pagetide ] || fail "pip left the program"
 }
