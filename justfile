@@ -13,7 +13,7 @@ check:
     cargo clippy --workspace --all-targets -- -D warnings
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
-# Run every test (ten minutes on two quiet processors).
+# Run every test (ten to twenty minutes on two processors).
 test *arguments:
     ./test {{ arguments }}
 
