@@ -99,6 +99,7 @@ archive() {
     works pagetide
     chmod 600 /dev/userfaultfd
     pagetide broker 2> /root/broker.log &
+    trap 'kill $(jobs -p) 2> /dev/null' EXIT
     until [ -S /run/pagetide/broker.socket ]; do sleep 0.05; done
     works pagetide
     kill $!
