@@ -217,7 +217,8 @@ impl Question {
     /// Returns whether the answer has come, after waiting for it for at most `timeout`.
     pub fn is_answered(&self, timeout: Duration) -> bool {
         let timeout = Timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
-        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout)).is_ok_and(|ready| ready > 0)
+        let wait = || poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&timeout));
+        rustix::io::retry_on_intr(wait).is_ok_and(|ready| ready > 0)
     }
 
     /// Waits for the answer.

@@ -82,12 +82,16 @@ fn make_rule(group: u32) -> Result<(), String> {
     let lasts = if Path::new(UDEV_RUNS).exists() {
         steps::run("udevadm", &["control", "--reload"])?;
         steps::run("udevadm", &["trigger", "--settle", "--action=change", DEVICE])?;
-        steps::is_node_for(group)
+        Some(steps::is_node_for(group))
     } else {
-        false
+        None
     };
     steps::give_node(Some(group))?;
-    let state = if lasts { "at each boot, by udev" } else { "until the next boot: udev does not run here" };
+    let state = match lasts {
+        Some(true) => "at each boot, by udev",
+        Some(false) => "until the next boot: udev did not apply the rule",
+        None => "until the next boot: udev does not run here",
+    };
     tell(DEVICE, &format!("belongs to the group, {state}"))
 }
 
@@ -136,7 +140,13 @@ fn undo() -> Result<(), String> {
     // Folders that hold something else stay.
     let _ = std::fs::remove_dir(Path::new(COPY).parent().expect("an absolute path"));
     let _ = std::fs::remove_dir(Path::new(SOCKET).parent().expect("an absolute path"));
-    tell("broker", if was_there { "removed" } else { "was not set up" })?;
+    let [_, of_package] = units;
+    let state = match (was_there, of_package) {
+        (true, _) => "removed",
+        (false, true) => "switched off: its units belong to the package",
+        (false, false) => "was not set up",
+    };
+    tell("broker", state)?;
     if steps::remove_file(Path::new(RULES_FILE))? && Path::new(UDEV_RUNS).exists() {
         steps::run("udevadm", &["control", "--reload"])?;
     }
