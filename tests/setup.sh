@@ -1,6 +1,6 @@
 #!/bin/bash
 # `pagetide setup`, the broker and `--undo` from a user's side, on a machine of their own: private mounts of /etc, /run and
-# /dev. As root:  unshare --mount tests/setup.sh PAGETIDE FOLDER     (FOLDER has the library beside PAGETIDE)
+# /dev. As root:  unshare --mount tests/setup.sh PAGETIDE     (everybody can read it, and the library beside it)
 set -euo pipefail
 
 pagetide=$1

@@ -12,7 +12,6 @@ use crate::failure::Failure;
 use crate::out;
 use crate::permission::remedy::Here;
 use pagetide_cli::options::DoctorArgs;
-use rustix::io::Errno;
 use serde_json::{Value, json};
 
 /// Exit status: no run is possible here.
@@ -36,7 +35,7 @@ fn text(findings: &[Finding]) -> String {
 pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     let ways = Ways::probe();
     let features = ways.features();
-    let here = Here::look(ways.broker.err().unwrap_or(Errno::NOENT));
+    let here = Here::look();
     let told = Told::read();
     let mut findings = vec![proc_is_mounted(), library()];
     findings.extend(permission(&ways, &here, &told));

@@ -22,7 +22,7 @@ pub(crate) fn obtain(verbosity: Verbosity) -> Result<Option<OwnedFd>, String> {
     let Err(refused) = Uffd::open() else { return Ok(None) };
     let path = socket();
     match ask_broker(&path) {
-        Ok(device) => {
+        Ok((device, _)) => {
             verbosity.detail(&format!("{} gives permission for userfaultfd", path.display()));
             Ok(Some(device))
         }
@@ -30,12 +30,12 @@ pub(crate) fn obtain(verbosity: Verbosity) -> Result<Option<OwnedFd>, String> {
     }
 }
 
-/// Asks the broker at `path` for the device, and checks that it is one.
+/// Asks the broker at `path` for the device, and tries it. Returns it, and what the kernel has by it.
 ///
 /// # Errors
 /// NOENT, CONNREFUSED: there is no broker; ACCESS: it does not give the device to this user; NOTTY: it gives something else;
 /// another error that it answers.
-pub(crate) fn ask_broker(path: &Path) -> Result<OwnedFd, Errno> {
+pub(crate) fn ask_broker(path: &Path) -> Result<(OwnedFd, u64), Errno> {
     let mut tries = 1..=TRIES;
     loop {
         let last = tries.next() == Some(TRIES);
@@ -43,8 +43,8 @@ pub(crate) fn ask_broker(path: &Path) -> Result<OwnedFd, Errno> {
             Err(Errno::CONNRESET | Errno::PIPE) if !last => {}
             answered => {
                 let device = answered?;
-                Uffd::probe_device(&device)?;
-                return Ok(device);
+                let features = Uffd::probe_device(&device)?;
+                return Ok((device, features));
             }
         }
     }

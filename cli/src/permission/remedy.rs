@@ -1,7 +1,7 @@
 //! What would give permission for userfaultfd here, the shortest first.
 
 use crate::machine::container;
-use crate::permission::{GROUP, members, socket};
+use crate::permission::{GROUP, members, socket, steps};
 use pagetide_sys::uffd::DEVICE;
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,6 @@ pub(crate) struct Here {
     pub(crate) user: Option<String>,
     /// Whether the kernel has the device (Linux 6.1), under a name or not.
     pub(crate) has_device: bool,
-    /// Why the broker gives nothing.
-    pub(crate) broker: Errno,
     /// How `sudo` is told to run this program.
     pub(crate) program: String,
 }
@@ -37,15 +35,12 @@ pub(crate) struct Remedy {
 
 impl Here {
     /// Looks at this process and its machine.
-    pub(crate) fn look(broker: Errno) -> Self {
+    pub(crate) fn look() -> Self {
         let user = rustix::process::geteuid();
-        let devices = std::fs::read_to_string("/proc/misc").unwrap_or_default();
-        let is_listed = devices.lines().any(|line| line.split_whitespace().nth(1) == Some("userfaultfd"));
         Self {
             is_container: container::is_here(),
             user: (!user.is_root()).then(|| members::name_of(user.as_raw())),
-            has_device: is_listed || Path::new(DEVICE).exists(),
-            broker,
+            has_device: steps::device_number().is_some() || Path::new(DEVICE).exists(),
             program: own_program(),
         }
     }
@@ -118,7 +113,7 @@ pub(crate) fn explain(refused: Errno, broker: Errno) -> String {
         return "this kernel has no userfaultfd (CONFIG_USERFAULTFD), without which Pagetide cannot work"
             .into();
     }
-    let here = Here::look(broker);
+    let here = Here::look();
     let ways = here.remedies();
     let width = ways.iter().map(|way| way.line.len()).max().unwrap_or(0);
     let lines: Vec<_> =
@@ -137,13 +132,7 @@ mod tests {
 
     fn here() -> Here {
         let program = "pagetide".to_owned();
-        Here {
-            is_container: false,
-            user: Some("ada".into()),
-            has_device: true,
-            broker: Errno::NOENT,
-            program,
-        }
+        Here { is_container: false, user: Some("ada".into()), has_device: true, program }
     }
 
     #[test]

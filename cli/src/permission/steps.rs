@@ -72,6 +72,16 @@ pub(super) fn remove_group() -> Result<bool, String> {
     }
 }
 
+/// Returns the device's minor number, if the kernel has it.
+pub(super) fn device_number() -> Option<u32> {
+    let listed = fs::read_to_string("/proc/misc").ok()?;
+    listed.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        let number = words.next()?.parse().ok()?;
+        (words.next() == Some("userfaultfd")).then_some(number)
+    })
+}
+
 /// Makes the device's node where it is missing.
 ///
 /// # Errors
@@ -80,13 +90,7 @@ pub(super) fn make_node() -> Result<(), String> {
     if Path::new(DEVICE).exists() {
         return Ok(());
     }
-    let listed = fs::read_to_string("/proc/misc").unwrap_or_default();
-    let number = listed.lines().find_map(|line| {
-        let mut words = line.split_whitespace();
-        let number = words.next()?.parse().ok()?;
-        (words.next() == Some("userfaultfd")).then_some(number)
-    });
-    let number: u32 = number.ok_or_else(|| {
+    let number = device_number().ok_or_else(|| {
         format!(
             "this kernel has no {DEVICE} (Linux 6.1): sysctl vm.unprivileged_userfaultfd=1 is the other way"
         )

@@ -60,11 +60,12 @@ impl Strict {
             *self = Self { asked: false, pause: PAUSE };
             return None;
         }
+        let excess = bytes.div_ceil(PAGE) - cap;
         if !std::mem::replace(&mut self.asked, true) {
-            ask(group, bytes.div_ceil(PAGE) - cap);
+            ask(group, excess);
             return None;
         }
-        if could_come_from_the_unasked(group, bytes.div_ceil(PAGE) - cap) {
+        if could_come_from_the_unasked(group, excess) {
             *self = Self { asked: false, pause: PAUSE };
             return None;
         }

@@ -6,6 +6,6 @@ pub(crate) mod ps;
 pub(crate) mod report;
 pub(crate) mod stat;
 pub(crate) mod summary;
-mod table;
+pub(crate) mod table;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -5,7 +5,7 @@ use crate::processes::tree;
 use crate::sampler::outside::Program;
 use crate::show::report::Report;
 use crate::units::{PAGE, show_bytes};
-use pagetide::group::{Field, Group};
+use pagetide::group::{Field, Group, ProcessSlot};
 use pagetide_swap::Counter;
 use std::fmt::Write as _;
 
@@ -76,11 +76,7 @@ fn processes(out: &mut String, report: &Report, group: &Group) {
     );
     for slot in group.live() {
         let Pages { total, resident, pool, swapped, disk, .. } = Pages::of(slot);
-        let engine = match (slot.get(Field::Armed), slot.get(Field::Stalled)) {
-            (0, _) => "asleep".to_owned(),
-            (_, 0) => "runs".to_owned(),
-            (_, waiting) => format!("{waiting} wait"),
-        };
+        let engine = engine(slot);
         let pid = slot.known_as();
         let _ = write!(out, "{pid:>8}  {:<16}", tree::name(pid as u32));
         for pages in [slot.granted().max(0) as u64, total, resident, pool, swapped, disk] {
@@ -90,5 +86,14 @@ fn processes(out: &mut String, report: &Report, group: &Group) {
     }
     for Program { name, pid, reason, pages, .. } in report.outside.iter() {
         let _ = writeln!(out, "{pid:>8}  {name}: {} without Pagetide: {}", bytes(*pages), reason.text());
+    }
+}
+
+/// Says what the engine of a process does.
+pub(crate) fn engine(slot: ProcessSlot) -> String {
+    match (slot.get(Field::Armed), slot.get(Field::Stalled)) {
+        (0, _) => "asleep".to_owned(),
+        (_, 0) => "runs".to_owned(),
+        (_, waiting) => format!("{waiting} wait"),
     }
 }

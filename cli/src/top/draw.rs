@@ -5,11 +5,12 @@ use crate::processes::tree;
 use crate::sampler::outside::Program;
 use crate::show::ps::show_age;
 use crate::show::report::Report;
+use crate::show::table;
 use crate::top::keys::Keys;
 use crate::top::palette::{Palette, Part};
 use crate::top::tide::{Sample, Tide};
 use crate::units::{PAGE, show_bytes, show_count, show_nanos};
-use pagetide::group::{Field, Group, ProcessSlot};
+use pagetide::group::{Group, ProcessSlot};
 use pagetide::latency;
 use ratatui::Frame;
 use ratatui::buffer::Buffer;
@@ -203,11 +204,7 @@ fn part_at(sample: &Sample, height: u64, unit: u64) -> Option<Part> {
 
 fn process(slot: ProcessSlot) -> String {
     let pages = Pages::of(slot);
-    let engine = match (slot.get(Field::Armed), slot.get(Field::Stalled)) {
-        (0, _) => "asleep".to_owned(),
-        (_, 0) => "runs".to_owned(),
-        (_, waiting) => format!("{waiting} wait"),
-    };
+    let engine = table::engine(slot);
     let pid = slot.known_as();
     let [total, resident, pool, swapped, disk] =
         [pages.total, pages.resident, pages.pool, pages.swapped, pages.disk]
@@ -222,6 +219,7 @@ mod tests {
     use crate::show::testing::report;
     use crate::testing::group;
     use crossterm::event::KeyCode;
+    use pagetide::group::Field;
     use pagetide_swap::Counter;
     use pagetide_sys::procfs::Identity;
     use ratatui::Terminal;
