@@ -2,6 +2,7 @@
 //! address space, opens files and asks the kernel what it is; later it only uses what it has.
 
 use crate::call::{count, kernel, status};
+use crate::current::process;
 use crate::malloc;
 use std::ffi::{c_int, c_long};
 
@@ -9,7 +10,7 @@ use std::ffi::{c_int, c_long};
 pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
     match number {
         libc::SYS_prctl => before_prctl(a as c_int),
-        libc::SYS_seccomp => malloc::start(),
+        libc::SYS_seccomp => before_sandbox(),
         libc::SYS_setrlimit => before_limit(a as c_int),
         libc::SYS_prlimit64 if c != 0 => before_limit(b as c_int),
         _ => {}
@@ -18,7 +19,14 @@ pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
 
 fn before_prctl(option: c_int) {
     if option == libc::PR_SET_SECCOMP {
-        malloc::start();
+        before_sandbox();
+    }
+}
+
+fn before_sandbox() {
+    malloc::start();
+    if let Some(process) = process() {
+        process.confine();
     }
 }
 

@@ -137,10 +137,10 @@ static void enter_sandbox(int by_number) {
     if (entered) fail("seccomp");
 }
 
-/* 1 MiB, object by object, and errno is left alone. */
+/* 2 MiB, object by object, and errno is left alone. */
 static void some(void) {
     errno = 0;
-    for (int nth = 0; nth < 1000; nth++) {
+    for (int nth = 0; nth < 2000; nth++) {
         char *object = malloc(1000);
         if (!object) fail("malloc");
         demand(errno == 0, "a malloc that succeeds leaves errno alone");

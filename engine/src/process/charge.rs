@@ -110,7 +110,7 @@ impl Process {
     /// itself may wait for somebody for hours, and make no call that would tell it. A small one is let alone.
     pub(super) fn post_sentry(&'static self) {
         let generation = self.generation();
-        if generation.watched.load(Relaxed) || !self.is_current() {
+        if generation.watched.load(Relaxed) || self.confined.load(Relaxed) || !self.is_current() {
             return;
         }
         let _signals = SignalsBlocked::new();
@@ -123,6 +123,14 @@ impl Process {
             && engine_thread::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))).is_ok()
         {
             generation.slot.listen();
+        }
+    }
+
+    /// Notes that a thread is about to put itself into a sandbox (seccomp): no sentry is posted from now on. Children that
+    /// are forked inherit the sandbox, and this.
+    pub fn confine(&self) {
+        if self.is_current() {
+            self.confined.store(true, Relaxed);
         }
     }
 
