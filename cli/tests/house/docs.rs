@@ -1,8 +1,8 @@
 //! The documents say what is so: links lead somewhere, options, counters, masks, variables and files that are named
 //! exist, figures are those that were stored, and shell blocks that are to be run do run.
 //!
-//! `PAGETIDE_BLESS=1 cargo test -p pagetide-cli --test docs` writes what is made from the code: docs/internals/files.md,
-//! the counters in docs/run.md, and docs/measured.md; and it follows files that have moved.
+//! `PAGETIDE_BLESS=1 cargo test -p pagetide-cli --test house docs::` writes what is made from the code:
+//! docs/internals/files.md, the counters in docs/run.md, and docs/measured.md; and it follows files that have moved.
 
 use pagetide::{injection, mask::Mask};
 use pagetide_swap::Counter;
@@ -590,7 +590,7 @@ fn summary(path: &Path) -> String {
 fn list_of_files() -> String {
     let mut text = String::from(
         "# Every file\n\nMade from the first sentence of each file's `//!` by\n\
-         `PAGETIDE_BLESS=1 cargo test -p pagetide-cli --test docs`; do not edit it.\n",
+         `PAGETIDE_BLESS=1 cargo test -p pagetide-cli --test house docs::`; do not edit it.\n",
     );
     for room in rooms() {
         let mut folder = PathBuf::new();
