@@ -25,11 +25,17 @@ _pagetide() {
             pagetide,dump)
                 cmd="pagetide__subcmd__dump"
                 ;;
+            pagetide,jupyter)
+                cmd="pagetide__subcmd__jupyter"
+                ;;
             pagetide,ps)
                 cmd="pagetide__subcmd__ps"
                 ;;
             pagetide,replay)
                 cmd="pagetide__subcmd__replay"
+                ;;
+            pagetide,report)
+                cmd="pagetide__subcmd__report"
                 ;;
             pagetide,run)
                 cmd="pagetide__subcmd__run"
@@ -59,7 +65,7 @@ _pagetide() {
 
     case "${cmd}" in
         pagetide)
-            opts="-h -V --help --version run ps top stat dump set swapoff swapon replay doctor setup broker"
+            opts="-h -V --help --version run ps top stat dump set swapoff swapon report replay jupyter doctor setup broker"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -144,6 +150,43 @@ _pagetide() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        pagetide__subcmd__jupyter)
+            opts="-m -h --memory --python --name --prefix --help install remove"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --memory)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                -m)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --python)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --name)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --prefix)
+                    COMPREPLY=()
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o plusdirs
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         pagetide__subcmd__ps)
             opts="-h --json --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
@@ -216,8 +259,52 @@ _pagetide() {
             COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
             return 0
             ;;
+        pagetide__subcmd__report)
+            opts="-o -h --output --help"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --output)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                -o)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
         pagetide__subcmd__run)
-            opts="-m -q -v -h --memory --stats --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
+            opts="-m -q -v -h --memory --stats --report --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -233,6 +320,21 @@ _pagetide() {
                     ;;
                 --stats)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --report)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
                     return 0
                     ;;
                 --stats-interval)

@@ -34,12 +34,15 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "dump" -d 'Show wh
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "set" -d 'Show or change the cap of a run, and how its pool works, while it goes on'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapoff" -d 'Take the swap file of a run out of use'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapon" -d 'Use the swap file of a run again'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "report" -d 'Make a page that shows how a run went'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "replay" -d 'Replay a trace: what would have happened in other memory, or by other rules'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "jupyter" -d 'Run the notebooks of Jupyter under Pagetide'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "doctor" -d 'Say what this machine and this user can do, and what would mend the rest'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "setup" -d 'Give users of this machine permission for userfaultfd, once'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "broker" -d 'Hand /dev/userfaultfd to members of a group'
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -s m -l memory -d 'Cap on the memory of all processes of the run [default: 80%]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats -d 'Write statistics to FILE as JSON' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l report -d 'Make a page of the run at its end, FILE as HTML' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats-interval -d 'Write the statistics every TIME' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-stall -d 'End the run when it did little but wait for its pages for TIME' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-dir -d 'Directory of the swap file [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
@@ -86,6 +89,8 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand set" -l pid -d 'Launch
 complete -c pagetide -n "__fish_pagetide_using_subcommand set" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand swapoff" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand swapon" -s h -l help -d 'Print help'
+complete -c pagetide -n "__fish_pagetide_using_subcommand report" -s o -l output -d 'Write the page to FILE.html; `-` is standard output [default: beside the statistics, as .html]' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand report" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -s m -l memory -d 'The memory [default: as recorded; 50% for a text]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l max-pool-percent -d 'Share of the cap that compressed pages may take at most, 1 to 90' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l shrinker -d 'What of the pool is written back to the swap file under pressure' -r -f -a "second-chance\t'What was stored since it was asked last is passed over once, as in Linux 6.12'
@@ -105,6 +110,11 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l fixed-share
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l no-disk -d 'Do without a device'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l json -d 'Print all counters, as JSON'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -s m -l memory -d 'Cap on the memory of each notebook: of its kernel and of what that starts' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -l python -d 'The Python that runs the notebooks; it needs the package ipykernel' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -l name -d 'Name of the kernel\'s folder' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -l prefix -d 'Put the kernel below DIR/share/jupyter, for all users of it [default: where Jupyter keeps the caller\'s]' -r -f -a "(__fish_complete_directories)"
+complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l swap-dir -d 'Where a swap file would lie [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l json -d 'Print JSON'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l fix -d 'Mend what a command can mend, after asking'

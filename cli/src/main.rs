@@ -4,6 +4,7 @@
 #![warn(unreachable_pub)]
 
 mod accounts;
+mod chart;
 mod control;
 mod cpu_budget;
 mod disk;
@@ -11,12 +12,14 @@ mod doctor;
 mod dump;
 mod failure;
 mod handout_server;
+mod jupyter;
 mod keeper;
 mod machine;
 mod out;
 mod permission;
 mod processes;
 mod replay;
+mod report;
 mod run;
 mod sampler;
 mod show;
@@ -56,7 +59,9 @@ fn main() -> ExitCode {
         Command::Set(args) => control::set::set(args),
         Command::Swapoff(args) => control::swapoff::swapoff(args),
         Command::Swapon(args) => control::swapoff::swapon(args),
+        Command::Report(args) => report::report(args),
         Command::Replay(args) => replay::replay(args),
+        Command::Jupyter(args) => jupyter::jupyter(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Setup(args) => permission::setup::setup(args),
         Command::Broker(args) => permission::broker::broker(args),

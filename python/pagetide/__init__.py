@@ -174,3 +174,25 @@ class watch(contextlib.ContextDecorator):
             faults, waited = after.own_faults - before.own_faults, (after.own_stalled_ns - before.own_stalled_ns) / 1e9
             told = f"{faults} faults, waited {waited:.2f} s for pages; {after.swapped >> 20} MiB of the run are swapped"
         print(f"pagetide: {self.label}: {seconds:.2f} s, {told}", file=self.file or sys.stderr)
+
+
+_watchers = []
+
+
+def load_ipython_extension(ipython):
+    """`%load_ext pagetide`: shows under each cell where the memory of the run is, and what the cell cost."""
+    from IPython.display import display
+
+    from ._notebook import Watcher
+
+    if stats() is None:
+        return
+    watcher = Watcher(ipython, stats, display)
+    watcher.register()
+    _watchers.append(watcher)
+
+
+def unload_ipython_extension(_):
+    """`%unload_ext pagetide`."""
+    while _watchers:
+        _watchers.pop().unregister()

@@ -7,6 +7,7 @@
 //! it from this list. It moves those behind it, so the group page has another form: its `VERSION` in
 //! `engine/src/group/setup.rs` rises.
 
+use crate::distances::Distances;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 macro_rules! counters {
@@ -37,6 +38,8 @@ macro_rules! counters {
 counters! {
     /// Pages read from the device.
     pswpin,
+    /// Nanoseconds that faults waited for reads from the device.
+    pswpin_ns,
     /// Pages written to the device.
     pswpout,
     /// Pages loaded from the pool; repeated words other than zero count too.
@@ -116,7 +119,7 @@ counters! {
     move_refused,
 }
 
-/// The counters of one process since it started: a view of shared memory.
+/// The counters of one process since it started, and its refault distances: a view of shared memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Counters {
     cells: &'static [AtomicU64],
@@ -124,12 +127,12 @@ pub struct Counters {
 
 impl Counters {
     /// The number of cells that a set of counters takes.
-    pub const CELLS: usize = Counter::ALL.len();
+    pub const CELLS: usize = Counter::ALL.len() + Distances::WORDS;
 
     /// Returns counters that stand in `cells`.
     ///
     /// # Panics
-    /// If there are fewer cells than counters.
+    /// If there are fewer than [`Self::CELLS`] cells.
     pub fn new(cells: &'static [AtomicU64]) -> Self {
         Self { cells: &cells[..Self::CELLS] }
     }
@@ -137,6 +140,11 @@ impl Counters {
     /// Returns counters in memory that no other process sees.
     pub fn private() -> Self {
         Self::new(Vec::leak((0..Self::CELLS).map(|_| AtomicU64::new(0)).collect()))
+    }
+
+    /// Returns the distances after which pages came back.
+    pub fn distances(self) -> Distances {
+        Distances::new(&self.cells[Counter::ALL.len()..])
     }
 
     /// Adds `count` to a counter.

@@ -4,14 +4,17 @@ use crate::accounts::pages::Pages;
 use crate::units::PAGE;
 use pagetide::group::{Ended, Field, Group, ProcessSlot};
 use pagetide::latency;
-use pagetide_swap::{Counter, Counters};
+use pagetide_swap::Counter;
+use pagetide_swap::distances::{self, Tier};
 use serde_json::{Value, json};
 
 /// Figures of a whole run at one time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Gathered {
     /// Counters of the living and the dead.
-    pub(crate) counters: [u64; Counters::CELLS],
+    pub(crate) counters: [u64; Counter::ALL.len()],
+    /// Faults by the growth of memory that would have spared them, of the pool and of the device.
+    pub(crate) distances: [[u64; distances::BUCKETS]; 2],
     /// Memory and disk of the living.
     pub(crate) pages: Pages,
     /// Pages stored in the pool, and the bytes of their payload.
@@ -36,7 +39,8 @@ impl Gathered {
     /// Adds up the parts of a group page.
     pub(crate) fn from(group: &Group) -> Self {
         let mut this = Self {
-            counters: [0; Counters::CELLS],
+            counters: [0; Counter::ALL.len()],
+            distances: [[0; distances::BUCKETS]; 2],
             pages: Pages::default(),
             stored: (0, 0),
             stored_raw: 0,
@@ -71,6 +75,11 @@ impl Gathered {
             let count = &mut self.counters[counter as usize];
             *count = count.saturating_add(slot.counters().get(counter));
         }
+        for (counts, tier) in self.distances.iter_mut().zip([Tier::Pool, Tier::Device]) {
+            for (count, more) in counts.iter_mut().zip(slot.counters().distances().get(tier)) {
+                *count = count.saturating_add(more);
+            }
+        }
     }
 
     /// Returns the figures of the pool as JSON, under the names of `/sys/kernel/debug/zswap`, with the bytes of
@@ -96,6 +105,17 @@ impl Gathered {
             zswap[counter.name()] = self.counter(counter).into();
         }
         zswap
+    }
+
+    /// Returns the refault distances as JSON: faults by the growth of memory below which they would have been spared.
+    pub(crate) fn distances(&self) -> Value {
+        let [pool, device] = &self.distances;
+        let counts = pool.iter().zip(device).enumerate().filter(|(_, (pool, device))| **pool + **device > 0);
+        counts
+            .map(|(bucket, (pool, device))| {
+                json!({ "growth": distances::growth(bucket), "pool": pool, "device": device })
+            })
+            .collect()
     }
 
     /// Returns the sizes of the swap file as JSON, in bytes.

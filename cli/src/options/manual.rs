@@ -164,6 +164,36 @@ pub(super) const STAT: &[Section] = &[
     see_also(&["`pagetide(1)`, `pagetide-run(1)`"]),
 ];
 
+/// The sections of `pagetide-report(1)`.
+pub(super) const REPORT: &[Section] = &[
+    exit_status(&[
+        ("0", "The page was written; lines that are no statistics are left out, with a message."),
+        ("1", "FILE.jsonl has no statistics, or cannot be read, or the page cannot be written."),
+        ("125", "Wrong usage."),
+    ]),
+    examples(&[
+        ("pagetide run -m 512M --stats job.jsonl -- python3 job.py", "Keep what a run was, every second:"),
+        ("pagetide report job.jsonl", "Make job.html of it:"),
+    ]),
+    see_also(&["`pagetide(1)`, `pagetide-run(1)`, `pagetide-replay(1)`"]),
+];
+
+/// The sections of `pagetide-jupyter(1)`.
+pub(super) const JUPYTER: &[Section] = &[
+    exit_status(&[
+        ("0", "The kernel was added, or removed."),
+        (
+            "125",
+            "Wrong usage; PROGRAM has no ipykernel; the folder cannot be written, or has no kernel of Pagetide.",
+        ),
+    ]),
+    examples(&[
+        ("pagetide jupyter install --memory 4G", "Notebooks of at most 4 GiB:"),
+        ("pagetide jupyter remove", "Take the kernel away:"),
+    ]),
+    see_also(&["`pagetide(1)`, `pagetide-run(1)`"]),
+];
+
 /// The sections of `pagetide-ps(1)`.
 pub(super) const PS: &[Section] = &[
     exit_status(&[("0", "The runs were shown, or there is none."), ("125", "Wrong usage.")]),
@@ -348,6 +378,8 @@ pub fn sections(command: &str) -> Vec<Section> {
         "set" => SET,
         "swapoff" => SWAPOFF,
         "swapon" => SWAPON,
+        "report" => REPORT,
+        "jupyter" => JUPYTER,
         "replay" => REPLAY,
         "doctor" => DOCTOR,
         "setup" => SETUP,

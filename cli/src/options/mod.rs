@@ -5,9 +5,11 @@ pub mod choices;
 mod doctor;
 mod dump;
 mod headings;
+mod jupyter;
 pub mod manual;
 mod ps;
 mod replay;
+mod report;
 mod rules;
 mod run;
 pub mod section;
@@ -21,8 +23,10 @@ mod top;
 pub use broker::BrokerArgs;
 pub use doctor::DoctorArgs;
 pub use dump::DumpArgs;
+pub use jupyter::{JupyterAction, JupyterArgs};
 pub use ps::PsArgs;
 pub use replay::ReplayArgs;
+pub use report::ReportArgs;
 pub use rules::RuleArgs;
 pub use run::RunArgs;
 pub use set::SetArgs;
@@ -101,6 +105,12 @@ pub enum Command {
     Swapoff(SwapoffArgs),
     /// Use the swap file of a run again
     Swapon(SwaponArgs),
+    /// Make a page that shows how a run went
+    ///
+    /// Reads what `pagetide run --stats FILE.jsonl` has written, and makes one HTML page of it: memory over time, faults and
+    /// waiting, what left and came back, and an estimate of what more memory would have changed. The page needs nothing but
+    /// itself. `pagetide run --report FILE.html` makes the same page at the end of a run.
+    Report(ReportArgs),
     /// Replay a trace: what would have happened in other memory, or by other rules
     ///
     /// Runs a trace of `pagetide run --trace` through the swap subsystem, and prints what came of it. No program's
@@ -109,6 +119,11 @@ pub enum Command {
     /// A trace tells what the engine saw: pages that were in memory then were asked for without its knowledge. So
     /// record with less memory than you replay with.
     Replay(ReplayArgs),
+    /// Run the notebooks of Jupyter under Pagetide
+    ///
+    /// Adds a kernel to Jupyter: each notebook for which it is chosen is a run of its own, under its own cap. In it
+    /// `%load_ext pagetide` shows where the memory is after each cell, if the Python package pagetide is installed.
+    Jupyter(JupyterArgs),
     /// Say what this machine and this user can do, and what would mend the rest
     ///
     /// Says what this machine, this user and this container give, what it costs that something is missing, and what

@@ -41,7 +41,7 @@ pub struct ReplayArgs {
     pub json: bool,
     /// Draw misses against memory, with the fewest that are possible, to FILE as SVG
     ///
-    /// In twelve sizes, up to all that is asked for.
+    /// In twelve sizes up to all that is asked for; of a trace, from the memory in which it was recorded.
     #[arg(long, value_name = "FILE", help_heading = OUTPUT)]
     pub plot: Option<PathBuf>,
 }

@@ -31,6 +31,12 @@ pub struct RunArgs {
     /// reports, a line each; a FILE.prom has Prometheus text, for node_exporter.
     #[arg(long, value_name = "FILE", help_heading = NEEDED)]
     pub stats: Option<PathBuf>,
+    /// Make a page of the run at its end, FILE as HTML
+    ///
+    /// Memory over time, faults and waiting, what left and came back, and what more memory would have changed, with a
+    /// sentence of advice. The page needs nothing but itself, and takes a look every second.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = NEEDED)]
+    pub report: Option<PathBuf>,
     /// Write the statistics every TIME
     ///
     /// At least 20ms, for the run is sampled no more often. With a TIME that is longer than the run they are written at

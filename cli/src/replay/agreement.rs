@@ -22,8 +22,9 @@ const MEMORY: u64 = 63 * 64;
 /// What the pool takes of it at most.
 const POOL_MAX: f64 = 0.5;
 /// Counters of time and of threads, of which a replay has none.
-const NOT_REPLAYED: [Counter; 5] = [
+const NOT_REPLAYED: [Counter; 6] = [
     Counter::parked_ns,
+    Counter::pswpin_ns,
     Counter::rested_ns,
     Counter::stalled_ns,
     Counter::stalled_threads,

@@ -153,23 +153,26 @@ fn table(steps: &Steps, setting: Setting, outcome: &Outcome, took: Duration) -> 
     out
 }
 
-/// Replays in more and less memory and draws what comes of it.
+/// Replays in memory of several sizes, up to all that is asked for, and draws what comes of it. A trace speaks of no less
+/// memory than it was recorded in: it does not have what was found in memory then.
 fn draw(path: &Path, args: &ReplayArgs, steps: &Steps, setting: Setting) -> Result<(), String> {
-    let mut lines = ["swapins", "from the device", "optimal (Belady), without compression"]
-        .map(|name| plot::Line { name, points: Vec::new() });
-    for nth in 1..=POINTS {
-        let memory = steps.footprint as u64 * nth / POINTS;
-        if memory < MEMORY_MIN {
-            continue;
-        }
+    let most = steps.footprint as u64;
+    let recorded = steps.recorded_cap.map(|bytes| bytes / PAGE);
+    let least = recorded.unwrap_or(most / POINTS).max(MEMORY_MIN);
+    if least >= most {
+        let (asked, least) = (show_bytes(most * PAGE), show_bytes(least * PAGE));
+        return Err(format!("--plot: {asked} are asked for: there is nothing to draw from {least} on"));
+    }
+    let mut misses = plot::Misses::new();
+    for nth in 0..POINTS {
+        let memory = least + (most - least) * nth / (POINTS - 1);
         let config = Config { cap_pages: memory, ..setting.config };
         let outcome = run(steps, Setting { memory, config, ..setting });
         let fewest = belady::misses(steps, memory as usize);
-        for (line, misses) in lines.iter_mut().zip([outcome.swapins(), outcome.get(Counter::pswpin), fewest])
-        {
-            line.points.push(((memory * PAGE) as f64 / f64::from(1 << 20), misses as f64));
-        }
+        misses.add(memory * PAGE, [outcome.swapins(), outcome.get(Counter::pswpin), fewest]);
     }
     let name = args.file.file_name().unwrap_or_default().to_string_lossy();
-    plot::draw(path, &format!("misses of {name}"), &lines)
+    let marks = [recorded.map(|memory| (memory * PAGE, "recorded")), Some((most * PAGE, "all of it"))];
+    let marks: Vec<_> = marks.into_iter().flatten().collect();
+    misses.draw(path, &format!("Misses of {name}"), &marks)
 }

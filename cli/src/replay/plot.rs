@@ -1,48 +1,60 @@
 //! Misses against memory, as SVG.
 
-use plotters::prelude::*;
+use crate::chart::{CAP, Chart, GREY, Line, Mark, PROGRAMS};
 use std::path::Path;
 
-const SIZE: (u32, u32) = (800, 500);
-const MARGIN: u32 = 16;
-const LABELS: (u32, u32) = (48, 84);
+const MIB: f64 = 1_048_576.0;
 
-/// One line of the plot.
+/// Misses in memory of several sizes.
 #[derive(Debug)]
-pub(super) struct Line {
-    /// What it shows.
-    pub(super) name: &'static str,
-    /// MiB of memory, and misses.
-    pub(super) points: Vec<(f64, f64)>,
+pub(super) struct Misses {
+    /// MiB of memory; pages that came in, those of them from the device, and the fewest that are possible.
+    points: Vec<(f64, [f64; 3])>,
 }
 
-/// Draws lines to an SVG file.
-///
-/// # Errors
-/// The file cannot be written.
-pub(super) fn draw(path: &Path, title: &str, lines: &[Line]) -> Result<(), String> {
-    let most = |of: fn(&(f64, f64)) -> f64| {
-        let points = lines.iter().flat_map(|line| &line.points);
-        points.map(of).fold(1.0, f64::max)
-    };
-    let (x_max, y_max) = (most(|point| point.0), most(|point| point.1) * 1.05);
-    let draw = || -> Result<(), Box<dyn std::error::Error>> {
-        let area = SVGBackend::new(path, SIZE).into_drawing_area();
-        area.fill(&WHITE)?;
-        let mut chart = ChartBuilder::on(&area)
-            .caption(title, ("sans-serif", 18))
-            .margin(MARGIN)
-            .x_label_area_size(LABELS.0)
-            .y_label_area_size(LABELS.1)
-            .build_cartesian_2d(0.0..x_max, 0.0..y_max)?;
-        chart.configure_mesh().x_desc("memory, MiB").y_desc("pages").draw()?;
-        for (line, color) in lines.iter().zip([BLUE, RED, BLACK]) {
-            let series = chart.draw_series(LineSeries::new(line.points.iter().copied(), &color))?;
-            series.label(line.name).legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], color));
-        }
-        chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
-        area.present()?;
-        Ok(())
-    };
-    draw().map_err(|error| format!("--plot: {}: {error}", path.display()))
+impl Misses {
+    pub(super) fn new() -> Self {
+        Self { points: Vec::new() }
+    }
+
+    /// Adds what came of a replay in `bytes` of memory.
+    pub(super) fn add(&mut self, bytes: u64, misses: [u64; 3]) {
+        self.points.push((bytes as f64 / MIB, misses.map(|pages| pages as f64)));
+    }
+
+    /// Draws them to an SVG file. `marks` are sizes in bytes, each with its name.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn draw(&self, path: &Path, title: &str, marks: &[(u64, &str)]) -> Result<(), String> {
+        let names = [
+            ("all that came in", PROGRAMS, false),
+            ("from the device", CAP, false),
+            ("the fewest possible", GREY, true),
+        ];
+        let lines = names.into_iter().enumerate().map(|(nth, (name, color, dashed))| Line {
+            name: name.to_owned(),
+            color,
+            dashed,
+            points: self.points.iter().map(|(memory, misses)| (*memory, misses[nth])).collect(),
+        });
+        let chart = Chart {
+            size: (860, 420),
+            names: 170,
+            title: Some(title.to_owned()),
+            axes: ("memory, MiB".to_owned(), "pages".to_owned()),
+            from: 0.0,
+            least: (1.0, 1.0),
+            areas: Vec::new(),
+            lines: lines.collect(),
+            marks: marks
+                .iter()
+                .map(|&(bytes, name)| Mark { at: bytes as f64 / MIB, name: name.to_owned() })
+                .collect(),
+            alone: true,
+        };
+        let wrong = |why: &str| format!("--plot: {}: {why}", path.display());
+        let svg = chart.svg().map_err(|why| wrong(&why))?;
+        std::fs::write(path, svg).map_err(|error| wrong(&error.to_string()))
+    }
 }

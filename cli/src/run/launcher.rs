@@ -8,6 +8,7 @@ use crate::keeper::link::{KeeperHandle, KeeperLink};
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
 use crate::processes::os::{self, Received, Signals};
 use crate::processes::tree;
+use crate::report::ReportFile;
 use crate::run::descriptor_server::{DescriptorServer, SocketDirectory};
 use crate::run::setup::Resources;
 use crate::run::statfile::{Stage, StatFile};
@@ -41,6 +42,7 @@ pub(crate) struct Launcher<'a> {
     resources: Resources,
     sampler: Sampler,
     stats: Option<StatFile>,
+    page: Option<ReportFile>,
     /// Whether it was said that statistics cannot be written.
     stats_failed: bool,
     next_sample: Instant,
@@ -92,6 +94,7 @@ impl<'a> Launcher<'a> {
                 !args.no_load_control,
             ),
             stats: args.stats.as_deref().map(StatFile::new).transpose()?,
+            page: args.report.as_deref().map(ReportFile::new).transpose()?,
             stats_failed: false,
             next_sample: now + INTERVAL,
             next_stats: now.checked_add(args.stats_interval),
@@ -112,9 +115,12 @@ impl<'a> Launcher<'a> {
             this._socket = server.start(this.resources.descriptors()?, keeper);
         }
         this.sampler.charge_own(&this.resources.group_fd);
-        let report = this.report(None);
+        let report = this.report(None).json();
         if let Some(stats) = &this.stats {
-            stats.write(&report.json(), Stage::Running)?;
+            stats.write(&report, Stage::Running)?;
+        }
+        if let Some(page) = &mut this.page {
+            page.add(&report);
         }
         this.child = this.signals.spawn(&mut command).map_err(|error| {
             let status =
@@ -327,6 +333,11 @@ impl<'a> Launcher<'a> {
                 self.verbosity().tell(&text);
             }
         }
+        if let Some(page) = &self.page
+            && let Err(error) = page.write()
+        {
+            self.verbosity().warn(&error);
+        }
         self.let_keeper_go();
         status
     }
@@ -375,13 +386,16 @@ impl<'a> Launcher<'a> {
     }
 
     fn write_stats(&mut self, exit_status: Option<u8>) {
-        if self.stats.is_none() {
+        if self.stats.is_none() && self.page.is_none() {
             return;
         }
-        let report = self.report(exit_status);
+        let report = self.report(exit_status).json();
+        if let Some(page) = &mut self.page {
+            page.add(&report);
+        }
         let Some(stats) = &self.stats else { return };
         let stage = if exit_status.is_some() { Stage::Ended } else { Stage::Running };
-        if let Err(error) = stats.write(&report.json(), stage) {
+        if let Err(error) = stats.write(&report, stage) {
             // Said once, and for the last report, which is lost.
             if !self.stats_failed || stage == Stage::Ended {
                 self.verbosity().warn(&error);

@@ -61,6 +61,11 @@ fn ended_json(ended: Ended) -> Value {
 }
 
 impl Report {
+    /// Returns what is said at the end of the run.
+    fn summary_json(&self) -> Value {
+        self.summary().iter().map(|line| json!({ "warning": line.warning, "text": line.text })).collect()
+    }
+
     /// Returns the report as JSON.
     pub(crate) fn json(&self) -> Value {
         let counters: serde_json::Map<_, _> = Counter::ALL
@@ -80,6 +85,7 @@ impl Report {
             "cap_bytes": self.cap_pages * PAGE,
             "cap_changes": self.cap_changes,
             "counters": counters,
+            "refault_distances": self.now.distances(),
             "zswap": self.now.zswap(),
             "swap_file": self.now.swap_file(),
             "nr_swapped": self.now.pages.swapped,
@@ -99,6 +105,7 @@ impl Report {
             "cap_held": self.peak.map(|_| self.most.held_bytes() <= self.cap_pages * PAGE),
             "killed_by": self.killer.as_ref().map(Killer::name),
             "out_of_memory": self.ended.map(ended_json),
+            "summary": self.exit_status.map(|_| self.summary_json()),
         })
     }
 }

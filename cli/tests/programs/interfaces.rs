@@ -74,3 +74,47 @@ fn the_python_module_works_in_a_run_and_says_so_outside() {
     run.env("PYTHONPATH", &path);
     start(run).end().succeeds();
 }
+
+/// With a Python that says that it can run notebooks: `./test --long notebook` runs one.
+#[test]
+fn a_kernel_of_jupyter_is_added_and_removed() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("jupyter-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let interpreter = folder.join("python");
+    let write = |status: &str| {
+        std::fs::write(&interpreter, format!("#!/bin/sh\necho /opt/of/it/python\nexit {status}\n")).unwrap();
+        std::fs::set_permissions(&interpreter, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let jupyter = |arguments: &[&str]| {
+        let mut command = Command::new(PAGETIDE);
+        command.env("JUPYTER_DATA_DIR", folder.join("data")).arg("jupyter").args(arguments);
+        command.args(["--python", interpreter.to_str().unwrap()]).output().unwrap()
+    };
+    write("1");
+    let refused = jupyter(&["install"]);
+    assert!(refused.status.code() == Some(125), "{refused:?}");
+    assert!(text(&refused.stderr).contains("-m pip install ipykernel"), "{}", text(&refused.stderr));
+    write("0");
+    assert!(succeeds(&jupyter(&["install", "--memory", "2G"])).contains("Python 3 (Pagetide, 2G)"));
+    let kernel = folder.join("data/kernels/pagetide/kernel.json");
+    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&kernel).unwrap()).unwrap();
+    let own = std::fs::canonicalize(PAGETIDE).unwrap();
+    let words =
+        ["run", "--quiet", "--memory", "2G", "--", "/opt/of/it/python", "-m", "ipykernel_launcher", "-f"];
+    assert_eq!(written["argv"][0], own.to_str().unwrap());
+    assert_eq!(written["argv"].as_array().unwrap()[1..10], words.map(serde_json::Value::from));
+    assert_eq!(written["argv"][10], "{connection_file}");
+    // What is somebody else's stays.
+    let other = folder.join("data/kernels/other/kernel.json");
+    std::fs::create_dir_all(other.parent().unwrap()).unwrap();
+    std::fs::write(&other, "{}").unwrap();
+    let refused = jupyter(&["remove", "--name", "other"]);
+    assert!(text(&refused.stderr).contains("is no kernel of Pagetide") && other.exists(), "{refused:?}");
+    succeeds(&jupyter(&["remove"]));
+    assert!(!kernel.parent().unwrap().exists());
+    for wrong in [&["install", "--name", "../x"][..], &["install", "--memory", "much"], &["start"]] {
+        assert_eq!(jupyter(wrong).status.code(), Some(125), "{wrong:?}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -107,7 +107,7 @@ fn what_happened_is_written_down_and_replayed() {
     let plot = file.with_extension("svg");
     replay(&["--plot", plot.to_str().unwrap()]);
     let drawn = fs::read_to_string(&plot).unwrap();
-    assert!(drawn.starts_with("<svg") && drawn.contains("Belady"));
+    assert!(drawn.starts_with("<svg") && drawn.contains("the fewest possible") && drawn.contains("recorded"));
     // What cannot be read or written is said.
     fs::write(&file, "1\n2 w\nthree\n").unwrap();
     let output = Command::new(PAGETIDE).args(["replay", path]).output().unwrap();
@@ -122,4 +122,67 @@ fn what_happened_is_written_down_and_replayed() {
     assert!(ended.stderr.contains("cannot write the trace any more"), "{}", ended.stderr);
     ended.succeeds();
     [file, plot].iter().for_each(|path| fs::remove_file(path).unwrap());
+}
+
+#[test]
+fn a_page_shows_how_a_run_went_and_needs_nothing_but_itself() {
+    let _turn = turn();
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("page-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let [page, series, made] = ["page.html", "series.jsonl", "made.html"].map(|name| folder.join(name));
+    let [page_text, series_text, made_text] = [&page, &series, &made].map(|path| path.to_str().unwrap());
+    let options = ["--report", page_text, "--stats", series_text, "--stats-interval", "100ms"];
+    let command = [&*program("waits"), "--mib", "80", "--rounds", "3", "--random", "1"];
+    start(pagetide("48M", "", &options, &command)).end().succeeds();
+    let text = fs::read_to_string(&page).unwrap();
+    for expected in [
+        "<!DOCTYPE html>",
+        "Memory over time",
+        "With more memory",
+        "the cap of 48 MiB",
+        "--mib 80",
+        "role=\"img\"",
+    ] {
+        assert!(text.contains(expected), "{expected} is not in the page");
+    }
+    // Nothing in it is fetched or run.
+    for forbidden in ["<script", "http:", "https:", "src=", "@import", "url("] {
+        let found = text.replace("http://www.w3.org/2000/svg", "").contains(forbidden);
+        assert!(!found, "{forbidden} is in the page");
+    }
+    // Each fault that brought contents back has a distance.
+    let lines = fs::read_to_string(&series).unwrap();
+    let last: serde_json::Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    let number = |value: &serde_json::Value| value.as_u64().unwrap();
+    let distances = last["refault_distances"].as_array().unwrap().iter();
+    let counted: u64 = distances.map(|bucket| number(&bucket["pool"]) + number(&bucket["device"])).sum();
+    let faults = number(&last["counters"]["pgmajfault"]);
+    assert!(counted <= faults && counted > faults * 9 / 10, "{counted} distances of {faults} faults");
+    // The same page is made of the statistics.
+    let run = |arguments: &[&str]| Command::new(PAGETIDE).arg("report").args(arguments).output().unwrap();
+    assert!(run(&[series_text, "--output", made_text]).status.success());
+    assert_eq!(fs::read_to_string(&made).unwrap(), text);
+    let printed = run(&[series_text, "--output", "-"]);
+    assert_eq!(String::from_utf8(printed.stdout).unwrap(), text);
+    // What cannot be read or written is said; what is damaged is left out.
+    fs::write(&series, format!("{lines}{{\"elapsed_s\":")).unwrap();
+    let cut = run(&[series_text]);
+    assert!(cut.status.success() && String::from_utf8_lossy(&cut.stderr).contains("1 line is no statistics"));
+    assert_eq!(fs::read_to_string(series.with_extension("html")).unwrap(), text);
+    for (arguments, why) in [
+        (&["/dev/null"][..], "it has no statistics"),
+        (&["/nonexistent.jsonl"], "No such file"),
+        (&[series_text, "--output", "/dev/full"], "No space left"),
+    ] {
+        let output = run(arguments);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(1) && said.contains(why), "{arguments:?}: {said}");
+    }
+    let refused = pagetide("48M", "", &["--report", folder.to_str().unwrap()], &["true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(125) && said.contains("--report: cannot write"), "{said}");
+    let full = pagetide("48M", "", &["--report", "/dev/full"], &["true"]).output().unwrap();
+    let said = String::from_utf8_lossy(&full.stderr).into_owned();
+    assert!(full.status.success() && said.contains("--report: cannot write /dev/full"), "{said}");
+    fs::remove_dir_all(&folder).unwrap();
 }

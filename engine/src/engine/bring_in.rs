@@ -364,6 +364,7 @@ impl<M: Memory> Engine<M> {
         if !transfer.ahead {
             self.meters.stalled.fetch_sub(1, Relaxed);
             self.swap.counters().add(Counter::parked_ns, waited);
+            self.swap.counters().add(Counter::pswpin_ns, waited);
             self.meters.read_ns.fetch_add(waited, Relaxed);
         }
         let (loaded, error) = match result {

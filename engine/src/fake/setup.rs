@@ -12,7 +12,7 @@ use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
-use pagetide_swap::{Config, Counter, Counters, Swap};
+use pagetide_swap::{Config, Counters, Swap};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Returns the time of a clock that advances by 1 µs whenever it is read.
@@ -98,7 +98,7 @@ where
         Blocks::private(count),
         Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: Some(Cipher::new([5, 6])) },
         config,
-        Counters::new(words(Counter::ALL.len())),
+        Counters::new(words(Counters::CELLS)),
     );
     swap.zswap().set_pages_max(pool_pages_max);
     Engine::new(Parts {

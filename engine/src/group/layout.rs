@@ -9,8 +9,8 @@ use pagetide_swap::held::Held;
 
 pub(super) const HEADER_WORDS: usize = 64;
 pub(super) const SLOT_HEADER_WORDS: usize = 60;
-pub(super) const COUNTER_WORDS: usize = 64;
-pub(super) const SLOT_WORDS: usize = 256;
+pub(super) const COUNTER_WORDS: usize = 128;
+pub(super) const SLOT_WORDS: usize = 320;
 
 /// More pages, and more bytes of them, than any machine has: what somebody who should not has written over the group
 /// page counts as no more, so that no sum overflows.

@@ -124,6 +124,7 @@ impl Group {
         for &counter in Counter::ALL {
             dead.counters().add(counter, slot.counters().get(counter));
         }
+        dead.counters().distances().add(slot.counters().distances());
         let mut sum = [0; latency::WORDS];
         slot.latency().add_to(&mut sum);
         let to = &dead.words[SLOT_HEADER_WORDS + COUNTER_WORDS..];

@@ -1,6 +1,7 @@
 //! Swapin: every transfer of pages that come in begins here, and ends here.
 
 use super::Swap;
+use crate::distances::Tier;
 use crate::error::LoadError;
 use crate::place::Place;
 use crate::stats::Counter;
@@ -342,6 +343,7 @@ impl<S: SpanSource> Swap<S> {
                 cluster.set_history(history);
             }
             self.judge(&mut cluster, &transfer.words[..mapped]);
+            self.note_distance(transfer, mapped);
             self.enqueue(&mut cluster);
             self.count_in(transfer, mapped);
         }
@@ -378,6 +380,20 @@ impl<S: SpanSource> Swap<S> {
             self.space.counters.add(Counter::workingset_activate_anon, activated);
             self.space.counters.add(Counter::workingset_restore_anon, restored);
         }
+    }
+
+    /// Notes the refault distance of the page that a fault has waited for.
+    fn note_distance(&self, transfer: &Transfer, mapped: usize) {
+        let tier = match transfer.source {
+            Source::Hole | Source::Frames { .. } => return,
+            Source::Zero | Source::Memory => Tier::Pool,
+            Source::Device { .. } => Tier::Device,
+        };
+        if transfer.ahead || transfer.demand >= mapped {
+            return;
+        }
+        let distance = self.space.workingset.distance(transfer.words[transfer.demand].shadow());
+        self.space.counters.distances().record(tier, distance, self.present().max(0) as u64);
     }
 
     fn count_in(&self, transfer: &Transfer, mapped: usize) {

@@ -1,0 +1,69 @@
+//! The report on a run, as one HTML page: `run --report`, and `pagetide report` from the statistics of a run.
+
+mod charts;
+mod page;
+mod series;
+mod what_if;
+
+use crate::failure::Failure;
+use crate::out;
+use pagetide_cli::options::ReportArgs;
+pub(crate) use series::Series;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Makes the page of a run from its statistics. Returns the exit status.
+pub(crate) fn report(args: &ReportArgs) -> Result<u8, Failure> {
+    let wrong = |why: String| Failure::new(1, format!("{}: {why}", args.file.display()));
+    let text = fs::read_to_string(&args.file).map_err(|error| wrong(error.to_string()))?;
+    let series = Series::read(&text).map_err(wrong)?;
+    if let Some(left_out) = series.left_out() {
+        pagetide_sys::task::say(&format!("{}: {left_out}", args.file.display()));
+    }
+    let page = page::html(&series).map_err(wrong)?;
+    match &args.output {
+        Some(output) if output.as_os_str() == "-" => _ = out::print(&page)?,
+        output => {
+            let output = output.clone().unwrap_or_else(|| args.file.with_extension("html"));
+            write_text(&output, &page).map_err(|why| Failure::new(1, why))?;
+        }
+    }
+    Ok(0)
+}
+
+/// The page of `run --report`.
+#[derive(Debug)]
+pub(crate) struct ReportFile {
+    path: PathBuf,
+    series: Series,
+}
+
+impl ReportFile {
+    /// Checks that a page can be written to `path`.
+    pub(crate) fn new(path: &Path) -> Result<Self, String> {
+        let cannot = |why: String| format!("--report: cannot write {}: {why}", path.display());
+        if path.as_os_str() == OsStr::new("-") || path.is_dir() {
+            return Err(cannot("it is to be a file".to_owned()));
+        }
+        // What is there from another run stays until this one has ended.
+        let file = fs::OpenOptions::new().append(true).create(true).open(path);
+        file.map_err(|error| cannot(error.to_string()))?;
+        Ok(Self { path: path.to_owned(), series: Series::default() })
+    }
+
+    /// Adds what a run is at a time.
+    pub(crate) fn add(&mut self, report: &serde_json::Value) {
+        self.series.add(report);
+    }
+
+    /// Writes the page.
+    pub(crate) fn write(&self) -> Result<(), String> {
+        let page = page::html(&self.series).map_err(|why| format!("--report: {why}"))?;
+        write_text(&self.path, &page).map_err(|why| format!("--report: {why}"))
+    }
+}
+
+fn write_text(path: &Path, text: &str) -> Result<(), String> {
+    fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+}

@@ -1,0 +1,274 @@
+//! The page of a report. It needs nothing but itself: style and charts are in it, and no script.
+
+use super::charts;
+use super::series::Series;
+use super::what_if::WhatIf;
+use crate::units::{show_bytes, show_count};
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+use serde_json::Value;
+
+const STYLE: &str = include_str!("../../files/report.css");
+
+/// Returns the page.
+///
+/// # Errors
+/// A chart could not be drawn.
+pub(super) fn html(series: &Series) -> Result<String, String> {
+    let command = command(series.last());
+    let what_if = WhatIf::of(series);
+    let body = html! {
+        main {
+            h1 { "Pagetide: " code { (command) } }
+            p.faint { (when(series)) }
+            (said(series))
+            (advice(series, what_if.as_ref()))
+            (time_charts(series)?)
+            @if let Some(what_if) = &what_if { (estimates(what_if)?) }
+            (figures(series))
+            (programs(series.last()))
+            (notes())
+        }
+    };
+    let page = html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                // Without it a browser asks its server for an icon.
+                link rel="icon" href="data:,";
+                title { "Pagetide: " (command) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body { (body) }
+        }
+    };
+    Ok(page.into_string())
+}
+
+fn command(report: &Value) -> String {
+    let words = report["command"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    words.collect::<Vec<_>>().join(" ")
+}
+
+/// The run's cap, time and end.
+fn when(series: &Series) -> String {
+    let last = series.last();
+    let end = match last["exit_status"].as_u64() {
+        Some(status) => format!("ended with status {status}"),
+        None => "had not ended when this was written".to_owned(),
+    };
+    let (cap, seconds) = (show(series.number("/cap_bytes")), series.number("/elapsed_s"));
+    let processes = series.looks().iter().map(|look| look.processes).fold(0.0, f64::max);
+    let several = if processes > 1.0 { format!(", {processes} processes at most") } else { String::new() };
+    format!("in {cap} of memory, {seconds:.1} s{several}; {end}")
+}
+
+fn show(bytes: f64) -> String {
+    show_bytes(bytes as u64)
+}
+
+/// What the run said at its end.
+fn said(series: &Series) -> Markup {
+    let lines = series.last()["summary"].as_array().cloned().unwrap_or_default();
+    html! {
+        @if !lines.is_empty() {
+            ul.said {
+                @for line in &lines {
+                    @if line["warning"] == true {
+                        li.warning { "warning: " (line["text"].as_str().unwrap_or_default()) }
+                    } @else {
+                        li { (line["text"].as_str().unwrap_or_default()) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A sentence on what another cap would have changed.
+fn advice(series: &Series, what_if: Option<&WhatIf>) -> Markup {
+    let (needed, cap) = (series.number("/needed_bytes"), series.number("/cap_bytes"));
+    let waited = series.number("/stalled_s");
+    let swapped = series.number("/counters/pgsteal") > 0.0;
+    let text = match what_if.map(|what_if| (what_if, what_if.advice())) {
+        Some((what_if, Some(better))) => {
+            let before = what_if.points[0];
+            let shares = if what_if.is_of_one_thread() {
+                let percent = |point| format!("{:.0} %", 100.0 * what_if.share(point));
+                format!(": {} of the time in place of {}", percent(better), percent(before))
+            } else {
+                String::new()
+            };
+            let left = if better.waited < 0.05 {
+                "not at all".to_owned()
+            } else {
+                format!("about {:.1} s", better.waited)
+            };
+            format!(
+                "With {}, its threads would have waited {left} in place of {waited:.1} s{shares}.",
+                show(better.cap)
+            )
+        }
+        Some((_, None)) => format!(
+            "It lost little to its cap: its threads waited {waited:.1} s for pages. More memory would gain that at most."
+        ),
+        None if series.number("/cap_changes") > 0.0 => {
+            "Its cap was changed while it went on: what another would have done is not estimated.".to_owned()
+        }
+        None if !swapped && needed > 0.0 && needed < cap => {
+            format!("It fitted: {} would have done.", show(needed))
+        }
+        None if swapped => "Hardly anything that left came back: more memory would gain little.".to_owned(),
+        None => return html! {},
+    };
+    html! { p.advice { (text) } }
+}
+
+/// A chart, with what it shows for who does not see it.
+fn figure(svg: &str, told: &str, caption: &str) -> Markup {
+    html! {
+        figure {
+            div role="img" aria-label=(told) { (PreEscaped(svg)) }
+            figcaption { (caption) }
+        }
+    }
+}
+
+fn time_charts(series: &Series) -> Result<Markup, String> {
+    if series.looks().len() < 2 {
+        return Ok(html! {
+            p.faint { "There is one look only: over time nothing can be drawn. `--stats FILE.jsonl` keeps all looks." }
+        });
+    }
+    let most = series.looks().iter().map(|look| look.memory.in_memory()).fold(0.0, f64::max);
+    let disk = series.looks().iter().map(|look| look.memory.disk).fold(0.0, f64::max);
+    let told = format!("Memory over time: {} in memory at most, {} on disk at most.", show(most), show(disk));
+    let faults = series.number("/counters/pgmajfault");
+    Ok(html! {
+        h2 { "Memory over time" }
+        (figure(&charts::memory(series)?, &told,
+            "What lies below the dashed line counts for the cap; what is on disk lies above the rest and does not."))
+        h2 { "Faults and waiting" }
+        (figure(&charts::faults(series)?, &format!("{faults} faults for pages that were out, over time."),
+            "Faults for pages that were out, a second."))
+        (figure(&charts::waits(series)?, "Threads that waited for pages, over time.",
+            "Threads that waited for pages, on average: 1 is a thread that did nothing else."))
+    })
+}
+
+fn estimates(what_if: &WhatIf) -> Result<Markup, String> {
+    let points = &what_if.points;
+    // A row for about each tenth of the way.
+    let every = points.len().div_ceil(10).max(1);
+    let last = points.len() - 1;
+    let rows = points.iter().enumerate().filter(|(nth, _)| *nth % every == 0 || *nth == last);
+    Ok(html! {
+        h2 { "With more memory" }
+        (figure(&charts::what_if(what_if)?, "Seconds that threads would have waited, by the cap; the table below has the figures.",
+            "An estimate from how many other pages had left before each page came back (its refault distance)."))
+        table {
+            caption { "Estimated waits under other caps" }
+            thead { tr { th.number { "cap" } th.number { "threads wait" }
+                @if what_if.is_of_one_thread() { th.number { "of the time" } } } }
+            tbody {
+                @for (_, point) in rows {
+                    tr {
+                        td.number { (show(point.cap)) }
+                        td.number { (format!("{:.1} s", point.waited)) }
+                        @if what_if.is_of_one_thread() {
+                            td.number { (format!("{:.0} %", 100.0 * what_if.share(*point))) }
+                        }
+                    }
+                }
+            }
+        }
+    })
+}
+
+fn figures(series: &Series) -> Markup {
+    let count = |name: &str| series.number(&format!("/counters/{name}"));
+    let latency = |name: &str| {
+        let micros = series.number(&format!("/fault_latency_us/{name}"));
+        crate::units::show_nanos((micros * 1e3) as u64)
+    };
+    let peak = |name: &str| show(series.number(&format!("/bytes/peak/{name}")));
+    // Pages that went from the pool to the device are counted once.
+    let to_disk = (count("pswpout") - count("zswpwb")).max(0.0);
+    let ratio = series.last()["compression_ratio"].as_f64();
+    let rows: Vec<(&str, String, String)> = [
+        ("a pattern (zero pages)", count("swpout_zero"), count("swpin_zero")),
+        ("the compressed pool", count("zswpout"), count("zswpin")),
+        ("the disk", to_disk, count("pswpin")),
+        ("an unchanged copy", count("swap_reuse"), 0.0),
+        ("probation", 0.0, count("swap_cache_hit")),
+    ]
+    .into_iter()
+    .filter(|(_, left, back)| left + back > 0.0)
+    .map(|(name, left, back)| {
+        let shown = |pages: f64| if pages > 0.0 { show_count(pages as u64) } else { "–".to_owned() };
+        (name, shown(left), shown(back))
+    })
+    .collect();
+    html! {
+        h2 { "Figures" }
+        @if !rows.is_empty() {
+            table {
+                caption { "Pages by where they went and came from" }
+                thead { tr { th { "where" } th.number { "pages out" } th.number { "pages back" } } }
+                tbody {
+                    @for (name, left, back) in rows { tr { td { (name) } td.number { (left) } td.number { (back) } } }
+                }
+            }
+        }
+        table {
+            caption { "Memory and time" }
+            tbody {
+                tr { td { "in memory at most, of a cap of " (show(series.number("/cap_bytes"))) } td.number { (peak("total")) } }
+                tr { td { "needed at most, had all stayed in memory" } td.number { (show(series.number("/needed_bytes"))) } }
+                tr { td { "compressed pool at most" } td.number { (peak("pool")) } }
+                tr { td { "on disk at most" } td.number { (peak("disk")) } }
+                tr { td { "not managed at most" } td.number { (peak("unmanaged")) } }
+                @if let Some(ratio) = ratio { tr { td { "compression in the pool" } td.number { (format!("{ratio:.1} : 1")) } } }
+                tr { td { "moved from the pool to the disk" } td.number { (show_count(count("zswpwb") as u64)) " pages" } }
+                tr { td { "written to the disk" } td.number { (show(series.number("/disk_bytes_written"))) } }
+                tr { td { "threads waited" } td.number { (format!("{:.1} s", series.number("/stalled_s"))) } }
+                tr { td { "a fault took: half of them at most, 99 %, all" }
+                    td.number { (latency("p50")) ", " (latency("p99")) ", " (latency("max")) } }
+            }
+        }
+    }
+}
+
+/// The programs that ran without Pagetide.
+fn programs(report: &Value) -> Markup {
+    let programs = report["unmanaged_programs"].as_array().cloned().unwrap_or_default();
+    html! {
+        @if !programs.is_empty() {
+            h2 { "Programs that ran without Pagetide" }
+            table {
+                thead { tr { th { "program" } th { "pid" } th { "why" } } }
+                tbody {
+                    @for program in &programs {
+                        tr {
+                            td { code { (program["name"].as_str().unwrap_or_default()) } }
+                            td { (program["pid"]) }
+                            td { (program["reason"].as_str().unwrap_or_default()) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn notes() -> Markup {
+    html! {
+        h2 { "How to read this" }
+        p.faint {
+            "Waiting is summed over threads, from when a fault was read to when it was answered. The estimate for more memory takes \
+             each page that came back as kept if no more pages had left before it than would then have fitted, and each wait as \
+             what its tier costs; it says nothing of less memory, for what happens in memory is not seen."
+        }
+    }
+}
