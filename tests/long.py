@@ -87,6 +87,13 @@ PARTS = (
     Part("forks", 15, "families of processes, five rounds, and a fan of children at 0.6 of its memory", (
         BUILD, *((*PROGRAMS, "forks::", "told_to_rest"),) * 5, RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--only", "fork-fan"))),
     Part("containers", 10, "containers, namespaces and disks that fill, five rounds", (BUILD, *((*PROGRAMS, "containers::", "disk::"),) * 5)),
+    Part("masks", 13, "all programs, by every way out and in of each test", (BUILD, PROGRAMS), {"PAGETIDE_ALL_MASKS": "1"}),
+    Part("browser", 4, "pages of runs in headless Chromium (installs Debian's chromium, chromium-driver, python3-selenium)", (
+        ("apt-get", "update", "-q"), ("apt-get", "install", "-q", "--yes", "--no-install-recommends", "chromium", "chromium-driver", "python3-selenium"),
+        BUILD, ("/usr/bin/python3", "-B", "tests/browser.py", "target/debug/pagetide"))),
+    Part("notebook", 4, "a notebook under `pagetide jupyter install` (needs the network: ipykernel and nbconvert of PyPI)", (
+        ("python3", "-m", "venv", "target/notebook"), ("target/notebook/bin/pip", "install", "--quiet", "ipykernel", "nbconvert"),
+        BUILD, ("target/notebook/bin/python", "-B", "tests/notebook.py", "target/debug/pagetide"))),
     Part("manifests", 1, "deploy/ against Kubernetes' schemas (needs the network: kubernetes-validate of PyPI)", (
         ("python3", "-m", "venv", "target/manifests"), ("target/manifests/bin/pip", "install", "--quiet", "kubernetes-validate"),
         ("target/manifests/bin/kubernetes-validate", "--strict", "deploy/kubernetes/broker.yaml", "deploy/kubernetes/job.yaml"))),

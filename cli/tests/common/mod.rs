@@ -39,6 +39,15 @@ pub fn alone() -> RwLockWriteGuard<'static, ()> {
     TURNS.write().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// The ways under which a test runs: the first and the last of them; all in `./test --long masks`
+/// (`PAGETIDE_ALL_MASKS=1`), for they take twice as long.
+pub fn masks<T: Copy, const COUNT: usize>(all: [T; COUNT]) -> Vec<T> {
+    match std::env::var_os("PAGETIDE_ALL_MASKS") {
+        Some(_) => all.into(),
+        None => vec![all[0], all[COUNT - 1]],
+    }
+}
+
 pub fn house() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("cli/ lies in the house").to_owned()
 }

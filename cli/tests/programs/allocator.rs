@@ -66,7 +66,7 @@ fn the_allocator_accounts_for_what_it_holds() {
 fn objects_that_grow_and_shrink_keep_what_is_in_them() {
     let _turn = turn();
     let growing = program("growing");
-    for mask in ["", "remap", "move", "pool", "copy"] {
+    for mask in masks(["", "remap", "move", "pool", "copy"]) {
         for seed in kept_seeds("growing").iter().map(u64::to_string) {
             println!("PAGETIDE_MASK={mask} growing --seed {seed}");
             start(pagetide("44M", mask, &[], &[&growing, "--seed", &seed, "--rounds", "400"]))

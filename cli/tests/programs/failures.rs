@@ -14,7 +14,7 @@ fn failing(fault: &str, mask: &str) -> Ended {
 fn a_page_that_cannot_be_read_is_lost_alone_and_never_another() {
     let _turn = turn();
     for fault in ["read-error:20", "read-short:20", "read-corrupt:20", "read-misplaced:20"] {
-        for mask in ["", "pool", "ring,pool"] {
+        for mask in masks(["", "pool", "ring,pool"]) {
             let ended = failing(fault, mask);
             assert!(ended.stderr.contains(" in the mapping 0x"), "{}", ended.stderr);
             assert!(ended.stderr.contains(" is lost: "), "{}", ended.stderr);

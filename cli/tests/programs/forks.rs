@@ -44,7 +44,7 @@ fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {
 fn children_that_are_cloned_keep_their_parents_pages() {
     // Needs root for those in namespaces.
     let _turn = turn();
-    for mask in ["", "remap", "pool"] {
+    for mask in masks(["", "remap", "pool"]) {
         start(pagetide("32M", mask, &[], &[&program("clones")])).end().succeeds();
     }
 }
@@ -117,7 +117,7 @@ fn chains_of_forked_shells_live_in_little_memory() {
 fn a_child_outlives_its_parent_with_what_it_inherited() {
     let _turn = turn();
     let heir = job("heir.py");
-    for mask in ["", "remap", "pool"] {
+    for mask in masks(["", "remap", "pool"]) {
         println!("PAGETIDE_MASK={mask}");
         let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python(), &heir]));
         assert_eq!(run.end().succeeds(), "good True\n");

@@ -63,7 +63,7 @@ fn a_library_that_is_bound_to_the_c_library_frees_maps_and_forks_as_natively() {
     let command = [path(&program), path(&plugin), "found.so"];
     let native = Command::new(command[0]).args(&command[1..]).env("DEEPBIND_NATIVE", "1").output().unwrap();
     assert!(native.status.success(), "{}", String::from_utf8_lossy(&native.stderr));
-    for mask in ["", "remap", "pool"] {
+    for mask in masks(["", "remap", "pool"]) {
         start(pagetide("80M", mask, &[], &command)).end().succeeds();
     }
 }

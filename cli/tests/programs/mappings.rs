@@ -6,7 +6,7 @@ use crate::common::*;
 fn mappings_move_grow_and_go_with_their_contents() {
     let _turn = turn();
     let mappings = program("mappings");
-    for mask in ["", "remap", "move", "pool"] {
+    for mask in masks(["", "remap", "move", "pool"]) {
         start(pagetide("28M", mask, &[], &[&mappings])).end().succeeds();
     }
     start(pagetide("28M", "", &[], &[&mappings, "--raw"])).end().succeeds();
@@ -16,7 +16,7 @@ fn mappings_move_grow_and_go_with_their_contents() {
 fn calls_that_are_refused_leave_everything_as_it_was() {
     let _turn = turn();
     let refused = program("refused");
-    for mask in ["", "remap", "pool"] {
+    for mask in masks(["", "remap", "pool"]) {
         start(pagetide("28M", mask, &[], &[&refused])).end().succeeds();
     }
     // With the engine from the start, and without one.
@@ -40,7 +40,7 @@ fn huge_pages_or_none_make_no_difference() {
     for huge in ["always", "never"] {
         // Needs root.
         let _setting = Setting::change("/sys/kernel/mm/transparent_hugepage/enabled", huge);
-        for mask in ["", "remap", "move"] {
+        for mask in masks(["", "remap", "move"]) {
             println!("huge pages: {huge}, PAGETIDE_MASK={mask}");
             let run = |name: &str, options: &[&str]| {
                 let program = program(name);
@@ -58,7 +58,7 @@ fn huge_pages_or_none_make_no_difference() {
 fn locks_hold_and_advice_is_taken() {
     let _turn = turn();
     let advice = program("advice");
-    for (mask, option) in [("", None), ("", Some("--raw")), ("copy", None), ("pool", None)] {
+    for (mask, option) in masks([("", None), ("copy", None), ("pool", None), ("", Some("--raw"))]) {
         println!("PAGETIDE_MASK={mask} advice {}", option.unwrap_or_default());
         let command: Vec<&str> = std::iter::once(&*advice).chain(option).collect();
         start(pagetide("28M", mask, &[], &command)).end().succeeds();
@@ -69,7 +69,7 @@ fn locks_hold_and_advice_is_taken() {
 fn a_program_serves_faults_of_its_own_memory() {
     let _turn = turn();
     let own = program("own_userfault");
-    for mask in ["", "remap", "move", "pool"] {
+    for mask in masks(["", "remap", "move", "pool"]) {
         println!("PAGETIDE_MASK={mask} own_userfault");
         start(pagetide("40M", mask, &[], &[&own])).end().succeeds();
     }

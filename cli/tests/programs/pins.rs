@@ -24,7 +24,7 @@ fn pages_that_were_pinned_before_there_is_an_engine_stay() {
     let _turn = turn();
     let pinned = program("pinned");
     for option in [None, Some("--hidden")] {
-        for mask in ["", "remap", "pool"] {
+        for mask in masks(["", "remap", "pool"]) {
             println!("PAGETIDE_MASK={mask} pinned {}", option.unwrap_or_default());
             let command: Vec<&str> = std::iter::once(&*pinned).chain(option).collect();
             let ended = start(pagetide("28M", mask, &[], &command)).end();
@@ -54,7 +54,7 @@ fn a_device_writes_to_pinned_pages_whatever_the_program_may_do_with_them() {
     let _turn = turn();
     let pinned = program("pinned_readonly");
     for option in [None, Some("--closed"), Some("--aio")] {
-        for mask in ["", "remap", "pool"] {
+        for mask in masks(["", "remap", "pool"]) {
             println!("PAGETIDE_MASK={mask} pinned_readonly {}", option.unwrap_or_default());
             let command: Vec<&str> = std::iter::once(&*pinned).chain(option).collect();
             let ended = start(pagetide("28M", mask, &[], &command)).end();

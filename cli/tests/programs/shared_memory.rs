@@ -19,7 +19,7 @@ fn told(memory: &str, mask: &str, command: &[&str]) -> Command {
 fn processes_that_share_pages_find_what_others_wrote() {
     let _turn = turn();
     let pages = program("shared_pages");
-    for mask in ["", "pool", "ring"] {
+    for mask in masks(["", "pool", "ring"]) {
         let command = [&*pages, "--mib", "64", "--processes", "4", "--ops", "8000"];
         let ended = start(told("32M", mask, &command)).end();
         assert!(!ended.stderr.contains("nothing was swapped"), "{mask}: {}", ended.stderr);
