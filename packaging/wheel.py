@@ -33,7 +33,7 @@ def main(built, dist):
     info = f"pagetide-{version}.dist-info"
     files = {
         f"pagetide-{version}.data/scripts/pagetide": (built / "pagetide").read_bytes(),
-        "pagetide/__init__.py": (HOUSE / "python/pagetide/__init__.py").read_bytes(),
+        **{f"pagetide/{path.name}": path.read_bytes() for path in sorted((HOUSE / "python/pagetide").glob("*.py"))},
         f"{info}/METADATA": "\n".join([
             "Metadata-Version: 2.1", "Name: pagetide", f"Version: {version}",
             "Summary: Swap in user space: run one program in less memory than it needs", "License: MIT OR Apache-2.0",

@@ -62,6 +62,23 @@ common() {
         grep -qx '0 104857600' <<< "$said" || fail "its result: $said"
         grep -q '^pagetide: out [0-9]* k pages' <<< "$said" || fail "nothing was swapped: $said"
         as_ada "$@" doctor > /dev/null || fail "doctor: $(as_ada "$@" doctor)"
+        # She watches a run, and has a page of it.
+        as_ada "$@" run --quiet --memory 64M --report /home/ada/page.html --stats /home/ada/run.jsonl -- \
+            python3 -c 'held = bytearray(range(256)) * (400 << 10); print("held", flush=True); input()' \
+            < <(until [ -e /home/ada/seen ]; do sleep 0.1; done; echo) > /home/ada/said &
+        until grep -q held /home/ada/said 2> /dev/null; do sleep 0.1; done
+        local runs top
+        runs=$(as_ada "$@" ps)
+        top=$(as_ada TERM=xterm script -qc "timeout 3 $* top" /dev/null < /dev/null || true)
+        as_ada "$@" stat --json > /dev/null || fail "stat"
+        touch /home/ada/seen
+        wait $!
+        rm /home/ada/seen /home/ada/said
+        grep -q '64 MiB.*python3' <<< "$runs" || fail "ps: $runs"
+        grep -q '64 MiB' <<< "$top" || fail "top: $top"
+        as_ada "$@" report /home/ada/run.jsonl --output /home/ada/again.html || fail "report"
+        cmp /home/ada/page.html /home/ada/again.html || fail "the pages differ"
+        grep -q 'Memory over time' /home/ada/again.html || fail "the page: $(head -c 2000 /home/ada/again.html)"
     }
     # That she is told what would help.
     closed() {

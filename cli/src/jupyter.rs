@@ -42,6 +42,8 @@ fn install(args: &JupyterArgs, folder: &Path) -> Result<(), Failure> {
         ],
         "display_name": format!("Python 3 (Pagetide, {})", args.memory),
         "language": "python",
+        // A signal goes to the whole group, and from the launcher once more: the cell would be interrupted twice.
+        "interrupt_mode": "message",
         "metadata": { "debugger": true },
     });
     let path = folder.join(FILE);

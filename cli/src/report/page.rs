@@ -7,6 +7,8 @@ use crate::units::{show_bytes, show_count};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
+/// Letters of a command that stand in the headline.
+const COMMAND_LETTERS: usize = 60;
 const STYLE: &str = include_str!("../../files/report.css");
 
 /// Returns the page.
@@ -18,7 +20,8 @@ pub(super) fn html(series: &Series) -> Result<String, String> {
     let what_if = WhatIf::of(series);
     let body = html! {
         main {
-            h1 { "Pagetide: " code { (command) } }
+            h1 { "Pagetide: " code { (shortened(&command)) } }
+            @if shortened(&command) != command { p.faint { code { (command) } } }
             p.faint { (when(series)) }
             (said(series))
             (advice(series, what_if.as_ref()))
@@ -37,7 +40,7 @@ pub(super) fn html(series: &Series) -> Result<String, String> {
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 // Without it a browser asks its server for an icon.
                 link rel="icon" href="data:,";
-                title { "Pagetide: " (command) }
+                title { "Pagetide: " (shortened(&command)) }
                 style { (PreEscaped(STYLE)) }
             }
             body { (body) }
@@ -49,6 +52,13 @@ pub(super) fn html(series: &Series) -> Result<String, String> {
 fn command(report: &Value) -> String {
     let words = report["command"].as_array().into_iter().flatten().filter_map(Value::as_str);
     words.collect::<Vec<_>>().join(" ")
+}
+
+/// Returns the beginning of a text that is too long for a headline.
+fn shortened(text: &str) -> String {
+    let mut letters = text.chars();
+    let first: String = letters.by_ref().take(COMMAND_LETTERS).collect();
+    if letters.next().is_none() { first } else { format!("{first}…") }
 }
 
 /// The run's cap, time and end.
@@ -129,7 +139,7 @@ fn advice(series: &Series, what_if: Option<&WhatIf>) -> Markup {
 fn figure(svg: &str, told: &str, caption: &str) -> Markup {
     html! {
         figure {
-            div role="img" aria-label=(told) { (PreEscaped(svg)) }
+            div role="img" tabindex="0" aria-label=(told) { (PreEscaped(svg)) }
             figcaption { (caption) }
         }
     }
