@@ -25,6 +25,7 @@ mod sampler;
 mod show;
 #[cfg(test)]
 mod testing;
+mod thinned;
 mod top;
 mod units;
 mod verbosity;

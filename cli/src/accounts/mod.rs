@@ -3,5 +3,6 @@
 pub(crate) mod cap;
 pub(crate) mod exact;
 pub(crate) mod gathered;
+pub(crate) mod memory;
 pub(crate) mod most;
 pub(crate) mod pages;

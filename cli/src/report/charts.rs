@@ -2,6 +2,7 @@
 
 use super::series::{Look, Series};
 use super::what_if::WhatIf;
+use crate::accounts::memory::Memory;
 use crate::chart::{CAP, Chart, DISK, GREY, Line, Mark, POOL, PROGRAMS};
 
 const MIB: f64 = 1_048_576.0;
@@ -41,17 +42,17 @@ fn chart(height: u32, axes: (&str, String)) -> Chart {
 /// Where the run's memory was, over time.
 pub(super) fn memory(series: &Series) -> Result<String, String> {
     let looks = series.looks();
-    let most = looks.iter().map(|look| (look.memory.in_memory() + look.memory.disk).max(look.cap));
+    let most = looks.iter().map(|look| ((look.memory.in_memory() + look.memory.disk) as f64).max(look.cap));
     let (scale, name) = unit(most.fold(0.0, f64::max));
-    let stacked = |of: fn(&Look) -> f64| over_time(looks, |look| of(look) / scale);
+    let stacked = |of: fn(&Memory) -> u64| over_time(looks, |look| of(&look.memory) as f64 / scale);
     Chart {
         areas: vec![
-            line("in the programs", PROGRAMS, stacked(|look| look.memory.resident)),
-            line("not managed", GREY, stacked(|look| look.memory.resident + look.memory.other)),
-            line("compressed pool", POOL, stacked(|look| look.memory.in_memory())),
-            line("on disk", DISK, stacked(|look| look.memory.in_memory() + look.memory.disk)),
+            line("in the programs", PROGRAMS, stacked(|memory| memory.resident)),
+            line("not managed", GREY, stacked(|memory| memory.resident + memory.other)),
+            line("compressed pool", POOL, stacked(Memory::in_memory)),
+            line("on disk", DISK, stacked(|memory| memory.in_memory() + memory.disk)),
         ],
-        lines: vec![Line { dashed: true, ..line("the cap", CAP, stacked(|look| look.cap)) }],
+        lines: vec![Line { dashed: true, ..line("the cap", CAP, over_time(looks, |look| look.cap / scale)) }],
         ..chart(320, ("time, s", name.to_owned()))
     }
     .svg()

@@ -49,7 +49,7 @@ impl ReportFile {
         // What is there from another run stays until this one has ended.
         let file = fs::OpenOptions::new().append(true).create(true).open(path);
         file.map_err(|error| cannot(error.to_string()))?;
-        Ok(Self { path: path.to_owned(), series: Series::default() })
+        Ok(Self { path: path.to_owned(), series: Series::new() })
     }
 
     /// Adds what a run is at a time.

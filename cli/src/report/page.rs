@@ -3,6 +3,7 @@
 use super::charts;
 use super::series::Series;
 use super::what_if::WhatIf;
+use crate::accounts::memory::Memory;
 use crate::units::{show_bytes, show_count};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
@@ -116,12 +117,12 @@ fn advice(series: &Series, what_if: Option<&WhatIf>) -> Markup {
                 format!("about {:.1} s", better.waited)
             };
             format!(
-                "With {}, its threads would have waited {left} in place of {waited:.1} s{shares}.",
+                "By the estimate below, with {} its threads would have waited {left} in place of {waited:.1} s{shares}.",
                 show(better.cap)
             )
         }
         Some((_, None)) => format!(
-            "It lost little to its cap: its threads waited {waited:.1} s for pages. More memory would gain that at most."
+            "It lost little to its cap: its threads waited {waited:.1} s for pages. More memory would gain little."
         ),
         None if series.number("/cap_changes") > 0.0 => {
             "Its cap was changed while it went on: what another would have done is not estimated.".to_owned()
@@ -151,9 +152,11 @@ fn time_charts(series: &Series) -> Result<Markup, String> {
             p.faint { "There is one look only: over time nothing can be drawn. `--stats FILE.jsonl` keeps all looks." }
         });
     }
-    let most = series.looks().iter().map(|look| look.memory.in_memory()).fold(0.0, f64::max);
-    let disk = series.looks().iter().map(|look| look.memory.disk).fold(0.0, f64::max);
-    let told = format!("Memory over time: {} in memory at most, {} on disk at most.", show(most), show(disk));
+    let most = |of: fn(&Memory) -> u64| {
+        show_bytes(series.looks().iter().map(|look| of(&look.memory)).max().unwrap_or(0))
+    };
+    let (memory, disk) = (most(Memory::in_memory), most(|memory| memory.disk));
+    let told = format!("Memory over time: {memory} in memory at most, {disk} on disk at most.");
     let faults = series.number("/counters/pgmajfault");
     Ok(html! {
         h2 { "Memory over time" }
@@ -279,6 +282,62 @@ fn notes() -> Markup {
             "Waiting is summed over threads, from when a fault was read to when it was answered. The estimate for more memory takes \
              each page that came back as kept if no more pages had left before it than would then have fitted, and each wait as \
              what its tier costs; it says nothing of less memory, for what happens in memory is not seen."
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    /// Any number that JSON has, and what is none.
+    fn value() -> impl Strategy<Value = Value> {
+        prop_oneof![
+            Just(Value::Null),
+            Just(json!("text")),
+            prop::sample::select(vec![0.0, -1.0, 1e-300, 0.5, 4096.0, 1e9, 1e18, 1e300])
+                .prop_map(Value::from),
+            any::<u64>().prop_map(Value::from),
+            (0..1u64 << 34).prop_map(Value::from),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+
+        /// Statistics may be damaged, or somebody else's.
+        #[test]
+        fn a_page_is_made_of_whatever_the_statistics_say(
+            values in prop::collection::vec(prop::collection::vec(value(), 20), 1..6),
+            command in ".{0,80}",
+        ) {
+            let mut series = Series::new();
+            for (at, one) in values.iter().enumerate() {
+                series.add(&json!({
+                    "elapsed_s": if at == 0 { json!(0) } else { one[0].clone() },
+                    "cap_bytes": one[1], "stalled_s": one[2], "processes": one[3], "needed_bytes": one[4],
+                    "cap_changes": 0, "exit_status": one[5], "compression_ratio": one[6], "disk_bytes_written": one[7],
+                    "bytes": {
+                        "now": { "total": one[8], "resident": one[9], "pool": one[10], "disk": one[11] },
+                        "peak": { "swapped": one[12] },
+                    },
+                    "counters": { "pgmajfault": one[13], "pgsteal": one[14], "pswpin_ns": one[15] },
+                    "refault_distances": [
+                        { "growth": one[16], "pool": one[17], "device": one[18] },
+                        { "growth": 2.0, "pool": one[19], "device": one[17] },
+                    ],
+                    "command": [command, "<script>"],
+                    "summary": [{ "warning": true, "text": command }],
+                }));
+            }
+            if series.looks().is_empty() {
+                return Ok(());
+            }
+            let page = html(&series).unwrap();
+            prop_assert!(!page.contains("<script") && page.len() < 1 << 20);
+            prop_assert!(!page.contains("NaN") || command.contains("NaN"));
         }
     }
 }

@@ -1,29 +1,21 @@
 //! How a run went, look by look: read from its statistics.
 
+use crate::accounts::memory::Memory;
+use crate::thinned::Thinned;
 use serde_json::Value;
 use std::fmt;
 
-/// The most looks that are kept. When they are full, each two become one: an hour's page stays small.
+/// The most looks that are kept: an hour's page stays small.
 const LOOKS_MAX: usize = 720;
-
-/// Memory at a look, in bytes.
-#[derive(Clone, Copy, Default, PartialEq, Debug)]
-pub(super) struct Memory {
-    /// Managed memory in the programs.
-    pub(super) resident: f64,
-    /// What no engine manages, and what the engines take themselves.
-    pub(super) other: f64,
-    /// The compressed pool.
-    pub(super) pool: f64,
-    /// On disk.
-    pub(super) disk: f64,
-}
+/// Larger numbers are no statistics of a run.
+const NUMBER_MAX: f64 = 1e18;
 
 /// What was seen of a run at one time.
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(super) struct Look {
     /// Seconds since the start.
     pub(super) at: f64,
+    /// In bytes.
     pub(super) cap: f64,
     pub(super) memory: Memory,
     /// Faults for pages that were out, so far.
@@ -33,26 +25,18 @@ pub(super) struct Look {
     pub(super) processes: f64,
 }
 
-impl Memory {
-    /// Returns what is in memory.
-    pub(super) fn in_memory(&self) -> f64 {
-        self.resident + self.other + self.pool
-    }
+/// Returns a number of a report; `None` if it is none that a run can have.
+fn number(value: &Value) -> Option<f64> {
+    value.as_f64().filter(|number| (0.0..=NUMBER_MAX).contains(number))
 }
 
 impl Look {
     fn of(report: &Value) -> Option<Self> {
-        let number = |value: &Value| value.as_f64().filter(|number| number.is_finite() && *number >= 0.0);
-        let bytes = |name: &str| number(&report["bytes"]["now"][name]);
-        let (total, pool) = (bytes("total")?, bytes("pool")?);
-        // Processes share pages after a fork: parts may sum up to more than the whole.
-        let resident = bytes("resident")?.min((total - pool).max(0.0));
-        let memory =
-            Memory { resident, other: (total - resident - pool).max(0.0), pool, disk: bytes("disk")? };
+        let bytes = |name: &str| number(&report["bytes"]["now"][name]).map(|bytes| bytes as u64);
         Some(Self {
             at: number(&report["elapsed_s"])?,
             cap: number(&report["cap_bytes"])?,
-            memory,
+            memory: Memory::new(bytes("total")?, bytes("resident")?, bytes("pool")?, bytes("disk")?),
             faults: number(&report["counters"]["pgmajfault"])?,
             waited: number(&report["stalled_s"])?,
             processes: number(&report["processes"])?,
@@ -62,9 +46,10 @@ impl Look {
     /// Returns one look for two that follow each other: what was largest, at the later time.
     fn joined(self, later: Self) -> Self {
         let largest = if later.memory.in_memory() < self.memory.in_memory() { self } else { later };
+        let disk = self.memory.disk.max(later.memory.disk);
         Self {
             cap: largest.cap,
-            memory: Memory { disk: self.memory.disk.max(later.memory.disk), ..largest.memory },
+            memory: Memory { disk, ..largest.memory },
             processes: self.processes.max(later.processes),
             ..later
         }
@@ -72,12 +57,9 @@ impl Look {
 }
 
 /// The looks at a run.
-#[derive(Clone, Default, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Series {
-    looks: Vec<Look>,
-    /// Looks that one stands for, and those that the last one has.
-    each: usize,
-    latest: usize,
+    looks: Thinned<Look>,
     /// The last report.
     last: Value,
     /// Lines of the file that were no reports.
@@ -85,12 +67,16 @@ pub(crate) struct Series {
 }
 
 impl Series {
+    pub(super) fn new() -> Self {
+        Self { looks: Thinned::new(LOOKS_MAX, Look::joined), last: Value::Null, wrong: 0 }
+    }
+
     /// Reads the statistics of a run: a report, or one a line.
     ///
     /// # Errors
     /// Nothing in the text is a report.
     pub(super) fn read(text: &str) -> Result<Self, String> {
-        let mut this = Self::default();
+        let mut this = Self::new();
         if let Ok(report) = serde_json::from_str::<Value>(text) {
             this.add(&report);
         } else {
@@ -101,7 +87,7 @@ impl Series {
                 }
             }
         }
-        if this.looks.is_empty() {
+        if this.looks().is_empty() {
             return Err("it has no statistics of `pagetide run --stats FILE.jsonl`".to_owned());
         }
         Ok(this)
@@ -109,34 +95,24 @@ impl Series {
 
     /// Adds a report.
     pub(super) fn add(&mut self, report: &Value) {
-        let Some(look) = Look::of(report) else {
+        // Time does not go back: that would be another run's.
+        let look = Look::of(report).filter(|look| self.looks().last().is_none_or(|last| last.at <= look.at));
+        let Some(look) = look else {
             self.wrong += 1;
             return;
         };
         self.last = report.clone();
-        if self.latest > 0 && self.latest < self.each {
-            let last = self.looks.last_mut().expect("it has looks");
-            *last = last.joined(look);
-            self.latest += 1;
-            return;
-        }
-        if self.looks.len() == LOOKS_MAX {
-            self.looks = self.looks.chunks(2).map(|two| two[0].joined(two[two.len() - 1])).collect();
-            self.each *= 2;
-        }
-        self.each = self.each.max(1);
         self.looks.push(look);
-        self.latest = 1;
     }
 
     /// Says what of the file was left out.
     pub(super) fn left_out(&self) -> Option<impl fmt::Display> {
         let lines = if self.wrong == 1 { "line is" } else { "lines are" };
-        (self.wrong > 0).then(|| format!("{} {lines} no statistics, and left out", self.wrong))
+        (self.wrong > 0).then(|| format!("{} {lines} no statistics of this run, and left out", self.wrong))
     }
 
     pub(super) fn looks(&self) -> &[Look] {
-        &self.looks
+        self.looks.samples()
     }
 
     /// Returns the last report.
@@ -146,29 +122,21 @@ impl Series {
 
     /// Returns a number of the last report; 0 if it has none of this name.
     pub(super) fn number(&self, pointer: &str) -> f64 {
-        self.last.pointer(pointer).and_then(Value::as_f64).unwrap_or(0.0)
+        self.last.pointer(pointer).and_then(number).unwrap_or(0.0)
     }
 
-    /// Returns memory at the time when pages came back, as an average over those; that of the last look if none did.
-    pub(super) fn memory_at_faults(&self) -> Memory {
-        let mut sum = Memory::default();
-        let mut faults = 0.0;
-        for two in self.looks.windows(2) {
+    /// Returns bytes in programs and in the pool when pages came back, as an average over those; at the last look if none did.
+    pub(super) fn memory_at_faults(&self) -> (f64, f64) {
+        let (mut faults, mut resident, mut pool) = (0.0, 0.0, 0.0);
+        for two in self.looks().windows(2) {
             let (weight, memory) = ((two[1].faults - two[0].faults).max(0.0), two[1].memory);
             faults += weight;
-            sum.resident += weight * memory.resident;
-            sum.other += weight * memory.other;
-            sum.pool += weight * memory.pool;
-            sum.disk += weight * memory.disk;
+            resident += weight * memory.resident as f64;
+            pool += weight * memory.pool as f64;
         }
-        match self.looks.last() {
-            _ if faults > 0.0 => Memory {
-                resident: sum.resident / faults,
-                other: sum.other / faults,
-                pool: sum.pool / faults,
-                disk: sum.disk / faults,
-            },
-            last => last.map(|look| look.memory).unwrap_or_default(),
+        match self.looks().last() {
+            _ if faults > 0.0 => (resident / faults, pool / faults),
+            last => last.map_or((0.0, 0.0), |look| (look.memory.resident as f64, look.memory.pool as f64)),
         }
     }
 }
@@ -188,23 +156,31 @@ mod tests {
 
     #[test]
     fn many_looks_become_few_and_keep_what_was_largest_and_last() {
-        let mut series = Series::default();
+        let mut series = Series::new();
         for second in 0..36_000 {
             series.add(&report(f64::from(second), if second == 17_001 { 5000 } else { 100 }));
         }
         let looks = series.looks();
-        assert!((LOOKS_MAX / 2..=LOOKS_MAX).contains(&looks.len()), "{}", looks.len());
-        assert_eq!(looks.iter().filter(|look| look.memory.in_memory() == 5000.0).count(), 1);
+        assert!(looks.len() <= LOOKS_MAX, "{}", looks.len());
+        assert_eq!(looks.iter().filter(|look| look.memory.in_memory() == 5000).count(), 1);
         assert_eq!(looks.last().unwrap().at, 35_999.0);
         assert!(looks.is_sorted_by(|one, next| one.at < next.at && one.faults <= next.faults));
     }
 
     #[test]
     fn a_file_with_a_damaged_line_is_read_without_it() {
-        let text = format!("{}\n{{\"elapsed_s\": 3\nnull\n\n{}\n", report(0.0, 1), report(1.0, 2));
+        let text = format!(
+            "{}\n{{\"elapsed_s\": 3\nnull\n\n{}\n{}\n",
+            report(5.0, 1),
+            report(6.0, 2),
+            report(1.0, 2)
+        );
         let series = Series::read(&text).unwrap();
         assert_eq!(series.looks().len(), 2);
-        assert_eq!(series.left_out().unwrap().to_string(), "2 lines are no statistics, and left out");
+        assert_eq!(
+            series.left_out().unwrap().to_string(),
+            "3 lines are no statistics of this run, and left out"
+        );
         assert!(Series::read("").is_err() && Series::read("{}").is_err() && Series::read("[1, 2").is_err());
         // A report by itself, as `--stats FILE.json` has it.
         assert_eq!(Series::read(&format!("{:#}", report(1.0, 2))).unwrap().looks().len(), 1);
@@ -212,7 +188,7 @@ mod tests {
 
     #[test]
     fn memory_at_faults_is_that_of_the_looks_at_which_pages_came_back() {
-        let mut series = Series::default();
+        let mut series = Series::new();
         for (at, total, faults) in
             [(0.0, 20, 0), (1.0, 100, 0), (2.0, 200, 30), (3.0, 400, 40), (4.0, 30, 40)]
         {
@@ -220,6 +196,6 @@ mod tests {
             report["counters"]["pgmajfault"] = faults.into();
             series.add(&report);
         }
-        assert_eq!(series.memory_at_faults().resident, (100.0 * 30.0 + 200.0 * 10.0) / 40.0);
+        assert_eq!(series.memory_at_faults(), ((100.0 * 30.0 + 200.0 * 10.0) / 40.0, 10.0));
     }
 }

@@ -65,9 +65,9 @@ struct Model {
 
 impl Model {
     fn of(series: &Series) -> Option<Self> {
-        let memory = series.memory_at_faults();
+        let (resident, pool) = series.memory_at_faults();
         let out = series.number("/bytes/peak/swapped");
-        let unique = |growth: f64| out * (1.0 - (-memory.resident * (growth - 1.0) / out).exp());
+        let unique = |growth: f64| out * (1.0 - (-resident * (growth - 1.0) / out).exp());
         let number = |value: &Value| value.as_f64().unwrap_or(0.0);
         let mut faults = Vec::new();
         for bucket in series.last()["refault_distances"].as_array()? {
@@ -81,7 +81,7 @@ impl Model {
         let device: f64 = faults.iter().map(|faults| faults.device).sum();
         Some(Self {
             faults,
-            pool: memory.pool,
+            pool,
             ratio: series.last()["compression_ratio"].as_f64().filter(|ratio| *ratio >= 1.0).unwrap_or(1.0),
             out,
             device_ns: series.number("/counters/pswpin_ns") / device.max(1.0),
@@ -175,7 +175,7 @@ mod tests {
     /// A run of 100 MiB that needs 440: 80 are in programs and 20 in the pool, at 4 : 1, and 360 were out.
     fn series(distances: &Value, device_ns: u64) -> Series {
         let mib = |count: u64| count << 20;
-        let mut series = Series::default();
+        let mut series = Series::new();
         for (at, faults) in [(0, 0), (10, 1000)] {
             series.add(&json!({
                 "elapsed_s": at, "cap_bytes": mib(100), "cap_changes": 0, "stalled_s": 5.0, "processes": 1,

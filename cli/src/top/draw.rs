@@ -1,5 +1,6 @@
 //! The screen: a tide of memory over time, what it is made of, how fast pages come and go, and the processes.
 
+use crate::accounts::memory::Memory;
 use crate::accounts::pages::Pages;
 use crate::processes::tree;
 use crate::sampler::outside::Program;
@@ -97,7 +98,7 @@ impl View<'_> {
     fn tide(&self, buffer: &mut Buffer, area: Rect) {
         let columns = self.tide.columns((area.width - AXIS).into());
         let rows = u64::from(area.height) - 1;
-        let highest = |sample: &Sample| sample.cap.max(sample.in_memory()) + sample.disk;
+        let highest = |sample: &Sample| sample.cap.max(sample.memory.in_memory()) + sample.memory.disk;
         let scale = columns.iter().map(highest).max().unwrap_or(0).max(1);
         // A little air above the highest.
         let unit = (scale + scale / 20).div_ceil(rows).max(1);
@@ -129,13 +130,13 @@ impl View<'_> {
     }
 
     fn figures(&self, buffer: &mut Buffer, area: Rect) {
-        let sample = self.tide.newest();
+        let Sample { memory, cap } = self.tide.newest();
         let rows = [
-            (Part::Resident, "in the programs", sample.resident),
-            (Part::Other, "not managed", sample.other),
-            (Part::Pool, "pool", sample.pool),
-            (Part::Disk, "on disk", sample.disk),
-            (Part::Cap, "cap", sample.cap),
+            (Part::Resident, "in the programs", memory.resident),
+            (Part::Other, "not managed", memory.other),
+            (Part::Pool, "pool", memory.pool),
+            (Part::Disk, "on disk", memory.disk),
+            (Part::Cap, "cap", cap),
         ];
         for (y, (part, name, bytes)) in (area.y..).zip(rows) {
             buffer.set_string(area.x, y, part.filling(), self.style(part));
@@ -188,8 +189,8 @@ impl View<'_> {
 
 /// Returns what lies at a height, in bytes, of a column; `unit` is what a row stands for.
 fn part_at(sample: &Sample, height: u64, unit: u64) -> Option<Part> {
-    let Sample { resident, other, pool, disk, cap } = *sample;
-    let base = cap.max(sample.in_memory());
+    let Sample { memory: Memory { resident, other, pool, disk }, cap } = *sample;
+    let base = cap.max(sample.memory.in_memory());
     match height {
         height if height < resident => Some(Part::Resident),
         height if height < resident + other => Some(Part::Other),

@@ -1,25 +1,19 @@
 //! The tide: a run's memory over time, in as many steps as a terminal has columns.
 
+use crate::accounts::memory::Memory;
 use crate::show::report::Report;
+use crate::thinned::Thinned;
 use crate::units::PAGE;
 use pagetide_swap::Counter;
 use std::time::Duration;
 
-/// The most samples that are kept. When they are full, each two become one.
+/// The most samples that are kept.
 const SAMPLES_MAX: usize = 512;
 
-/// Memory at one time, in bytes.
+/// Memory and the cap at one time, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(super) struct Sample {
-    /// Managed memory in the programs.
-    pub(super) resident: u64,
-    /// What no engine manages, and what the engines take themselves.
-    pub(super) other: u64,
-    /// The compressed pool.
-    pub(super) pool: u64,
-    /// On disk.
-    pub(super) disk: u64,
-    /// The cap.
+    pub(super) memory: Memory,
     pub(super) cap: u64,
 }
 
@@ -28,25 +22,12 @@ impl Sample {
         let pages = report.now.pages;
         let [total, resident, pool, disk, cap] =
             [pages.total, pages.resident, pages.pool, pages.disk, report.cap_pages].map(|pages| pages * PAGE);
-        // Processes share pages after a fork: parts may sum up to more than the whole.
-        let resident = resident.min(total.saturating_sub(pool));
-        Self { resident, other: total.saturating_sub(resident + pool), pool, disk, cap }
+        Self { memory: Memory::new(total, resident, pool, disk), cap }
     }
 
     /// Returns the larger of each figure.
     fn max(self, other: Self) -> Self {
-        Self {
-            resident: self.resident.max(other.resident),
-            other: self.other.max(other.other),
-            pool: self.pool.max(other.pool),
-            disk: self.disk.max(other.disk),
-            cap: self.cap.max(other.cap),
-        }
-    }
-
-    /// Returns what is in memory.
-    pub(super) fn in_memory(&self) -> u64 {
-        self.resident + self.other + self.pool
+        Self { memory: self.memory.max(other.memory), cap: self.cap.max(other.cap) }
     }
 }
 
@@ -88,10 +69,7 @@ impl Totals {
 /// Samples since `top` began, and the rates of the last interval.
 #[derive(Clone, Debug)]
 pub(super) struct Tide {
-    samples: Vec<Sample>,
-    /// Looks that one sample stands for, and those that the last one has.
-    looks_each: usize,
-    looks: usize,
+    samples: Thinned<Sample>,
     totals: Option<Totals>,
     rates: Rates,
     began: Option<Duration>,
@@ -100,9 +78,7 @@ pub(super) struct Tide {
 impl Tide {
     pub(super) fn new() -> Self {
         Self {
-            samples: Vec::new(),
-            looks_each: 1,
-            looks: 0,
+            samples: Thinned::new(SAMPLES_MAX, Sample::max),
             totals: None,
             rates: Rates::default(),
             began: None,
@@ -125,24 +101,7 @@ impl Tide {
             };
         }
         self.began.get_or_insert(report.elapsed);
-        self.push(Sample::of(report));
-    }
-
-    fn push(&mut self, sample: Sample) {
-        match self.samples.last_mut() {
-            Some(last) if self.looks < self.looks_each => {
-                *last = last.max(sample);
-                self.looks += 1;
-            }
-            _ => {
-                if self.samples.len() == SAMPLES_MAX {
-                    self.samples = self.samples.chunks(2).map(|two| two[0].max(two[two.len() - 1])).collect();
-                    self.looks_each *= 2;
-                }
-                self.samples.push(sample);
-                self.looks = 1;
-            }
-        }
+        self.samples.push(Sample::of(report));
     }
 
     /// Returns the rates of the last interval.
@@ -158,13 +117,14 @@ impl Tide {
 
     /// Returns a sample for each of at most `columns` columns, the newest last: the highest figures of its time.
     pub(super) fn columns(&self, columns: usize) -> Vec<Sample> {
-        let count = self.samples.len();
+        let samples = self.samples.samples();
+        let count = samples.len();
         if count <= columns {
-            return self.samples.clone();
+            return samples.to_vec();
         }
         (0..columns)
             .map(|column| {
-                let part = &self.samples[column * count / columns..(column + 1) * count / columns];
+                let part = &samples[column * count / columns..(column + 1) * count / columns];
                 part.iter().fold(Sample::default(), |highest, &sample| highest.max(sample))
             })
             .collect()
@@ -172,7 +132,7 @@ impl Tide {
 
     /// Returns the newest sample.
     pub(super) fn newest(&self) -> Sample {
-        self.samples.last().copied().unwrap_or_default()
+        self.samples.samples().last().copied().unwrap_or_default()
     }
 }
 
@@ -181,27 +141,26 @@ mod tests {
     use super::*;
 
     fn sample(resident: u64) -> Sample {
-        Sample { resident, cap: 100, ..Sample::default() }
+        Sample { memory: Memory::new(resident, resident, 0, 0), cap: 100 }
     }
 
     #[test]
     fn a_long_run_keeps_its_peaks_in_a_bounded_number_of_samples() {
         let mut tide = Tide::new();
         for look in 0..100_000 {
-            tide.push(sample(if look == 777 { 99 } else { look % 50 }));
+            tide.samples.push(sample(if look == 777 { 99 } else { look % 50 }));
         }
-        assert!((SAMPLES_MAX / 2..=SAMPLES_MAX).contains(&tide.samples.len()));
         for columns in [1, 7, 80, 400] {
             let shown = tide.columns(columns);
-            assert_eq!(shown.len(), columns.min(tide.samples.len()));
-            assert_eq!(shown.iter().map(|sample| sample.resident).max(), Some(99));
+            assert_eq!(shown.len(), columns.min(tide.samples.samples().len()));
+            assert_eq!(shown.iter().map(|sample| sample.memory.resident).max(), Some(99));
         }
     }
 
     #[test]
     fn a_short_run_is_shown_as_it_was() {
         let mut tide = Tide::new();
-        (1..4).for_each(|look| tide.push(sample(look)));
+        (1..4).for_each(|look| tide.samples.push(sample(look)));
         assert_eq!(tide.columns(80), [sample(1), sample(2), sample(3)]);
         assert_eq!(tide.newest(), sample(3));
     }
