@@ -12,15 +12,15 @@
 //! held spins for a moment, then parks: a holder may be within a system call. A release that sees nobody parked is a
 //! plain store: it may overlook who parks at that very instant, so whoever is parked looks again after a millisecond.
 
-#[cfg(not(loom))]
+#[cfg(not(feature = "loom"))]
 use crate::sync::{Condvar, Mutex, atomic, spin_loop};
-#[cfg(loom)]
+#[cfg(feature = "loom")]
 use loom::{
     hint::spin_loop,
     sync::{Condvar, Mutex, atomic},
     thread::yield_now,
 };
-#[cfg(all(feature = "shuttle", not(loom)))]
+#[cfg(all(feature = "shuttle", not(feature = "loom")))]
 use shuttle::thread::yield_now;
 
 use atomic::{AtomicU32, Ordering::Acquire, Ordering::Relaxed, Ordering::Release, fence};
@@ -30,12 +30,12 @@ const HELD: u32 = 1;
 const PARKED: u32 = 2;
 const FLAGS: u32 = HELD | PARKED;
 /// Looks at a held latch before parking.
-const SPINS: usize = if cfg!(loom) { 1 } else { 100 };
+const SPINS: usize = if cfg!(feature = "loom") { 1 } else { 100 };
 /// After which time one who is parked looks again.
-#[cfg(not(any(loom, feature = "shuttle")))]
+#[cfg(not(any(feature = "loom", feature = "shuttle")))]
 const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
 /// Places to park: latches share them.
-const LOTS: usize = if cfg!(loom) { 1 } else { 16 };
+const LOTS: usize = if cfg!(feature = "loom") { 1 } else { 16 };
 
 /// Returns whether a thread holds the latch, by its word, which was read from outside.
 pub(crate) const fn is_held(word: u32) -> bool {
@@ -88,7 +88,7 @@ impl Latch {
     }
 
     #[cold]
-    #[cfg(not(any(loom, feature = "shuttle")))]
+    #[cfg(not(any(feature = "loom", feature = "shuttle")))]
     fn park(&self, parking: &Parking, number: u32) {
         let (lot, released) = &parking.lots[number as usize % LOTS];
         let guard = lot.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,7 +99,7 @@ impl Latch {
     }
 
     /// A checker knows no time, and that time passes is all that whoever is parked may rely on.
-    #[cfg(any(loom, feature = "shuttle"))]
+    #[cfg(any(feature = "loom", feature = "shuttle"))]
     fn park(&self, _: &Parking, _: u32) {
         yield_now();
     }
@@ -138,9 +138,9 @@ fn wake(parking: &Parking, number: u32) {
     released.notify_all();
 }
 
-/// `RUSTFLAGS="--cfg loom" cargo test --release -p pagetide-swap --lib latch`: every order, and every value that the
+/// `cargo test --release -p pagetide-swap --features loom --lib latch`: every order, and every value that the
 /// memory model allows a load to see.
-#[cfg(all(test, loom))]
+#[cfg(all(test, feature = "loom"))]
 mod model {
     use super::*;
     use atomic::AtomicU64;
@@ -191,7 +191,7 @@ mod model {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(all(test, not(feature = "loom")))]
 mod tests {
     use super::*;
     use crate::sync::atomic::AtomicU64;

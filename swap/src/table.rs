@@ -79,7 +79,7 @@ struct Cluster {
     root: AtomicU64,
     counts: AtomicU64,
 }
-#[cfg(not(any(loom, feature = "shuttle")))]
+#[cfg(not(any(feature = "loom", feature = "shuttle")))]
 const _: () = {
     use std::mem::offset_of;
     assert!(

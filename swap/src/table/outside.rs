@@ -245,7 +245,7 @@ fn address(base: u64, offset: usize) -> Result<u64, String> {
     base.checked_add(offset as u64).ok_or_else(|| format!("{base:#x} is no address"))
 }
 
-#[cfg(all(test, not(feature = "shuttle"), not(loom)))]
+#[cfg(all(test, not(feature = "shuttle"), not(feature = "loom")))]
 mod tests {
     use super::*;
     use crate::place::Place;
