@@ -22,7 +22,7 @@ const OTHERS: [(&str, &[&str]); 9] = [
         "cargo",
         &["--all", "--all-targets", "--example", "--features", "--locked", "--path", "--release", "--test"],
     ),
-    ("cargo and rustc", &["--cfg", "--workspace"]),
+    ("cargo and rustc", &["--workspace"]),
     ("docker", &["--cap-add", "--device", "--group-add", "--security-opt"]),
     ("git", &["--aggressive", "--tags"]),
     ("pkg-config", &["--cflags", "--libs"]),
