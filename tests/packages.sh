@@ -37,6 +37,8 @@ in_fresh() {
             mknod -m "$2" "$root/dev/$1" c "$3" "$4"
         done
         mkdir -m 1777 "$root/dev/shm"
+        mkdir "$root/dev/pts" && ln -s pts/ptmx "$root/dev/ptmx"
+        mount -t devpts -o newinstance,ptmxmode=666 none "$root/dev/pts"
         mount -t proc none "$root/proc"
         exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
             DEBIAN_FRONTEND=noninteractive bash -euo pipefail -c "$steps"
@@ -62,18 +64,19 @@ common() {
         grep -qx '0 104857600' <<< "$said" || fail "its result: $said"
         grep -q '^pagetide: out [0-9]* k pages' <<< "$said" || fail "nothing was swapped: $said"
         as_ada "$@" doctor > /dev/null || fail "doctor: $(as_ada "$@" doctor)"
-        # She watches a run, and has a page of it.
+        # She watches a run, and has a page of it. The job goes on when something is written to the pipe.
+        mkfifo /home/ada/go /home/ada/quiet
         as_ada "$@" run --quiet --memory 64M --report /home/ada/page.html --stats /home/ada/run.jsonl -- \
             python3 -c 'held = bytearray(range(256)) * (400 << 10); print("held", flush=True); input()' \
-            < <(until [ -e /home/ada/seen ]; do sleep 0.1; done; echo) > /home/ada/said &
-        until grep -q held /home/ada/said 2> /dev/null; do sleep 0.1; done
+            <> /home/ada/go > /home/ada/said &
+        until grep -qs held /home/ada/said; do kill -0 $! || fail "the job that waits: $(cat /home/ada/said)"; sleep 0.1; done
         local runs top
         runs=$(as_ada "$@" ps)
-        top=$(as_ada TERM=xterm script -qc "timeout 3 $* top" /dev/null < /dev/null || true)
+        top=$(as_ada TERM=xterm script -qc "stty rows 24 cols 80; timeout --foreground 3 $* top" /dev/null <> /home/ada/quiet || true)
         as_ada "$@" stat --json > /dev/null || fail "stat"
-        touch /home/ada/seen
+        echo > /home/ada/go
         wait $!
-        rm /home/ada/seen /home/ada/said
+        rm /home/ada/go /home/ada/quiet /home/ada/said
         grep -q '64 MiB.*python3' <<< "$runs" || fail "ps: $runs"
         grep -q '64 MiB' <<< "$top" || fail "top: $top"
         as_ada "$@" report /home/ada/run.jsonl --output /home/ada/again.html || fail "report"
@@ -116,10 +119,11 @@ archive() {
     works pagetide
     chmod 600 /dev/userfaultfd
     pagetide broker 2> /root/broker.log &
-    trap 'kill $(jobs -p) 2> /dev/null' EXIT
+    local broker=$!
+    trap 'kill $(jobs -p) 2> /dev/null || true' EXIT
     until [ -S /run/pagetide/broker.socket ]; do sleep 0.05; done
     works pagetide
-    kill $!
+    kill $broker
     pagetide setup --undo > /dev/null
     closed pagetide
 }
