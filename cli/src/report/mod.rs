@@ -9,15 +9,16 @@ use crate::failure::Failure;
 use crate::out;
 use pagetide_cli::options::ReportArgs;
 pub(crate) use series::Series;
-use std::ffi::OsStr;
 use std::fs;
+use std::io::BufReader;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 /// Makes the page of a run from its statistics. Returns the exit status.
 pub(crate) fn report(args: &ReportArgs) -> Result<u8, Failure> {
     let wrong = |why: String| Failure::new(1, format!("{}: {why}", args.file.display()));
-    let text = fs::read_to_string(&args.file).map_err(|error| wrong(error.to_string()))?;
-    let series = Series::read(&text).map_err(wrong)?;
+    let file = fs::File::open(&args.file).map_err(|error| wrong(error.to_string()))?;
+    let series = Series::read(BufReader::new(file)).map_err(wrong)?;
     if let Some(left_out) = series.left_out() {
         pagetide_sys::task::say(&format!("{}: {left_out}", args.file.display()));
     }
@@ -43,8 +44,10 @@ impl ReportFile {
     /// Checks that a page can be written to `path`.
     pub(crate) fn new(path: &Path) -> Result<Self, String> {
         let cannot = |why: String| format!("--report: cannot write {}: {why}", path.display());
-        if path.as_os_str() == OsStr::new("-") || path.is_dir() {
-            return Err(cannot("it is to be a file".to_owned()));
+        let found = path.metadata().ok().map(|metadata| metadata.file_type());
+        // The launcher would wait for whoever reads a pipe.
+        if path.as_os_str() == "-" || found.is_some_and(|found| !found.is_file() && !found.is_char_device()) {
+            return Err(cannot("it is no file".to_owned()));
         }
         // What is there from another run stays until this one has ended.
         let file = fs::OpenOptions::new().append(true).create(true).open(path);

@@ -4,9 +4,12 @@ use crate::accounts::memory::Memory;
 use crate::thinned::Thinned;
 use serde_json::Value;
 use std::fmt;
+use std::io::{BufRead, Read as _};
 
 /// The most looks that are kept: an hour's page stays small.
 const LOOKS_MAX: usize = 720;
+/// A longer line is no report, in bytes.
+const LINE_MAX: u64 = 4 << 20;
 /// Larger numbers are no statistics of a run.
 const NUMBER_MAX: f64 = 1e18;
 
@@ -74,17 +77,33 @@ impl Series {
     /// Reads the statistics of a run: a report, or one a line.
     ///
     /// # Errors
-    /// Nothing in the text is a report.
-    pub(super) fn read(text: &str) -> Result<Self, String> {
+    /// It cannot be read, or nothing in it is a report.
+    pub(super) fn read(mut reader: impl BufRead) -> Result<Self, String> {
         let mut this = Self::new();
-        if let Ok(report) = serde_json::from_str::<Value>(text) {
-            this.add(&report);
-        } else {
-            for line in text.lines().filter(|line| !line.trim().is_empty()) {
-                match serde_json::from_str(line) {
-                    Ok(report) => this.add(&report),
-                    Err(_) => this.wrong += 1,
-                }
+        let (mut line, mut whole) = (Vec::new(), Vec::new());
+        // A file of weeks does not fit into memory, and not every file has lines.
+        while {
+            line.clear();
+            let read = reader.by_ref().take(LINE_MAX).read_until(b'\n', &mut line);
+            read.map_err(|error| error.to_string())? > 0
+        } {
+            if line.len() as u64 == LINE_MAX {
+                return Err(format!("it has a line of more than {} MiB", LINE_MAX >> 20));
+            }
+            match serde_json::from_slice(&line) {
+                Ok(report) => this.add(&report),
+                Err(_) if line.trim_ascii().is_empty() => {}
+                Err(_) => this.wrong += 1,
+            }
+            if this.looks().is_empty() && (whole.len() as u64) < LINE_MAX {
+                whole.extend_from_slice(&line);
+            }
+        }
+        if this.looks().is_empty() {
+            // One report, over several lines.
+            this.wrong = 0;
+            if let Ok(report) = serde_json::from_slice(&whole) {
+                this.add(&report);
             }
         }
         if this.looks().is_empty() {
@@ -175,15 +194,19 @@ mod tests {
             report(6.0, 2),
             report(1.0, 2)
         );
-        let series = Series::read(&text).unwrap();
+        let series = Series::read(text.as_bytes()).unwrap();
         assert_eq!(series.looks().len(), 2);
         assert_eq!(
             series.left_out().unwrap().to_string(),
             "3 lines are no statistics of this run, and left out"
         );
-        assert!(Series::read("").is_err() && Series::read("{}").is_err() && Series::read("[1, 2").is_err());
+        assert!([&b""[..], b"{}", b"[1, 2", b"\xff\xfe\n"].iter().all(|text| Series::read(*text).is_err()));
         // A report by itself, as `--stats FILE.json` has it.
-        assert_eq!(Series::read(&format!("{:#}", report(1.0, 2))).unwrap().looks().len(), 1);
+        let by_itself = Series::read(format!("{:#}", report(1.0, 2)).as_bytes()).unwrap();
+        assert_eq!((by_itself.looks().len(), by_itself.left_out().is_none()), (1, true));
+        // What never ends is not read for ever.
+        let endless = Series::read(std::io::BufReader::new(std::fs::File::open("/dev/zero").unwrap()));
+        assert!(endless.unwrap_err().contains("4 MiB"));
     }
 
     #[test]

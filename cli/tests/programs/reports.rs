@@ -172,15 +172,24 @@ fn a_page_shows_how_a_run_went_and_needs_nothing_but_itself() {
     for (arguments, why) in [
         (&["/dev/null"][..], "it has no statistics"),
         (&["/nonexistent.jsonl"], "No such file"),
+        (&["/dev/zero"], "a line of more than"),
         (&[series_text, "--output", "/dev/full"], "No space left"),
     ] {
         let output = run(arguments);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && said.contains(why), "{arguments:?}: {said}");
     }
-    let refused = pagetide("48M", "", &["--report", folder.to_str().unwrap()], &["true"]).output().unwrap();
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(refused.status.code() == Some(125) && said.contains("--report: cannot write"), "{said}");
+    // A pipe that nobody reads would hold the launcher up.
+    let pipe = folder.join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
+    for place in [folder.to_str().unwrap(), pipe.to_str().unwrap(), "-", "/nonexistent/page.html"] {
+        let refused = pagetide("48M", "", &["--report", place], &["true"]).output().unwrap();
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(
+            refused.status.code() == Some(125) && said.contains("--report: cannot write"),
+            "{place}: {said}"
+        );
+    }
     let full = pagetide("48M", "", &["--report", "/dev/full"], &["true"]).output().unwrap();
     let said = String::from_utf8_lossy(&full.stderr).into_owned();
     assert!(full.status.success() && said.contains("--report: cannot write /dev/full"), "{said}");
