@@ -4,28 +4,38 @@
 use crate::call::{count, kernel, status};
 use crate::current::process;
 use crate::malloc;
-use std::ffi::{c_int, c_long};
+use std::ffi::{c_int, c_long, c_uint};
 
 /// Starts the allocator ahead of a call by number, if it is such a call.
 pub(crate) fn by_number(number: c_long, [a, b, c, ..]: [usize; 6]) {
     match number {
-        libc::SYS_prctl => before_prctl(a as c_int),
-        libc::SYS_seccomp => before_sandbox(),
+        libc::SYS_prctl => before_prctl(a as c_int, b, c),
+        libc::SYS_seccomp => before_seccomp(a as c_uint, c),
         libc::SYS_setrlimit => before_limit(a as c_int),
         libc::SYS_prlimit64 if c != 0 => before_limit(b as c_int),
         _ => {}
     }
 }
 
-fn before_prctl(option: c_int) {
+fn before_prctl(option: c_int, mode: usize, filter: usize) {
     if option == libc::PR_SET_SECCOMP {
-        before_sandbox();
+        before_sandbox(mode == libc::SECCOMP_MODE_STRICT as usize || filter != 0);
     }
 }
 
-fn before_sandbox() {
+fn before_seccomp(operation: c_uint, filter: usize) {
+    match operation {
+        libc::SECCOMP_SET_MODE_STRICT => before_sandbox(true),
+        libc::SECCOMP_SET_MODE_FILTER => before_sandbox(filter != 0),
+        // A question.
+        _ => {}
+    }
+}
+
+/// Programs ask what there is by a filter that is null.
+fn before_sandbox(is_meant: bool) {
     malloc::start();
-    if let Some(process) = process() {
+    if let Some(process) = process().filter(|_| is_meant) {
         process.confine();
     }
 }
@@ -43,7 +53,7 @@ fn before_limit(resource: c_int) {
 /// As for the call.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
-    before_prctl(option);
+    before_prctl(option, a, b);
     // SAFETY: the caller's contract.
     count(unsafe { kernel(libc::SYS_prctl, [option as usize, a, b, c, d, 0]) }) as c_int
 }

@@ -137,7 +137,10 @@ impl Process {
     fn keep_watch(&'static self, generation: &Generation) {
         while !generation.has_started() {
             let seen = generation.slot.get(Field::Bell);
-            if generation.slot.get(Field::Asked) > 0 {
+            if self.confined.load(Relaxed) {
+                // The sandbox may be of all threads: this one goes on with the call that it is in, and no other.
+                generation.slot.set(Field::Listens, 0);
+            } else if generation.slot.get(Field::Asked) > 0 {
                 return self.arm();
             }
             generation.slot.wait_bell(seen, SENTRY_WAIT);
