@@ -1,7 +1,10 @@
-//! Standard output, which its reader may close.
+//! Standard output, which its reader may close, and files that are replaced as a whole.
 
 use crate::failure::Failure;
-use std::io::{ErrorKind, Write};
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
 
 /// Whether standard output has a reader.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +29,24 @@ fn print_to(out: &mut impl Write, text: &str) -> Result<Audience, Failure> {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(Audience::Gone),
         Err(error) => Err(format!("cannot write to standard output: {error}").into()),
     }
+}
+
+/// Returns the name under which a file is written before it takes the place of `path`; `None` if that names no file.
+pub(crate) fn draft(path: &Path) -> Option<PathBuf> {
+    let mut name: OsString = path.file_name()?.to_owned();
+    name.push(format!(".{}.tmp", std::process::id()));
+    Some(path.with_file_name(name))
+}
+
+/// Puts `text` in the place of a file, of which readers see the old contents or the new, and never a part.
+///
+/// # Errors
+/// It cannot be written, as on a full disk: what was there stays.
+pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
+    let draft = draft(path).ok_or(ErrorKind::InvalidFilename)?;
+    fs::write(&draft, text).and_then(|()| fs::rename(&draft, path)).inspect_err(|_| {
+        let _ = fs::remove_file(&draft);
+    })
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ pub(crate) struct StatFile {
 
 #[derive(Debug)]
 enum Kind {
-    /// A file, replaced by one that is written under this name.
-    Replaced(PathBuf),
+    /// A file, replaced as a whole.
+    Replaced,
     /// A file to which a line is appended for each report.
     Lines(File),
     /// A pipe or a device, which a rename would replace.
@@ -64,12 +64,8 @@ impl StatFile {
                 Ok(file) => Kind::Lines(file),
                 Err(error) => return cannot(&error.to_string()),
             },
-            _ => {
-                let Some(name) = path.file_name() else { return cannot("it names no file") };
-                let mut name = name.to_owned();
-                name.push(format!(".{}.tmp", std::process::id()));
-                Kind::Replaced(path.with_file_name(name))
-            }
+            _ if out::draft(path).is_none() => return cannot("it names no file"),
+            _ => Kind::Replaced,
         };
         Ok(Self { path: path.to_owned(), kind })
     }
@@ -81,7 +77,7 @@ impl StatFile {
         let result = match &self.kind {
             // In one call: a line is whole, unless the disk is full.
             Kind::Lines(file) => (&*file).write_all(format!("{report}\n").as_bytes()),
-            Kind::Replaced(temporary) => self.replace(temporary, &text),
+            Kind::Replaced => out::replace(&self.path, &text),
             _ if stage == Stage::Running => return Ok(()),
             Kind::Special => match fs::write(&self.path, text) {
                 // As for standard output, a reader may close the pipe.
@@ -93,11 +89,5 @@ impl StatFile {
             }
         };
         result.map_err(|error| format!("--stats: cannot write {}: {error}", self.path.display()))
-    }
-
-    fn replace(&self, temporary: &Path, text: &str) -> io::Result<()> {
-        fs::write(temporary, text).and_then(|()| fs::rename(temporary, &self.path)).inspect_err(|_| {
-            let _ = fs::remove_file(temporary);
-        })
     }
 }
