@@ -6,7 +6,7 @@
     V/bin/python tests/notebook.py target/debug/pagetide --keep DIR # leaves the notebook there, as it ran, as HTML too
 
 The notebook needs three times its cap. Checked are its results, what `%load_ext pagetide` shows under its cells, that an interrupt
-reaches the cell and leaves the data as they were, and that a kernel which is shut down leaves no process.
+reaches the cell and leaves the data as they were, that it starts again, and that a kernel which is shut down leaves no process.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import nbformat
@@ -94,7 +93,6 @@ def execute(client, code, after=None):
 def interrupt_and_restart():
     manager = KernelManager(kernel_name="pagetide")
     manager.start_kernel()
-    launcher = manager.provisioner.pid
     client = manager.client()
     client.start_channels()
     try:
@@ -105,16 +103,16 @@ def interrupt_and_restart():
         check(error == "KeyboardInterrupt", f"an interrupt ends the cell: {error}")
         text, error = execute(client, CELLS[2])
         check((text, error) == (str(SUM), None), f"and leaves the data: {text}, {error}")
+        manager.restart_kernel()
+        client.wait_for_ready(timeout=300)
+        _, error = execute(client, CELLS[2])
+        check(error == "NameError", f"a kernel that is started again has no data: {error}")
+        process = manager.provisioner.process
     finally:
         client.stop_channels()
         manager.shutdown_kernel()
-    children = Path(f"/proc/{launcher}")
-    for _ in range(300):
-        if not children.exists():
-            break
-        time.sleep(0.1)
-    check(not children.exists(), "a kernel that is shut down is gone")
-    left = subprocess.run(["pgrep", "-f", "ipykernel_launcher"], capture_output=True, text=True).stdout.split()
+    check(process.returncode == 0, f"a kernel that is shut down ends by itself: {process.returncode}")
+    left = subprocess.run(["pgrep", "-f", manager.connection_file], capture_output=True, text=True).stdout.split()
     check(not left, f"and so are its processes: {left}")
 
 

@@ -29,18 +29,23 @@ fn data_folder(prefix: Option<&Path>) -> Result<PathBuf, Failure> {
     let found = set("JUPYTER_DATA_DIR")
         .or_else(|| set("XDG_DATA_HOME").map(|folder| folder.join("jupyter")))
         .or_else(|| set("HOME").map(|folder| folder.join(".local/share/jupyter")));
-    found.ok_or_else(|| Failure::from("HOME is not set: name a folder by --prefix"))
+    let found = found.filter(|folder| folder.is_absolute());
+    found.ok_or_else(|| Failure::from("HOME is not set, or no absolute path: name a folder by --prefix"))
 }
 
 fn install(args: &JupyterArgs, folder: &Path) -> Result<(), Failure> {
+    if folder.join(FILE).exists() && !is_ours(folder) {
+        return Err(format!("{} is somebody else's kernel: take another --name", folder.display()).into());
+    }
     let python = python(&args.python)?;
     let own = std::env::current_exe().map_err(|error| format!("this program cannot be found: {error}"))?;
+    let name = if args.name == "pagetide" { String::new() } else { format!(" {}", args.name) };
     let kernel = json!({
         "argv": [
             own, "run", "--quiet", "--memory", args.memory, "--",
             python, "-m", "ipykernel_launcher", "-f", "{connection_file}",
         ],
-        "display_name": format!("Python 3 (Pagetide, {})", args.memory),
+        "display_name": format!("Python 3 (Pagetide{name}, {})", args.memory),
         "language": "python",
         // A signal goes to the whole group, and from the launcher once more: the cell would be interrupted twice.
         "interrupt_mode": "message",
@@ -71,14 +76,22 @@ fn python(given: &Path) -> Result<String, Failure> {
         )
         .into());
     }
-    Ok(String::from_utf8_lossy(&asked.stdout).trim_end().to_owned())
+    let found = String::from_utf8_lossy(&asked.stdout).trim_end().to_owned();
+    if !Path::new(&found).is_absolute() {
+        return Err(format!("{shown} is no Python: it does not say where it lies (--python)").into());
+    }
+    Ok(found)
+}
+
+/// Returns whether the kernel of a folder is one that runs under Pagetide.
+fn is_ours(folder: &Path) -> bool {
+    let text = fs::read_to_string(folder.join(FILE));
+    text.is_ok_and(|text| text.contains("ipykernel_launcher") && text.contains("--memory"))
 }
 
 fn remove(folder: &Path) -> Result<(), Failure> {
     let path = folder.join(FILE);
-    let ours = fs::read_to_string(&path)
-        .is_ok_and(|text| text.contains("ipykernel_launcher") && text.contains("--memory"));
-    if !ours {
+    if !is_ours(folder) {
         return Err(format!("{} is no kernel of Pagetide", folder.display()).into());
     }
     fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))?;

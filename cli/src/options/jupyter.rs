@@ -5,6 +5,9 @@ use super::size::{Size, parse_size};
 use clap::ValueHint;
 use std::path::PathBuf;
 
+/// What a run takes at least, in bytes.
+const MEMORY_MIN: u64 = 16 << 20;
+
 /// Options of `pagetide jupyter`.
 #[derive(clap::Args, Debug)]
 #[command(override_usage = "pagetide jupyter install|remove [OPTIONS]", after_help = help(super::manual::JUPYTER))]
@@ -39,7 +42,11 @@ pub enum JupyterAction {
 
 /// Checks a size, and keeps it as it was written: it is read when a notebook starts.
 fn parse_text(text: &str) -> Result<String, String> {
-    parse_size(text).map(|_: Size| text.to_owned())
+    match parse_size(text)? {
+        Size::Bytes(bytes) if bytes < MEMORY_MIN => Err("it must be 16M at least".to_owned()),
+        Size::Percent(percent) if percent <= 0.0 => Err("it must be more than nothing".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
 }
 
 /// Jupyter takes no other names.
