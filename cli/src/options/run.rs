@@ -14,6 +14,7 @@ use std::time::Duration;
 /// Options of `pagetide run`.
 #[derive(clap::Args, Debug)]
 #[command(
+    group = clap::ArgGroup::new("looks").multiple(true),
     override_usage = "pagetide run [OPTIONS] -- CMD [ARG]...",
     after_help = "`pagetide run --help` says more, with examples.",
     after_long_help = help(super::manual::RUN)
@@ -29,19 +30,19 @@ pub struct RunArgs {
     /// They are written at the start, every second (`--stats-interval`) and at the end. FILE is replaced as a whole. A
     /// pipe or a device gets the last report only, and so does standard output, which `-` names. A FILE.jsonl keeps all
     /// reports, a line each; a FILE.prom has Prometheus text, for node_exporter.
-    #[arg(long, value_name = "FILE", help_heading = NEEDED)]
+    #[arg(long, value_name = "FILE", group = "looks", help_heading = NEEDED)]
     pub stats: Option<PathBuf>,
     /// Make a page of the run at its end, FILE as HTML
     ///
     /// Memory over time, faults and waiting, what left and came back, and what more memory would have changed, with a
-    /// sentence of advice. The page needs nothing but itself, and takes a look every second.
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, help_heading = NEEDED)]
+    /// sentence of advice. The page needs nothing but itself. It takes a look every second (`--stats-interval`).
+    #[arg(long, value_name = "FILE", group = "looks", value_hint = ValueHint::FilePath, help_heading = NEEDED)]
     pub report: Option<PathBuf>,
     /// Write the statistics every TIME
     ///
     /// At least 20ms, for the run is sampled no more often. With a TIME that is longer than the run they are written at
     /// the start and at the end.
-    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval, requires = "stats", help_heading = NEEDED)]
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = parse_interval, requires = "looks", help_heading = NEEDED)]
     pub stats_interval: Duration,
     /// End the run when it did little but wait for its pages for TIME
     ///

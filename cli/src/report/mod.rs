@@ -25,9 +25,18 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8, Failure> {
     let page = page::html(&series).map_err(wrong)?;
     match &args.output {
         Some(output) if output.as_os_str() == "-" => _ = out::print(&page)?,
-        output => {
-            let output = output.clone().unwrap_or_else(|| args.file.with_extension("html"));
-            write_text(&output, &page).map_err(|why| Failure::new(1, why))?;
+        Some(output) => write_page(output, &page).map_err(|why| Failure::new(1, why))?,
+        None => {
+            let output = args.file.with_extension("html");
+            let is_ours = || fs::read(&output).is_ok_and(|text| text.starts_with(page::BEGINNING.as_bytes()));
+            if output.exists() && !is_ours() {
+                let name = output.display();
+                return Err(Failure::new(
+                    1,
+                    format!("{name} is there and is no page of a run: name a file by --output"),
+                ));
+            }
+            write_page(&output, &page).map_err(|why| Failure::new(1, why))?;
         }
     }
     Ok(0)
@@ -45,13 +54,19 @@ impl ReportFile {
     pub(crate) fn new(path: &Path) -> Result<Self, String> {
         let cannot = |why: String| format!("--report: cannot write {}: {why}", path.display());
         let found = path.metadata().ok().map(|metadata| metadata.file_type());
-        // The launcher would wait for whoever reads a pipe.
-        if path.as_os_str() == "-" || found.is_some_and(|found| !found.is_file() && !found.is_char_device()) {
-            return Err(cannot("it is no file".to_owned()));
+        match (found, out::draft(path)) {
+            // The launcher would wait for whoever reads a pipe.
+            (Some(found), _) if !found.is_file() && !found.is_char_device() => {
+                return Err(cannot("it is no file".to_owned()));
+            }
+            (Some(found), _) if found.is_char_device() => {}
+            (_, Some(draft)) if path.as_os_str() != "-" => {
+                // What is there from another run stays until this one has ended.
+                let tried = fs::write(&draft, "").and_then(|()| fs::remove_file(&draft));
+                tried.map_err(|error| cannot(error.to_string()))?;
+            }
+            _ => return Err(cannot("it names no file".to_owned())),
         }
-        // What is there from another run stays until this one has ended.
-        let file = fs::OpenOptions::new().append(true).create(true).open(path);
-        file.map_err(|error| cannot(error.to_string()))?;
         Ok(Self { path: path.to_owned(), series: Series::new() })
     }
 
@@ -63,10 +78,12 @@ impl ReportFile {
     /// Writes the page.
     pub(crate) fn write(&self) -> Result<(), String> {
         let page = page::html(&self.series).map_err(|why| format!("--report: {why}"))?;
-        write_text(&self.path, &page).map_err(|why| format!("--report: {why}"))
+        write_page(&self.path, &page).map_err(|why| format!("--report: {why}"))
     }
 }
 
-fn write_text(path: &Path, text: &str) -> Result<(), String> {
-    fs::write(path, text).map_err(|error| format!("cannot write {}: {error}", path.display()))
+fn write_page(path: &Path, page: &str) -> Result<(), String> {
+    let is_device = path.metadata().is_ok_and(|metadata| metadata.file_type().is_char_device());
+    let written = if is_device { fs::write(path, page) } else { out::replace(path, page) };
+    written.map_err(|error| format!("cannot write {}: {error}", path.display()))
 }

@@ -1,15 +1,21 @@
 //! The page of a report. It needs nothing but itself: style and charts are in it, and no script.
 
 use super::charts;
-use super::series::Series;
+use super::series::{Series, number};
 use super::what_if::WhatIf;
 use crate::accounts::memory::Memory;
 use crate::units::{show_bytes, show_count};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
 
+/// A part of the time that is worth a word.
+const WORTH_SAYING: f64 = 0.05;
+const MEMORY_MIN: f64 = 16.0 * 1_048_576.0;
 /// Letters of a command that stand in the headline.
 const COMMAND_LETTERS: usize = 60;
+/// How each page begins, by which it is known.
+pub(super) const BEGINNING: &str =
+    "<!DOCTYPE html><html lang=\"en\"><head><meta name=\"generator\" content=\"pagetide\">";
 const STYLE: &str = include_str!("../../files/report.css");
 
 /// Returns the page.
@@ -37,6 +43,7 @@ pub(super) fn html(series: &Series) -> Result<String, String> {
         (DOCTYPE)
         html lang="en" {
             head {
+                meta name="generator" content="pagetide";
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 // Without it a browser asks its server for an icon.
@@ -71,7 +78,11 @@ fn when(series: &Series) -> String {
     };
     let (cap, seconds) = (show(series.number("/cap_bytes")), series.number("/elapsed_s"));
     let processes = series.looks().iter().map(|look| look.processes).fold(0.0, f64::max);
-    let several = if processes > 1.0 { format!(", {processes} processes at most") } else { String::new() };
+    let several = if processes > 1.0 {
+        format!(", {processes} processes at most (with the keeper of shared memory)")
+    } else {
+        String::new()
+    };
     format!("in {cap} of memory, {seconds:.1} s{several}; {end}")
 }
 
@@ -97,43 +108,64 @@ fn said(series: &Series) -> Markup {
     }
 }
 
-/// A sentence on what another cap would have changed.
+/// A sentence on what another cap would have changed: of a run that ended by itself.
 fn advice(series: &Series, what_if: Option<&WhatIf>) -> Markup {
-    let (needed, cap) = (series.number("/needed_bytes"), series.number("/cap_bytes"));
-    let waited = series.number("/stalled_s");
-    let swapped = series.number("/counters/pgsteal") > 0.0;
-    let text = match what_if.map(|what_if| (what_if, what_if.advice())) {
-        Some((what_if, Some(better))) => {
-            let before = what_if.points[0];
-            let shares = if what_if.is_of_one_thread() {
-                let percent = |point| format!("{:.0} %", 100.0 * what_if.share(point));
-                format!(": {} of the time in place of {}", percent(better), percent(before))
-            } else {
-                String::new()
-            };
-            let left = if better.waited < 0.05 {
-                "not at all".to_owned()
-            } else {
-                format!("about {:.1} s", better.waited)
-            };
-            format!(
-                "By the estimate below, with {} its threads would have waited {left} in place of {waited:.1} s{shares}.",
-                show(better.cap)
-            )
-        }
-        Some((_, None)) => format!(
-            "It lost little to its cap: its threads waited {waited:.1} s for pages. More memory would gain little."
-        ),
-        None if series.number("/cap_changes") > 0.0 => {
-            "Its cap was changed while it went on: what another would have done is not estimated.".to_owned()
-        }
-        None if !swapped && needed > 0.0 && needed < cap => {
-            format!("It fitted: {} would have done.", show(needed))
-        }
-        None if swapped => "Hardly anything that left came back: more memory would gain little.".to_owned(),
-        None => return html! {},
+    let last = series.last();
+    let has_ended =
+        last["exit_status"].is_u64() && last["killed_by"].is_null() && last["out_of_memory"].is_null();
+    let text = match what_if {
+        _ if !has_ended => None,
+        Some(what_if) => Some(estimate(series, what_if)),
+        None => plain_advice(series),
     };
-    html! { p.advice { (text) } }
+    html! { @if let Some(text) = text { p.advice { (text) } } }
+}
+
+fn estimate(series: &Series, what_if: &WhatIf) -> String {
+    let (waited, rested) = (series.number("/stalled_s"), series.number("/rested_s"));
+    let Some(better) = what_if.advice() else {
+        return if rested > WORTH_SAYING * series.number("/elapsed_s") {
+            format!(
+                "Its processes rested {rested:.1} s (summed over threads) while others got on: fewer at once, or more memory, would gain most."
+            )
+        } else {
+            format!("It lost little to its cap: its threads waited {waited:.1} s for pages.")
+        };
+    };
+    let shares = if what_if.is_of_one_thread() {
+        let percent = |point| format!("{:.0}\u{a0}%", 100.0 * what_if.share(point));
+        format!(": {} of the time in place of {}", percent(better), percent(what_if.points[0]))
+    } else {
+        String::new()
+    };
+    let left = if better.waited < 0.05 {
+        "hardly at all".to_owned()
+    } else {
+        format!("about {:.1} s", better.waited)
+    };
+    let cap = show(better.cap);
+    format!(
+        "By the estimate below, with {cap} its threads would have waited {left} in place of {waited:.1} s{shares}."
+    )
+}
+
+/// What can be said without an estimate.
+fn plain_advice(series: &Series) -> Option<String> {
+    let (needed, cap) = (series.number("/needed_bytes"), series.number("/cap_bytes"));
+    let (out, back) = (series.number("/counters/pgsteal"), series.number("/counters/pgmajfault"));
+    let is_quick = series.number("/stalled_s") < WORTH_SAYING * series.number("/elapsed_s");
+    if series.number("/cap_changes") > 0.0 {
+        Some(
+            "Its cap was changed while it went on: what another would have done is not estimated.".to_owned(),
+        )
+    } else if out == 0.0 && needed > 0.0 && needed < cap {
+        // Less than that `run` does not take.
+        Some(format!("It fitted: {} would have done.", show(needed.max(MEMORY_MIN))))
+    } else if out > 0.0 && back < out / 10.0 && is_quick && series.last()["refault_distances"].is_array() {
+        Some("Hardly anything that left came back: more memory would gain little.".to_owned())
+    } else {
+        None
+    }
 }
 
 /// A chart, with what it shows for who does not see it.
@@ -161,7 +193,7 @@ fn time_charts(series: &Series) -> Result<Markup, String> {
     Ok(html! {
         h2 { "Memory over time" }
         (figure(&charts::memory(series)?, &told,
-            "What lies below the dashed line counts for the cap; what is on disk lies above the rest and does not."))
+            "What is on disk lies on top of the rest, and does not count for the cap."))
         h2 { "Faults and waiting" }
         (figure(&charts::faults(series)?, &format!("{faults} faults for pages that were out, over time."),
             "Faults for pages that were out, a second."))
@@ -206,6 +238,8 @@ fn figures(series: &Series) -> Markup {
         crate::units::show_nanos((micros * 1e3) as u64)
     };
     let peak = |name: &str| show(series.number(&format!("/bytes/peak/{name}")));
+    // Where the kernel counted each page once, that.
+    let held = series.last().pointer("/counted/bytes").and_then(number).map_or_else(|| peak("total"), show);
     // Pages that went from the pool to the device are counted once.
     let to_disk = (count("pswpout") - count("zswpwb")).max(0.0);
     let ratio = series.last()["compression_ratio"].as_f64();
@@ -237,14 +271,19 @@ fn figures(series: &Series) -> Markup {
         table {
             caption { "Memory and time" }
             tbody {
-                tr { td { "in memory at most, of a cap of " (show(series.number("/cap_bytes"))) } td.number { (peak("total")) } }
-                tr { td { "needed at most, had all stayed in memory" } td.number { (show(series.number("/needed_bytes"))) } }
-                tr { td { "compressed pool at most" } td.number { (peak("pool")) } }
-                tr { td { "on disk at most" } td.number { (peak("disk")) } }
-                tr { td { "not managed at most" } td.number { (peak("unmanaged")) } }
+                @if series.last()["needed_bytes"].is_number() {
+                    tr { td { "in memory at most, of a cap of " (show(series.number("/cap_bytes"))) } td.number { (held) } }
+                    tr { td { "needed at most, had all stayed in memory" } td.number { (show(series.number("/needed_bytes"))) } }
+                    tr { td { "compressed pool at most" } td.number { (peak("pool")) } }
+                    tr { td { "on disk at most" } td.number { (peak("disk")) } }
+                    tr { td { "not managed at most" } td.number { (peak("unmanaged")) } }
+                }
                 @if let Some(ratio) = ratio { tr { td { "compression in the pool" } td.number { (format!("{ratio:.1} : 1")) } } }
                 tr { td { "moved from the pool to the disk" } td.number { (show_count(count("zswpwb") as u64)) " pages" } }
                 tr { td { "written to the disk" } td.number { (show(series.number("/disk_bytes_written"))) } }
+                @if series.number("/rested_s") > 0.0 {
+                    tr { td { "processes rested while others got on, summed over threads" } td.number { (format!("{:.1} s", series.number("/rested_s"))) } }
+                }
                 tr { td { "threads waited" } td.number { (format!("{:.1} s", series.number("/stalled_s"))) } }
                 tr { td { "a fault took: half of them at most, 99 %, all" }
                     td.number { (latency("p50")) ", " (latency("p99")) ", " (latency("max")) } }
@@ -281,7 +320,8 @@ fn notes() -> Markup {
         p.faint {
             "Waiting is summed over threads, from when a fault was read to when it was answered. The estimate for more memory takes \
              each page that came back as kept if no more pages had left before it than would then have fitted, and each wait as \
-             what its tier costs; it says nothing of less memory, for what happens in memory is not seen."
+             what its tier costs. It errs on the side of too little gain. It says nothing of less memory, for what happens in memory is \
+             not seen."
         }
     }
 }
@@ -297,11 +337,39 @@ mod tests {
         prop_oneof![
             Just(Value::Null),
             Just(json!("text")),
+            Just(json!(f64::MAX)),
             prop::sample::select(vec![0.0, -1.0, 1e-300, 0.5, 4096.0, 1e9, 1e18, 1e300])
                 .prop_map(Value::from),
             any::<u64>().prop_map(Value::from),
             (0..1u64 << 34).prop_map(Value::from),
         ]
+    }
+
+    #[test]
+    fn advice_is_given_on_runs_that_ended_by_themselves() {
+        let said = |more: Value| {
+            let mut report = json!({
+                "elapsed_s": 10.0, "cap_bytes": 64 << 20, "stalled_s": 0.0, "processes": 1, "needed_bytes": 30 << 20,
+                "bytes": { "now": { "total": 0, "resident": 0, "pool": 0, "disk": 0 } },
+                "counters": { "pgmajfault": 0, "pgsteal": 0 }, "exit_status": 0, "cap_changes": 0,
+            });
+            report.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let mut series = Series::new();
+            series.add(&report);
+            advice(&series, WhatIf::of(&series).as_ref()).into_string()
+        };
+        assert!(said(json!({})).contains("It fitted: 30 MiB would have done."));
+        assert!(said(json!({ "needed_bytes": 1 << 20 })).contains("16 MiB would have done"));
+        assert!(said(json!({ "cap_changes": 2 })).contains("was changed"));
+        for other in [
+            json!({ "exit_status": null }),
+            json!({ "exit_status": 137, "killed_by": "pagetide" }),
+            json!({ "exit_status": 137, "out_of_memory": { "processes": 1 } }),
+            // Statistics that say too little.
+            json!({ "counters": { "pgmajfault": 0, "pgsteal": 9 } }),
+        ] {
+            assert_eq!(said(other.clone()), "", "{other}");
+        }
     }
 
     proptest! {

@@ -10,6 +10,8 @@ use std::io::{BufRead, Read as _};
 const LOOKS_MAX: usize = 720;
 /// A longer line is no report, in bytes.
 const LINE_MAX: u64 = 4 << 20;
+/// So many lines that are no reports, and none that is one: it is some other file.
+const WRONG_MAX: usize = 100_000;
 /// Larger numbers are no statistics of a run.
 const NUMBER_MAX: f64 = 1e18;
 
@@ -29,7 +31,7 @@ pub(super) struct Look {
 }
 
 /// Returns a number of a report; `None` if it is none that a run can have.
-fn number(value: &Value) -> Option<f64> {
+pub(super) fn number(value: &Value) -> Option<f64> {
     value.as_f64().filter(|number| (0.0..=NUMBER_MAX).contains(number))
 }
 
@@ -95,6 +97,9 @@ impl Series {
                 Err(_) if line.trim_ascii().is_empty() => {}
                 Err(_) => this.wrong += 1,
             }
+            if this.looks().is_empty() && this.wrong > WRONG_MAX {
+                break;
+            }
             if this.looks().is_empty() && (whole.len() as u64) < LINE_MAX {
                 whole.extend_from_slice(&line);
             }
@@ -148,7 +153,10 @@ impl Series {
     pub(super) fn memory_at_faults(&self) -> (f64, f64) {
         let (mut faults, mut resident, mut pool) = (0.0, 0.0, 0.0);
         for two in self.looks().windows(2) {
-            let (weight, memory) = ((two[1].faults - two[0].faults).max(0.0), two[1].memory);
+            // The last look is at a run that has ended, and holds nothing any more.
+            let held = |look: &&Look| look.memory.in_memory();
+            let memory = two.iter().max_by_key(held).map_or(two[1].memory, |look| look.memory);
+            let weight = (two[1].faults - two[0].faults).max(0.0);
             faults += weight;
             resident += weight * memory.resident as f64;
             pool += weight * memory.pool as f64;

@@ -1,23 +1,28 @@
 //! What more memory would have changed: an estimate from the refault distances of a run.
 //!
-//! A page comes back after `d` evictions, some of them of the same pages. If they hit the `n` pages that were out alike,
-//! they were of `u = n (1 - exp(-d / n))` different ones: so much more memory for programs would have kept the page (Mattson
-//! et al. 1970; [`pagetide_swap::distances`]). With `more` of it
+//! A page comes back after `d` evictions, at most so many of different pages: `d` more memory for programs, or as much as was
+//! out at most, would have kept it (Mattson et al. 1970; [`pagetide_swap::distances`]). With `more` of it
 //!
-//! - a page with `u < more` does not leave;
-//! - one with `u < more + c` comes from the pool, which holds the `c` bytes that left last; others come from the device;
+//! - a page with `d < more` does not leave;
+//! - one with `d < more + c` comes from the pool, which holds the `c` bytes that left last; others come from the device;
 //! - the pool keeps its size, unless less than that is out.
 //!
-//! What threads wait falls as the sum of what these faults cost. When the cap is all that the run needed, nothing is swapped.
-//! Of a smaller cap the distances say nothing: an engine sees no access to a page that is in memory.
+//! Of what threads waited, the part of these faults falls as what they cost; the rest – new pages, probation – stays until
+//! all fits. So the estimate errs on the side of too little gain: evictions of the same page count each time, and more memory
+//! has fewer of them. It says nothing
+//!
+//! - of a smaller cap: an engine sees no access to a page that is in memory;
+//! - of runs that needed more than [`REACH`] times their cap: the clock of evictions goes round after 16 times.
 
-use super::series::Series;
-use pagetide_swap::balance::POOL_FAULT_NS;
+use super::series::{Series, number};
+use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_swap::distances::{BUCKETS, growth};
 use serde_json::Value;
 
 /// Sizes for which an estimate is made.
 const STEPS: u32 = 24;
+/// Times its cap that a run may have needed.
+const REACH: f64 = 10.0;
 /// What threads wait for is worth a larger cap from this part of the time on.
 const WORTH: f64 = 0.05;
 /// A larger cap is worth its memory if it leaves this part of the wait, or less.
@@ -40,13 +45,14 @@ pub(super) struct WhatIf {
     pub(super) points: Vec<Point>,
     /// Seconds that the run took.
     elapsed: f64,
+    is_of_one_thread: bool,
 }
 
 /// Faults of one distance.
 #[derive(Clone, Copy, Debug)]
 struct Faults {
     /// Bytes of memory beyond what programs had that would have spared them.
-    unique: f64,
+    distance: f64,
     pool: f64,
     device: f64,
 }
@@ -67,16 +73,16 @@ impl Model {
     fn of(series: &Series) -> Option<Self> {
         let (resident, pool) = series.memory_at_faults();
         let out = series.number("/bytes/peak/swapped");
-        let unique = |growth: f64| out * (1.0 - (-resident * (growth - 1.0) / out).exp());
-        let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+        let amount = |value: &Value| number(value).unwrap_or(0.0);
         let mut faults = Vec::new();
         for bucket in series.last()["refault_distances"].as_array()? {
-            let upper = number(&bucket["growth"]);
+            let upper = amount(&bucket["growth"]);
             // The middle of the bucket; the last one has all that lies beyond.
             let nth = (0..BUCKETS).find(|&nth| growth(nth) >= upper).unwrap_or(BUCKETS - 1);
             let lower = if nth == 0 { 1.0 } else { growth(nth - 1) };
-            let unique = if nth == BUCKETS - 1 { out } else { unique((lower + upper) / 2.0) };
-            faults.push(Faults { unique, pool: number(&bucket["pool"]), device: number(&bucket["device"]) });
+            let far = if nth == BUCKETS - 1 { out } else { resident * ((lower + upper) / 2.0 - 1.0) };
+            let [pool, device] = ["pool", "device"].map(|tier| amount(&bucket[tier]));
+            faults.push(Faults { distance: far.min(out), pool, device });
         }
         let device: f64 = faults.iter().map(|faults| faults.device).sum();
         Some(Self {
@@ -91,9 +97,9 @@ impl Model {
     /// Returns what faults cost if programs have `more` memory.
     fn cost(&self, more: f64) -> f64 {
         let compressed = self.pool * self.ratio;
-        let left = self.faults.iter().filter(|faults| faults.unique >= more);
+        let left = self.faults.iter().filter(|faults| faults.distance >= more);
         left.map(|faults| {
-            let comes_closer = (compressed..more + compressed).contains(&faults.unique);
+            let comes_closer = (compressed..more + compressed).contains(&faults.distance);
             let device_ns = if comes_closer { POOL_FAULT_NS.min(self.device_ns) } else { self.device_ns };
             faults.pool * POOL_FAULT_NS + faults.device * device_ns
         })
@@ -112,10 +118,16 @@ impl WhatIf {
         let (cap, needed, waited) =
             (series.number("/cap_bytes"), series.number("/needed_bytes"), series.number("/stalled_s"));
         let model = Model::of(series)?;
-        let whole = model.cost(0.0);
-        if whole <= 0.0 || waited <= 0.0 || needed <= cap || series.number("/cap_changes") > 0.0 {
+        let refaults = model.cost(0.0);
+        let is_told = needed > cap && needed <= REACH * cap && series.number("/cap_changes") == 0.0;
+        if !is_told || refaults <= 0.0 || waited <= 0.0 {
             return None;
         }
+        let others: f64 = ["pgalloc", "swap_cache_hit"]
+            .map(|name| series.number(&format!("/counters/{name}")))
+            .iter()
+            .sum();
+        let others = others * PROBATION_FAULT_NS;
         let mut points = vec![Point { cap, waited }];
         for step in 1..STEPS {
             let more = model.out * f64::from(step) / f64::from(STEPS);
@@ -124,11 +136,16 @@ impl WhatIf {
                 break;
             }
             if points.last().is_some_and(|point| point.cap < larger) {
-                points.push(Point { cap: larger, waited: waited * model.cost(more) / whole });
+                points.push(Point {
+                    cap: larger,
+                    waited: waited * (others + model.cost(more)) / (others + refaults),
+                });
             }
         }
         points.push(Point { cap: needed, waited: 0.0 });
-        Some(Self { points, elapsed: series.number("/elapsed_s") })
+        let is_of_one_thread =
+            series.number("/stalled_threads") == 1.0 && waited <= series.number("/elapsed_s");
+        Some(Self { points, elapsed: series.number("/elapsed_s"), is_of_one_thread })
     }
 
     fn first(&self) -> Point {
@@ -142,9 +159,9 @@ impl WhatIf {
         if elapsed > 0.0 { point.waited / elapsed } else { 0.0 }
     }
 
-    /// Returns whether one thread at a time can have waited for all that was waited for.
+    /// Returns whether only one thread has waited.
     pub(super) fn is_of_one_thread(&self) -> bool {
-        self.first().waited <= self.elapsed
+        self.is_of_one_thread
     }
 
     /// Returns the smallest cap that is worth its memory, rounded up to what people write; `None` if the run waited too
@@ -178,7 +195,7 @@ mod tests {
         let mut series = Series::new();
         for (at, faults) in [(0, 0), (10, 1000)] {
             series.add(&json!({
-                "elapsed_s": at, "cap_bytes": mib(100), "cap_changes": 0, "stalled_s": 5.0, "processes": 1,
+                "elapsed_s": at, "cap_bytes": mib(100), "cap_changes": 0, "stalled_s": 5.0, "stalled_threads": 1, "processes": 1,
                 "needed_bytes": mib(440), "compression_ratio": 4.0, "refault_distances": distances,
                 "bytes": {
                     "now": { "total": mib(100), "resident": mib(80), "pool": mib(20), "disk": 0 },
@@ -196,27 +213,27 @@ mod tests {
 
     #[test]
     fn what_is_waited_falls_with_the_faults_that_more_memory_spares() {
-        // 36 and 79 MiB more would have kept the first and the second.
+        // 35 and 90 MiB more would have kept the first and the second.
         let distances = json!([
             { "growth": 1.5, "pool": 600, "device": 0 },
             { "growth": 2.25, "pool": 300, "device": 0 },
             { "growth": 16.0, "pool": 100, "device": 0 },
         ]);
         let found = WhatIf::of(&series(&distances, 0)).unwrap();
-        let waited = [100.0, 131.0, 146.0, 190.0, 439.0, 440.0].map(|mib| at(&found, mib));
+        let waited = [100.0, 131.0, 146.0, 205.0, 439.0, 440.0].map(|mib| at(&found, mib));
         assert_eq!(waited.map(|seconds| (seconds * 10.0).round() / 10.0), [5.0, 5.0, 2.0, 0.5, 0.5, 0.0]);
         assert!(found.points.is_sorted_by(|one, next| one.cap < next.cap && one.waited >= next.waited));
         let advice = found.advice().unwrap();
-        assert!((180.0..=200.0).contains(&(advice.cap / MIB)), "{advice:?}");
+        assert!((190.0..=210.0).contains(&(advice.cap / MIB)), "{advice:?}");
         assert!(found.is_of_one_thread() && found.share(advice) < 0.1, "{}", found.share(advice));
     }
 
     #[test]
     fn what_was_on_the_device_comes_into_the_pool_first() {
-        // 109 MiB: 80 of them are what the pool holds.
+        // 130 MiB: 80 of them are what the pool holds.
         let distances = json!([{ "growth": 2.75, "pool": 0, "device": 100 }]);
         let found = WhatIf::of(&series(&distances, 100 * 120_000)).unwrap();
-        let waited = [100.0, 116.0, 131.0, 200.0, 230.0].map(|mib| at(&found, mib));
+        let waited = [100.0, 131.0, 161.0, 229.0, 250.0].map(|mib| at(&found, mib));
         assert_eq!(waited, [5.0, 5.0, 0.5, 0.5, 0.0]);
     }
 

@@ -179,6 +179,13 @@ fn a_page_shows_how_a_run_went_and_needs_nothing_but_itself() {
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.code() == Some(1) && said.contains(why), "{arguments:?}: {said}");
     }
+    // What somebody else has written there stays.
+    let [mine, mine_text] = ["mine.jsonl", "mine.html"].map(|name| folder.join(name));
+    fs::write(&mine, &lines).unwrap();
+    fs::write(&mine_text, "<p>mine").unwrap();
+    let refused = run(&[mine.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    assert_eq!(fs::read_to_string(&mine_text).unwrap(), "<p>mine");
     // A pipe that nobody reads would hold the launcher up.
     let pipe = folder.join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RWXU).unwrap();
