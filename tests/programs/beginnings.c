@@ -4,6 +4,7 @@
  *   beginnings grown      then much more, while the first objects live on
  *   beginnings threads    much more at first in a thread that ends, after forty keys
  *   beginnings forks      in a child
+ *   beginnings watched    20 MiB in a child whose threads are all in a sandbox, while its parent wants memory
  *   beginnings confined   much more in a sandbox (seccomp) in which nothing can be opened or asked, and in one of address space
  *
  * Says how many bytes malloc has (`arena` of mallinfo2). Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
@@ -122,18 +123,21 @@ static void with_threads(void) {
 
 #define ALLOW(call) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_##call, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
 
-/* Ends the process for any call but those by which an allocator grows, and what prints. */
-static void enter_sandbox(int by_number) {
+enum { BY_PRCTL, BY_NUMBER, OF_ALL_THREADS };
+
+/* Ends the process for any call but those by which an allocator grows, and what reads and prints. */
+static void enter_sandbox(int how) {
     struct sock_filter filter[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
         ALLOW(mmap), ALLOW(munmap), ALLOW(mremap), ALLOW(madvise), ALLOW(mprotect), ALLOW(brk), ALLOW(futex),
-        ALLOW(rt_sigprocmask), ALLOW(getpid), ALLOW(write), ALLOW(newfstatat), ALLOW(exit_group),
+        ALLOW(rt_sigprocmask), ALLOW(getpid), ALLOW(read), ALLOW(write), ALLOW(newfstatat), ALLOW(exit_group),
         BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
     };
     struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
     if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fail("prctl");
-    int entered = by_number ? (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program)
-                            : prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program);
+    unsigned flags = how == OF_ALL_THREADS ? SECCOMP_FILTER_FLAG_TSYNC : 0;
+    int entered = how == BY_PRCTL ? prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program)
+                                  : (int)syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &program);
     if (entered) fail("seccomp");
 }
 
@@ -172,6 +176,37 @@ static void confined(void) {
     some();
 }
 
+/* Others may ask it for memory, which a thread of ours waits for: it must make no call that the sandbox forbids. */
+static void watched(void) {
+    enum { HELD = 20 << 20, WANTED = 70 << 20 };
+    int ready[2], go[2];
+    char byte = 0;
+    if (pipe(ready) || pipe(go)) fail("pipe");
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (child == 0) {
+        char *held = malloc(HELD);
+        if (!held) fail("malloc");
+        memset(held, 7, HELD);
+        enter_sandbox(OF_ALL_THREADS);
+        demand(write(ready[1], &byte, 1) == 1 && read(go[0], &byte, 1) == 1, "the parent goes on");
+        for (size_t at = 0; at < HELD; at++) demand(held[at] == 7, "what was written");
+        check_all();
+        _exit(0);
+    }
+    demand(read(ready[0], &byte, 1) == 1, "the child is in its sandbox");
+    char *wanted = malloc(WANTED);
+    if (!wanted) fail("malloc");
+    for (int round = 1; round < 4; round++) {
+        memset(wanted, round, WANTED);
+        for (size_t at = 0; at < WANTED; at++) demand(wanted[at] == (char)round, "what was written");
+    }
+    demand(write(go[1], &byte, 1) == 1, "the child goes on");
+    int status;
+    demand(waitpid(child, &status, 0) == child && status == 0, "a child in a sandbox of all threads goes on");
+    free(wanted);
+}
+
 int main(int count, char **arguments) {
     const char *how = count == 2 ? arguments[1] : "";
     little();
@@ -185,12 +220,14 @@ int main(int count, char **arguments) {
         demand(waitpid(child, &status, 0) == child && status == 0, "a child finds all of it");
         check_all();
         grown();
+    } else if (!strcmp(how, "watched")) {
+        watched();
     } else if (!strcmp(how, "confined")) {
         confined();
     } else if (!strcmp(how, "grown")) {
         grown();
     } else if (strcmp(how, "little")) {
-        fprintf(stderr, "usage: beginnings little|grown|threads|forks|confined\n");
+        fprintf(stderr, "usage: beginnings little|grown|threads|forks|watched|confined\n");
         return 2;
     }
     check_all();

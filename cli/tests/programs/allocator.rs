@@ -45,6 +45,13 @@ fn what_a_process_allocated_first_stays_its_own_when_the_allocator_starts() {
     }
 }
 
+/// It may hold memory that others want, and starts no engine for that.
+#[test]
+fn a_process_whose_threads_are_all_in_a_sandbox_is_left_alone() {
+    let _turn = turn();
+    start(pagetide("64M", "", &["--swap-size", "1G"], &[&program("beginnings"), "watched"])).end().succeeds();
+}
+
 /// Natively too, so that the demands are known to be glibc's.
 #[test]
 fn the_allocator_accounts_for_what_it_holds() {
