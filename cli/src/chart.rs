@@ -57,8 +57,7 @@ pub(crate) struct Chart {
     pub(crate) title: Option<String>,
     /// What the axes show, with the unit.
     pub(crate) axes: (String, String),
-    /// Where the horizontal axis begins, and the least that both axes show.
-    pub(crate) from: f64,
+    /// The least that both axes show; they begin at 0.
     pub(crate) least: (f64, f64),
     /// Areas, the lowest first: each is drawn from the one before it to its own line.
     pub(crate) areas: Vec<Line>,
@@ -90,10 +89,7 @@ impl Chart {
         let most = |least: f64, of: fn(&(f64, f64)) -> f64| {
             self.all().flat_map(|line| &line.points).map(of).fold(least, f64::max)
         };
-        (
-            most(self.least.0.max(self.from + f64::MIN_POSITIVE), |point| point.0),
-            most(self.least.1, |point| point.1) * 1.06,
-        )
+        (most(self.least.0, |point| point.0), most(self.least.1, |point| point.1) * 1.06)
     }
 
     fn draw(&self, area: &Area<'_>) -> Drawn {
@@ -110,7 +106,7 @@ impl Chart {
             .margin_right(self.names)
             .x_label_area_size(44)
             .y_label_area_size(64)
-            .build_cartesian_2d(self.from..right, 0.0..top)?;
+            .build_cartesian_2d(0.0..right, 0.0..top)?;
         let text = || (FONT, FONT_SIZE).into_font().color(&INK);
         chart
             .configure_mesh()
@@ -140,12 +136,12 @@ impl Chart {
                 chart.draw_series(LineSeries::new(points, style))?;
             }
         }
-        for mark in self.marks.iter().filter(|mark| (self.from..=right).contains(&mark.at)) {
+        for mark in self.marks.iter().filter(|mark| (0.0..=right).contains(&mark.at)) {
             let ends = [(mark.at, 0.0), (mark.at, top)];
             chart.draw_series(DashedLineSeries::new(ends, 3, 3, GREY.stroke_width(1)))?;
             let (x, y) = chart.backend_coord(&ends[1]);
             // On the side where there is more room.
-            let is_right = mark.at > (self.from + right) / 2.0;
+            let is_right = mark.at > right / 2.0;
             let (side, x) = if is_right { (HPos::Right, x - 5) } else { (HPos::Left, x + 5) };
             let style = text().pos(Pos::new(side, VPos::Top));
             area.draw(&Text::new(mark.name.clone(), (x, y), style))?;
@@ -241,7 +237,6 @@ mod tests {
             names: 120,
             title: None,
             axes: ("time, s".to_owned(), "memory, MiB".to_owned()),
-            from: 0.0,
             least: (1.0, 1.0),
             areas: vec![line("one & all", false)],
             lines: vec![line("two", true), line("three", false)],

@@ -43,7 +43,6 @@ impl Misses {
             names: 170,
             title: Some(title.to_owned()),
             axes: ("memory, MiB".to_owned(), "pages".to_owned()),
-            from: 0.0,
             least: (1.0, 1.0),
             areas: Vec::new(),
             lines: lines.collect(),

@@ -30,7 +30,6 @@ fn chart(height: u32, axes: (&str, String)) -> Chart {
         names: NAMES,
         title: None,
         axes: (axes.0.to_owned(), axes.1),
-        from: 0.0,
         least: (0.1, 1e-3),
         areas: Vec::new(),
         lines: Vec::new(),

@@ -23,22 +23,18 @@ pub(crate) fn report(args: &ReportArgs) -> Result<u8, Failure> {
         pagetide_sys::task::say(&format!("{}: {left_out}", args.file.display()));
     }
     let page = page::html(&series).map_err(wrong)?;
-    match &args.output {
-        Some(output) if output.as_os_str() == "-" => _ = out::print(&page)?,
-        Some(output) => write_page(output, &page).map_err(|why| Failure::new(1, why))?,
-        None => {
-            let output = args.file.with_extension("html");
-            let is_ours = || fs::read(&output).is_ok_and(|text| text.starts_with(page::BEGINNING.as_bytes()));
-            if output.exists() && !is_ours() {
-                let name = output.display();
-                return Err(Failure::new(
-                    1,
-                    format!("{name} is there and is no page of a run: name a file by --output"),
-                ));
-            }
-            write_page(&output, &page).map_err(|why| Failure::new(1, why))?;
-        }
+    if args.output.as_ref().is_some_and(|output| output.as_os_str() == "-") {
+        out::print(&page)?;
+        return Ok(0);
     }
+    let beside = args.file.with_extension("html");
+    let is_ours = || fs::read(&beside).is_ok_and(|text| text.starts_with(page::BEGINNING.as_bytes()));
+    if args.output.is_none() && beside.exists() && !is_ours() {
+        let name = beside.display();
+        let why = format!("{name} is there and is no page of a run: name a file by --output");
+        return Err(Failure::new(1, why));
+    }
+    write_page(args.output.as_ref().unwrap_or(&beside), &page).map_err(|why| Failure::new(1, why))?;
     Ok(0)
 }
 
