@@ -224,8 +224,9 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
 fn reclaim(engine: &Engine<FakeMemory>, pause: &Pause, stop: &AtomicBool) {
     let mut work = Workspace::default();
     while !stop.load(SeqCst) {
-        if engine.is_short() {
+        if engine.is_short() || engine.has_dead_frames() {
             pause.begin_work();
+            engine.drop_dead_frames();
             engine.reclaim(&mut work);
             engine.retry_waiting(&mut work);
             pause.end_work();

@@ -176,6 +176,11 @@ impl Probation {
         self.slot(slot).refs.fetch_add(1, SeqCst);
     }
 
+    /// Adds a reference if there is one already: the slot's pages stay where they are meanwhile. Returns whether it did.
+    pub fn try_hold(&self, slot: u16) -> bool {
+        self.slot(slot).refs.fetch_update(SeqCst, SeqCst, |refs| (refs > 0).then_some(refs + 1)).is_ok()
+    }
+
     /// Gives references back. Returns whether none is left: the slot's frames are free, and the caller's.
     pub fn release(&self, slot: u16, references: usize) -> bool {
         references > 0 && self.slot(slot).refs.fetch_sub(references, SeqCst) == references

@@ -365,16 +365,28 @@ pub fn frames_in_use<S: SpanSource>(
     cluster: ClusterNumber,
     populated: PageSet,
 ) -> Option<PageSet> {
-    let mut used = populated;
+    let used = live_frames(swap, slot, cluster, populated);
+    (used.runs().count() <= PARTS_MAX).then_some(used)
+}
+
+/// Returns the frames of a slot, among `populated`, that still hold a page on probation. To be called while no page is
+/// taken out into the slot.
+pub fn live_frames<S: SpanSource>(
+    swap: &Swap<S>,
+    slot: u16,
+    cluster: ClusterNumber,
+    populated: PageSet,
+) -> PageSet {
+    let mut live = populated;
     if let Some(cluster) = swap.table().lock(cluster) {
         for offset in populated.iter() {
             let word = cluster.get(offset);
             if word.state() != State::Cached || word.slot() != slot {
-                used.remove(offset);
+                live.remove(offset);
             }
         }
     }
-    (used.runs().count() <= PARTS_MAX).then_some(used)
+    live
 }
 
 /// Claims the pages of a folio for storing. Returns the offset and the kept copy of each, and how many there are.

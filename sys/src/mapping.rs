@@ -142,6 +142,31 @@ impl Reservation {
         unsafe { discard(self.base + offset, length) };
     }
 
+    /// Gives the memory of several parts back, by as few calls as the kernel allows; they read as zeroes afterwards. A
+    /// part is an offset and a length.
+    ///
+    /// # Panics
+    /// If a part does not lie in the mapping.
+    ///
+    /// # Safety
+    /// Nothing may hold a reference into a part.
+    pub unsafe fn discard_all(&self, parts: impl Iterator<Item = (usize, usize)>) {
+        let mut vector = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; DISCARDS_MAX];
+        let mut count = 0;
+        for (offset, length) in parts {
+            assert!(offset + length <= self.length);
+            if count == DISCARDS_MAX {
+                // SAFETY: the ranges lie in our own mapping; the caller vouches for references into them.
+                unsafe { discard_vector(&vector) };
+                count = 0;
+            }
+            vector[count] = libc::iovec { iov_base: (self.base + offset) as *mut c_void, iov_len: length };
+            count += 1;
+        }
+        // SAFETY: as above.
+        unsafe { discard_vector(&vector[..count]) };
+    }
+
     /// Gives a range to whoever calls and never unmaps it.
     pub fn leak(self) -> usize {
         let base = self.base;
@@ -236,6 +261,46 @@ pub unsafe fn discard(address: usize, length: usize) {
     // SAFETY: the caller owns the range.
     let result = unsafe { rustix::mm::madvise(address as *mut c_void, length, Advice::LinuxDontNeed) };
     debug_assert_eq!(result, Ok(()));
+}
+
+/// Ranges that are given back by one call at most.
+const DISCARDS_MAX: usize = 64;
+
+/// Gives the memory of ranges back: by one call (Linux 6.13), which interrupts the other processors once, or one by one.
+///
+/// # Safety
+/// As for [`discard`].
+unsafe fn discard_vector(ranges: &[libc::iovec]) {
+    /// `PIDFD_SELF_THREAD_GROUP`: the calling process.
+    const SELF: libc::c_int = -10001;
+    static WORKS: AtomicBool = AtomicBool::new(true);
+    let mut first = 0;
+    if ranges.len() > 1 && WORKS.load(Relaxed) {
+        // SAFETY: the vector is live for the call; the caller owns the ranges.
+        let done = unsafe {
+            libc::syscall(
+                libc::SYS_process_madvise,
+                SELF,
+                ranges.as_ptr(),
+                ranges.len(),
+                libc::MADV_DONTNEED,
+                0,
+            )
+        };
+        if done < 0 {
+            WORKS.store(false, Relaxed);
+        }
+        let mut done = done.max(0) as usize;
+        // Where it was stopped the rest goes one by one, what was done in part once more.
+        while ranges.get(first).is_some_and(|range| range.iov_len <= done) {
+            done -= ranges[first].iov_len;
+            first += 1;
+        }
+    }
+    for range in &ranges[first..] {
+        // SAFETY: the caller's contract.
+        unsafe { discard(range.iov_base.addr(), range.iov_len) };
+    }
 }
 
 /// Makes a range readable and writable.

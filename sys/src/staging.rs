@@ -490,10 +490,10 @@ impl Slot {
         // Where there is no frame there is nothing to lose: as few and as long runs as can be.
         let free =
             PageSet::range(0..CLUSTER_SIZE / PAGE_SIZE).minus(kept.and(self.populated)).minus(self.lost);
-        for run in free.runs().filter(|run| !dropped.and(PageSet::range(run.clone())).is_empty()) {
-            // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
-            unsafe { self.area.discard(base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE) };
-        }
+        let runs = free.runs().filter(|run| !dropped.and(PageSet::range(run.clone())).is_empty());
+        let parts = runs.map(|run| (base + run.start * PAGE_SIZE, run.len() * PAGE_SIZE));
+        // SAFETY: the slot is ours and borrowed mutably: nothing refers to its frames.
+        unsafe { self.area.discard_all(parts) };
         self.populated = self.populated.minus(dropped);
         self.zero = self.zero.minus(dropped);
     }

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
 /// frame and interrupts no other processor.
-const MOVE_RUN_MIN: usize = 8;
+pub(super) const MOVE_RUN_MIN: usize = 8;
 
 /// One page in so many keeps its copy although copies are not worth it just now.
 const COPY_SAMPLE: u64 = 16;
@@ -216,8 +216,9 @@ impl<M: Memory> Engine<M> {
     /// Brings pages back from probation.
     pub(super) fn bring_from_frames(&self, transfer: &Transfer, slot_id: u16, writable: bool) {
         let first = transfer.first.offset();
-        // A copy's frame is free only when all of the slot is: where there is no room for both, the page moves.
-        let room = self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.watermarks.low();
+        // A copy's frame is free only when reclaim has come by: where there is no room for both, the page moves.
+        let room =
+            self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.watermarks.high();
         let moves = self.memory.can_move()
             && writable
             && (transfer.length >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY));
@@ -246,6 +247,7 @@ impl<M: Memory> Engine<M> {
                 let copied =
                     self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
                 mapped = Mapped { pages: done + copied.pages, error: copied.error };
+                self.staging.note_dead(slot_id, copied.pages);
                 if !room && !self.memory.can_move() {
                     // Where nothing moves both would stay until all of the slot is free.
                     let copied = PageSet::range(first + done..first + mapped.pages);

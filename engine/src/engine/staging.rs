@@ -17,6 +17,10 @@ pub(super) struct Staging<S> {
     donors: Mutex<Vec<u16>>,
     /// Pages of memory that the slots have.
     pub(super) frames: AtomicI64,
+    /// Frames of each slot that are dead: their page was copied into the program. Some may be none any more.
+    dead: Box<[AtomicUsize]>,
+    /// The number of those.
+    dead_in_all: AtomicUsize,
     /// Runs that came in since the last donor was made.
     runs_wanted: AtomicUsize,
     /// Whether a donor was asked for since the last look.
@@ -27,6 +31,8 @@ impl<S> Staging<S> {
     /// Returns staging of these slots, which are empty.
     pub(super) fn new(slots: Vec<S>) -> Self {
         Self {
+            dead: slots.iter().map(|_| AtomicUsize::new(0)).collect(),
+            dead_in_all: AtomicUsize::new(0),
             slots: slots.into_iter().map(Mutex::new).collect(),
             donors: Mutex::default(),
             frames: AtomicI64::new(0),
@@ -48,6 +54,26 @@ impl<S> Staging<S> {
     /// Notes that the slots have more pages of memory, or fewer.
     pub(super) fn add_frames(&self, pages: i64) {
         self.frames.fetch_add(pages, Relaxed);
+    }
+
+    /// Notes that frames of a slot are dead.
+    pub(super) fn note_dead(&self, slot: u16, frames: usize) {
+        self.dead[usize::from(slot)].fetch_add(frames, Relaxed);
+        self.dead_in_all.fetch_add(frames, Relaxed);
+    }
+
+    /// Returns the number of frames that were noted as dead, and not taken since.
+    pub(super) fn dead(&self) -> usize {
+        self.dead_in_all.load(Relaxed)
+    }
+
+    /// Takes the slots that have dead frames.
+    pub(super) fn take_dead(&self) -> impl Iterator<Item = u16> {
+        (0..).zip(&self.dead).filter_map(|(slot, dead)| {
+            let frames = if dead.load(Relaxed) > 0 { dead.swap(0, Relaxed) } else { 0 };
+            self.dead_in_all.fetch_sub(frames, Relaxed);
+            (frames > 0).then_some(slot)
+        })
     }
 
     /// Takes a donor.

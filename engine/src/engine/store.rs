@@ -101,6 +101,9 @@ impl<M: Memory> Engine<M> {
             if !folio.is_empty() {
                 stored += self.store_folio(slot, number.page(first), folio, &mut outgoing, work);
                 self.charge_pool();
+                if self.has_dead_frames() {
+                    self.drop_dead_frames();
+                }
                 if self.waiting() > 0 && busy == Busy::Wait {
                     // Nobody waits for the rest of the cluster.
                     self.drop_stored(slot, number);

@@ -6,6 +6,7 @@ use crate::census::Reason;
 use crate::mask::Mask;
 use crate::memory::{Memory, PageSet, StagingSlot, TakeOutWay};
 use crate::regions::{Access, Attributes, Regions};
+use pagetide_swap::reclaimer::live_frames;
 use pagetide_swap::table::ClusterGuard;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, Counter, PageIndex, State};
@@ -13,6 +14,8 @@ use std::ops::Range;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{MutexGuard, PoisonError};
 
+/// Dead frames are dropped where they are this part of the free pages at which reclaim starts.
+const DEAD_PART: i64 = 2;
 /// A donor with fewer frames is not worth its slot.
 const DONOR_MIN: usize = 64;
 
@@ -235,6 +238,27 @@ impl<M: Memory> Engine<M> {
     pub fn drop_idle_donor(&self) {
         if !self.staging.was_donor_wanted() {
             self.drop_donor();
+        }
+    }
+
+    /// Returns whether there are many frames whose page was copied into the program.
+    pub fn has_dead_frames(&self) -> bool {
+        self.staging.dead() as i64 >= self.watermarks.low() / DEAD_PART
+    }
+
+    /// Gives the frames back to the system whose page was copied into the program: for a page that comes back a copy is
+    /// cheaper than a move, which interrupts the other processors; here they are interrupted once a slot.
+    pub fn drop_dead_frames(&self) {
+        for slot_id in self.staging.take_dead() {
+            if !self.probation().try_hold(slot_id) {
+                continue;
+            }
+            let number = self.probation().cluster(slot_id);
+            let populated = lock(&self.staging[slot_id]).populated();
+            // No page comes into a slot but by a take-out, for which it must be empty: what is dead stays so.
+            let live = live_frames(&self.swap, slot_id, number, populated);
+            self.drop_bytes(&mut lock(&self.staging[slot_id]), live);
+            self.unref(slot_id, 1);
         }
     }
 

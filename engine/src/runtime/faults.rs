@@ -40,7 +40,7 @@ impl Runtime {
                     self.engine.saw(fault.tid, since);
                     self.answer(page, fault, since, &mut work);
                     self.faults.fetch_add(1, Relaxed);
-                    if self.engine.is_short() {
+                    if self.engine.is_short() || self.engine.has_dead_frames() {
                         self.wakeup.if_sleeping();
                     }
                     memory.catch_up();

@@ -59,7 +59,7 @@ impl Runtime {
                 self.answer_inquiry(&mut starving, &mut work);
                 continue;
             }
-            if !self.engine.is_short() && self.asked() == 0 && !self.unshares() {
+            if !self.has_work() {
                 (writes_since, starves_since) = (None, None);
                 if !self.spin() {
                     seat.now(Activity::Sleeps, 0, clock());
@@ -75,6 +75,7 @@ impl Runtime {
             self.injection.strike(Fault::StallReclaim, Fault::PanicReclaim);
             // Before anything is taken out: also what was opened before there was an engine.
             self.look_for_pins();
+            self.engine.drop_dead_frames();
             let borrowed = self.borrow();
             if borrowed > 0 {
                 self.engine.retry_waiting(&mut work);
@@ -157,6 +158,12 @@ impl Runtime {
         }
     }
 
+    /// Returns whether memory is to be made free, for this process or others.
+    fn has_work(&self) -> bool {
+        let engine = &self.engine;
+        engine.is_short() || engine.has_dead_frames() || self.asked() > 0 || self.unshares()
+    }
+
     /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
     fn spin(&self) -> bool {
@@ -171,7 +178,7 @@ impl Runtime {
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
-            if self.engine.is_short() || self.asked() > 0 || self.is_inquired() || self.unshares() {
+            if self.has_work() || self.is_inquired() {
                 return true;
             }
             let now = Instant::now();

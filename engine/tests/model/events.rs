@@ -18,9 +18,10 @@ impl World {
     pub(crate) fn event(&mut self, random: &mut Random) {
         match random.below(1000) {
             0..600 => self.run_thread(random),
-            600..758 => {
+            600..757 => {
                 self.engine.reclaim(&mut self.work);
             }
+            757 => self.engine.drop_dead_frames(),
             758 => self.rests = true,
             759 => self.end_rest(),
             760..764 if self.swaps_off => drop(self.engine.swapoff()),

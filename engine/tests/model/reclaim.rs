@@ -152,3 +152,24 @@ fn contents_travel_with_a_mapping_that_moves() {
         world.check_end();
     }
 }
+
+#[test]
+fn frames_of_pages_that_were_copied_back_are_given_back_together() {
+    let mut world = plain(None, 200, 300);
+    (BASE..BASE + 64).for_each(|number| world.put(number, noise(number)));
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
+    world.memory().set_can_move(false);
+    let counts = |world: &World| (world.engine.usage().frames, world.engine.swap().cached());
+    let (frames, cached) = counts(&world);
+    assert!(frames == cached && frames >= 64 && !world.engine.has_dead_frames());
+    scattered().take(12).for_each(|number| world.read(number));
+    let (after, left) = counts(&world);
+    assert!(after > left && left + 12 <= cached && world.engine.has_dead_frames(), "{after} {left} {cached}");
+    world.check_books();
+    world.engine.drop_dead_frames();
+    assert_eq!((counts(&world), world.engine.has_dead_frames()), ((left, left), false));
+    world.check_books();
+    (BASE..BASE + 64).for_each(|number| world.read(number));
+    world.engine.drop_dead_frames();
+    world.check_end();
+}
