@@ -1,7 +1,7 @@
 //! The memory that a running engine serves: that of the program whose process it is in, or the objects of shared memory
 //! of a run.
 
-use crate::memory::{Mapped, Memory, Presence, TakeOutWay};
+use crate::memory::{Mapped, Memory, PageSet, Presence, TakeOutWay};
 use crate::object_memory::ObjectMemory;
 use crate::program_memory::{PoolMemory, ProgramMemory};
 use pagetide_page::{PAGE_SIZE, PageIndex};
@@ -156,6 +156,10 @@ impl Memory for EngineMemory {
 
     fn presence(&self, range: Range<PageIndex>) -> Presence {
         either!(self, memory => memory.presence(range))
+    }
+
+    fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet> {
+        either!(self, memory => memory.written(range, watch))
     }
 
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {

@@ -59,6 +59,8 @@ struct State {
     pinned: BTreeSet<u64>,
     /// Shared since a fork.
     shared: BTreeSet<u64>,
+    /// Not written, and there, since it was watched.
+    unwritten: BTreeSet<u64>,
     parked: BTreeMap<FaultToken, u64>,
     next_ticket: u64,
 }
@@ -155,6 +157,7 @@ impl FakeMemory {
     pub fn update<T>(&self, page: PageIndex, change: impl FnOnce(&mut Bytes) -> T) -> Result<T, Miss> {
         let mut state = lock(&self.state);
         assert!(!state.read_only.contains(&page.0), "a write to {page:?}, which is read-only");
+        state.unwritten.remove(&page.0);
         let page = state.reach(page)?;
         if let Page::Zero = page {
             *page = Page::Own(Box::new([0; PAGE_SIZE]));
@@ -272,7 +275,10 @@ impl FakeMemory {
     /// Puts a page into the program without the engine's knowledge. `None` stands for the kernel's zero page.
     pub fn put(&self, page: PageIndex, bytes: Option<&Bytes>) {
         let page_contents = bytes.map_or(Page::Zero, |bytes| Page::Own(Box::new(*bytes)));
-        lock(&self.state).pages.insert(page.0, page_contents);
+        let mut state = lock(&self.state);
+        state.pages.insert(page.0, page_contents);
+        state.unwritten.remove(&page.0);
+        drop(state);
         self.wake(page, 1);
     }
 
@@ -353,6 +359,7 @@ impl FakeMemory {
                 break;
             }
             state.pages.insert(page, contents(mapped.pages));
+            state.unwritten.remove(&page);
             mapped.pages += 1;
         }
         if mapped.pages > 0 {
@@ -454,6 +461,17 @@ impl Memory for FakeMemory {
             }
         }
         presence
+    }
+
+    fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet> {
+        assert_eq!(range.start.cluster(), PageIndex(range.end.0 - 1).cluster());
+        let mut state = lock(&self.state);
+        let there = state.pages.range(numbers(&range)).map(|(&page, _)| page);
+        let written: Vec<u64> = there.filter(|page| !state.unwritten.contains(page)).collect();
+        if watch {
+            state.unwritten.extend(&written);
+        }
+        Some(written.into_iter().map(|page| PageIndex(page).offset()).collect())
     }
 
     fn copy_from(&self, slot: &FakeSlot, frame: usize, count: usize, to: PageIndex) -> Mapped {

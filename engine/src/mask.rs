@@ -30,9 +30,11 @@ impl Mask {
     pub const NO_POOL: Self = Self(32);
     /// No keeper: shared memory stays in memory, and is counted.
     pub const NO_SHARED: Self = Self(64);
+    /// No watching of what is written, as before Linux 6.7: a cluster leaves whole, hot pages and all.
+    pub const NO_WATCH: Self = Self(128);
 
     /// The names of all ways, as in the environment variable `PAGETIDE_MASK`.
-    pub const NAMES: [(&'static str, Self); 7] = [
+    pub const NAMES: [(&'static str, Self); 8] = [
         ("remap", Self::NO_REMAP),
         ("move", Self::NO_MOVE),
         ("copy", Self::NO_COPY),
@@ -40,6 +42,7 @@ impl Mask {
         ("scan", Self::NO_SCAN),
         ("pool", Self::NO_POOL),
         ("shared", Self::NO_SHARED),
+        ("watch", Self::NO_WATCH),
     ];
 
     /// Reads a comma-separated list of names.

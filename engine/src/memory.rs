@@ -95,6 +95,9 @@ pub trait Memory: Send + Sync + 'static {
     /// Returns the pages of `range`, which lies in one cluster, that are in the program. It may name a page that is not
     /// there, but leaves out none that is.
     fn presence(&self, range: Range<PageIndex>) -> Presence;
+    /// Returns the pages of `range`, which lies in one cluster, that are in the program, and that were written or have come
+    /// there since this was last asked with `watch`. `None` if that is not known.
+    fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet>;
     /// Copies `count` frames of `slot` to missing pages, and wakes the threads that wait for them.
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped;
     /// Moves `count` frames of `slot` to missing pages, and wakes the threads that wait for them.

@@ -102,6 +102,11 @@ impl Memory for ObjectMemory {
         Presence { present, zero: PageSet::default() }
     }
 
+    fn written(&self, _: Range<PageIndex>, _: bool) -> Option<PageSet> {
+        // Each process that maps an object has page tables of its own.
+        None
+    }
+
     fn copy_from(&self, slot: &staging::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
         self.copy_in(to, slot.frames(frame, count))
     }

@@ -184,6 +184,14 @@ impl Memory for ProgramMemory {
         })
     }
 
+    fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet> {
+        if !self.kernel.can_watch() || self.mask.masks(Mask::NO_WATCH) {
+            return None;
+        }
+        let (start, length) = bytes(&range);
+        self.kernel.pagemap().written(start, length, watch).ok()
+    }
+
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
         mapped(self.kernel.copy_from(slot, frame, count, to.address()))
     }

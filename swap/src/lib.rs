@@ -33,6 +33,7 @@ pub mod error;
 pub mod frontier;
 pub mod hash;
 pub mod held;
+mod hot;
 mod latch;
 pub mod object;
 pub mod place;

@@ -1,7 +1,8 @@
 //! Policies, behind one trait: they decide which clusters leave, and how long their pages wait on probation.
 //!
-//! The kernel shows a program no access bits of its own memory. Hot pages are told from cold ones by their coming back:
-//! from probation (a *hit*, the reference signal), or from a place (a *refault*, judged by its shadow).
+//! The kernel shows a program no access bits of its own memory. Hot pages are told from cold ones by what is written
+//! ([`Policy::keeps_written`]), and by their coming back: from probation (a *hit*, the reference signal), or from a place
+//! (a *refault*, judged by its shadow).
 
 use crate::table::History;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
@@ -17,6 +18,9 @@ pub trait Policy: Send + Sync + std::fmt::Debug {
     /// Returns whether a cluster stays this once whose turn to leave has come, and of which `present` pages are in the
     /// program. It spares the same cluster at most [`SPARED_MAX`] times in a row.
     fn spares(&self, history: &mut History, present: usize) -> bool;
+
+    /// Returns whether pages stay when their cluster leaves, if they were written of late.
+    fn keeps_written(&self) -> bool;
 
     /// Notes how many pages have come back so far. It is called every few hundredths of a second.
     fn observe(&self, seen: Seen);
@@ -133,6 +137,10 @@ impl Policy for SecondChance {
         heat > 0 && u32::from(heat) * HOT_PART >= present as u32
     }
 
+    fn keeps_written(&self) -> bool {
+        true
+    }
+
     fn observe(&self, seen: Seen) {
         let hits = seen.hits.saturating_sub(self.hits.load(Relaxed));
         let refaults = seen.refaults.saturating_sub(self.refaults.load(Relaxed));
@@ -170,6 +178,10 @@ impl Policy for Fifo {
     fn refault(&self, _: &mut History, _: usize) {}
 
     fn spares(&self, _: &mut History, _: usize) -> bool {
+        false
+    }
+
+    fn keeps_written(&self) -> bool {
         false
     }
 

@@ -29,7 +29,7 @@ pub use space::Keys;
 pub use store::{StoreOutcome, Stored};
 pub use swapin::{MapConflict, Source, Swapin, Transfer, WINDOW_MAX};
 pub use swapoff::DeviceRun;
-pub use takeout::{Candidate, TakenOut};
+pub use takeout::{Candidate, TakenOut, Victim, Written};
 pub use writeback::PoolScope;
 
 use crate::blocks::Blocks;

@@ -146,6 +146,7 @@ mod tests {
             std::thread::yield_now();
         }
         // In a forked child they start anew, on the same stacks.
+        let _alone = crate::may_fork();
         // SAFETY: the child runs code of this test only, and `_exit`.
         match unsafe { libc::fork() } {
             0 => {

@@ -5,7 +5,7 @@ use crate::lock::lock;
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay, Views};
-use crate::uffd::{FEATURE_MOVE, Fault, Partial, Uffd};
+use crate::uffd::{FEATURE_MOVE, FEATURE_WP_ASYNC, Fault, Partial, Uffd};
 use rustix::io::Errno;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
@@ -112,7 +112,12 @@ impl Kernel {
         // SAFETY: advice changes no contents. An error means a kernel without huge pages.
         let _ = unsafe { rustix::mm::madvise(start as *mut _, length, rustix::mm::Advice::LinuxNoHugepage) };
         // SAFETY: the contract of `open`.
-        unsafe { self.uffd.register(start, length) }
+        unsafe { self.uffd.register_watched(start, length) }
+    }
+
+    /// Returns whether the kernel tells which pages were written ([`Pagemap::written`]).
+    pub fn can_watch(&self) -> bool {
+        self.uffd.features() & FEATURE_WP_ASYNC != 0
     }
 
     /// Takes a range out of our care, for a mapping call that moves it.

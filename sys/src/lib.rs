@@ -33,3 +33,19 @@ pub mod uffd;
 pub mod uring;
 
 pub use lock::{lock, wait};
+
+/// Held, shared, by tests whose pages are moved, which the kernel refuses while a fork shares them; alone by tests that fork.
+#[cfg(test)]
+static FORKS: std::sync::RwLock<()> = std::sync::RwLock::new(());
+
+/// Keeps other tests from forking.
+#[cfg(test)]
+fn no_fork() -> std::sync::RwLockReadGuard<'static, ()> {
+    FORKS.read().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Waits for tests whose pages no fork may share, and keeps others from beginning.
+#[cfg(test)]
+fn may_fork() -> std::sync::RwLockWriteGuard<'static, ()> {
+    FORKS.write().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+const WRITTEN: u64 = 1 << 1;
 const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const PFNZERO: u64 = 1 << 5;
@@ -33,7 +34,20 @@ struct Region {
     end: u64,
     categories: u64,
 }
+/// `PM_SCAN_WP_MATCHING`: pages that match are protected against writes.
+const PROTECT: u64 = 1;
+/// `PM_SCAN_CHECK_WPASYNC`: EPERM where a write would be a fault that somebody has to answer.
+const CHECK_ASYNC: u64 = 2;
 const SCAN: u64 = 3 << 30 | (size_of::<ScanArg>() as u64) << 16 | (b'f' as u64) << 8 | 16;
+
+/// A question to PAGEMAP_SCAN: which pages match, by their categories, and what is told of them.
+#[derive(Clone, Copy)]
+struct Ask {
+    flags: u64,
+    all_of: u64,
+    any_of: u64,
+    tell: u64,
+}
 
 /// Opens a file of `/proc` that tells of the calling process's memory. In another root there may be none: it is asked
 /// for.
@@ -103,15 +117,56 @@ impl Pagemap {
         self.pread(start, length)
     }
 
+    /// Returns the pages in `[start, start + length)`, which lies in one cluster, that are there and were written since
+    /// this was last asked with `watch`, or have come there since. With `watch` what is written from now on is told the
+    /// next time.
+    ///
+    /// # Errors
+    /// PERM where memory is not registered to be watched ([`crate::uffd::Uffd::register`]); NOTTY, INVAL without
+    /// PAGEMAP_SCAN (6.7).
+    pub fn written(&self, start: usize, length: usize, watch: bool) -> Result<PageSet, Errno> {
+        if !self.scan.load(Relaxed) {
+            return Err(Errno::NOTTY);
+        }
+        let mut written = PageSet::default();
+        // Present pages only: over a hole the kernel would leave a marker, into which nothing can be moved.
+        let ask = Ask {
+            flags: CHECK_ASYNC | if watch { PROTECT } else { 0 },
+            all_of: PRESENT | WRITTEN,
+            any_of: 0,
+            tell: WRITTEN,
+        };
+        self.ask(start, length, ask, |page, _| written.insert(page))?;
+        Ok(written)
+    }
+
     fn scan(&self, start: usize, length: usize) -> Result<Presence, Errno> {
         let mut found = Presence::default();
+        let ask = Ask { flags: 0, all_of: 0, any_of: PRESENT | SWAPPED, tell: PRESENT | SWAPPED | PFNZERO };
+        self.ask(start, length, ask, |page, categories| {
+            found.present.insert(page);
+            if categories & PFNZERO != 0 {
+                found.zero.insert(page);
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Scans a range. `tell` is told each page that matches, and its categories.
+    fn ask(
+        &self,
+        start: usize,
+        length: usize,
+        ask: Ask,
+        mut tell: impl FnMut(usize, u64),
+    ) -> Result<(), Errno> {
         let mut regions = [Region::default(); 64];
         let mut at = start as u64;
         let end = (start + length) as u64;
         while at < end {
             let mut arg = ScanArg {
                 size: size_of::<ScanArg>() as u64,
-                flags: 0,
+                flags: ask.flags,
                 start: at,
                 end,
                 walk_end: 0,
@@ -119,26 +174,24 @@ impl Pagemap {
                 vec_len: regions.len() as u64,
                 max_pages: 0,
                 category_inverted: 0,
-                category_mask: 0,
-                category_anyof_mask: PRESENT | SWAPPED,
-                return_mask: PRESENT | SWAPPED | PFNZERO,
+                category_mask: ask.all_of,
+                category_anyof_mask: ask.any_of,
+                return_mask: ask.tell,
             };
-            // SAFETY: the argument and the vector that it names are live for the call.
+            // SAFETY: (1) the argument and the vector that it names are live for the call; (2) protection by it changes
+            // no contents, and the kernel ends it at a write by itself: CHECK_ASYNC.
             let count = unsafe { libc::ioctl(self.fd.as_raw_fd(), SCAN as _, &raw mut arg) };
             if count < 0 {
                 return Err(last_errno());
             }
             for region in &regions[..count as usize] {
                 for page in region.start as usize / PAGE_SIZE..region.end as usize / PAGE_SIZE {
-                    found.present.insert(page % CLUSTER_PAGES);
-                    if region.categories & PFNZERO != 0 {
-                        found.zero.insert(page % CLUSTER_PAGES);
-                    }
+                    tell(page % CLUSTER_PAGES, region.categories);
                 }
             }
             at = arg.walk_end.max(at + PAGE_SIZE as u64);
         }
-        Ok(found)
+        Ok(())
     }
 
     fn pread(&self, start: usize, length: usize) -> Result<Presence, Errno> {
@@ -167,5 +220,112 @@ impl Pagemap {
     /// Uses `/proc/self/pagemap` even where PAGEMAP_SCAN works: for tests of the fallback.
     pub fn mask_scan(&self) {
         self.scan.store(false, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mapping::Reservation;
+    use crate::uffd::{FEATURE_WP_ASYNC, Uffd};
+    use std::io::{Read, Write};
+
+    fn word(memory: &Reservation, page: usize) -> *mut u64 {
+        (memory.base() + page * PAGE_SIZE) as *mut u64
+    }
+
+    /// A cluster, registered to be watched, of which the first 200 pages are there and hold their numbers.
+    fn watched(uffd: &Uffd) -> Reservation {
+        let memory = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
+        // SAFETY: memory of this test, of which it touches no page that is not there.
+        unsafe {
+            (0..200).for_each(|page| *word(&memory, page) = page as u64);
+            uffd.register_watched(memory.base(), CLUSTER_SIZE).unwrap();
+        }
+        memory
+    }
+
+    fn listed(pages: PageSet) -> Vec<usize> {
+        pages.iter().collect()
+    }
+
+    #[test]
+    fn pages_are_told_that_were_written_or_came_in_since_they_were_watched() {
+        let _unshared = crate::no_fork();
+        let (uffd, pagemap) = (Uffd::open().unwrap(), Pagemap::open().unwrap());
+        if uffd.features() & FEATURE_WP_ASYNC == 0 {
+            return;
+        }
+        let memory = watched(&uffd);
+        let written = |watch| pagemap.written(memory.base(), CLUSTER_SIZE, watch).map(listed);
+        assert_eq!(written(true).unwrap(), (0..200).collect::<Vec<_>>(), "never asked before");
+        assert_eq!(written(false), Ok(vec![]));
+        let (mut to, mut from) = std::io::pipe().unwrap();
+        // SAFETY: pages that are there, or come in by the call, of memory of this test.
+        unsafe {
+            *word(&memory, 3) += 1;
+            assert_eq!(*word(&memory, 4), 4, "a read");
+            from.write_all(&[9; 16]).unwrap();
+            to.read_exact(std::slice::from_raw_parts_mut(word(&memory, 7).cast(), 16)).unwrap();
+            // Over a hole nothing was left behind.
+            assert_eq!(uffd.copy(word(&memory, 300) as usize, &[7; PAGE_SIZE]), (PAGE_SIZE, None));
+            assert_eq!(
+                uffd.move_pages(word(&memory, 400) as usize, word(&memory, 5) as usize, PAGE_SIZE, false).1,
+                None
+            );
+        }
+        assert_eq!(written(false), Ok(vec![3, 7, 300, 400]));
+        assert_eq!(written(true), Ok(vec![3, 7, 300, 400]));
+        assert_eq!(written(true), Ok(vec![]));
+        // A part: other pages are neither told nor watched.
+        // SAFETY: as above.
+        unsafe { (0..4).for_each(|page| *word(&memory, page) += 1) };
+        let part = pagemap.written(memory.base() + PAGE_SIZE, 2 * PAGE_SIZE, true).map(listed);
+        assert_eq!((part, written(false)), (Ok(vec![1, 2]), Ok(vec![0, 3])));
+    }
+
+    #[test]
+    fn memory_that_is_not_registered_to_be_watched_is_told_apart() {
+        let (uffd, pagemap) = (Uffd::open().unwrap(), Pagemap::open().unwrap());
+        if uffd.features() & FEATURE_WP_ASYNC == 0 {
+            return;
+        }
+        let memory = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
+        // SAFETY: memory of this test, every page of which it touches is there.
+        unsafe {
+            *word(&memory, 0) = 1;
+            uffd.register(memory.base(), CLUSTER_SIZE).unwrap();
+        }
+        assert_eq!(pagemap.written(memory.base(), CLUSTER_SIZE, true), Err(Errno::PERM));
+    }
+
+    /// The child's memory is its own, and not watched; the parent's stays watched.
+    #[test]
+    fn what_a_child_writes_its_parent_did_not() {
+        let _alone = crate::may_fork();
+        let (uffd, pagemap) = (Uffd::open().unwrap(), Pagemap::open().unwrap());
+        if uffd.features() & FEATURE_WP_ASYNC == 0 {
+            return;
+        }
+        let memory = watched(&uffd);
+        pagemap.written(memory.base(), CLUSTER_SIZE, true).unwrap();
+        // SAFETY: the child touches memory, and ends.
+        let child = unsafe {
+            match libc::fork() {
+                0 => {
+                    *word(&memory, 1) += 1;
+                    libc::_exit(i32::from(*word(&memory, 1) != 2 || *word(&memory, 2) != 2))
+                }
+                child => child,
+            }
+        };
+        let mut status = 0;
+        // SAFETY: the status is live for the call; the pages are there.
+        unsafe {
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+            *word(&memory, 9) += 1;
+            assert_eq!((status, *word(&memory, 1), *word(&memory, 9)), (0, 1, 10));
+        }
+        assert_eq!(pagemap.written(memory.base(), CLUSTER_SIZE, false).map(listed), Ok(vec![9]));
     }
 }

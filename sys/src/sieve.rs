@@ -160,7 +160,7 @@ impl Held<'_> {
         unsafe {
             insist("cannot be protected", || mapping::protect(from, length, protection));
             insist("cannot go back", || remap(from, length, length, flags, to).map(drop));
-            insist("cannot be registered", || uffd.register(to, length));
+            insist("cannot be registered", || uffd.register_watched(to, length));
             if mapping::take_hole(from, length).is_err() {
                 *self.whole = false;
             }

@@ -28,7 +28,7 @@ pub const FEATURE_POISON: u64 = 1 << 14;
 /// `UFFD_FEATURE_MOVE` (6.8).
 pub const FEATURE_MOVE: u64 = 1 << 16;
 
-/// `UFFD_FEATURE_WP_ASYNC` (6.7): not used yet.
+/// `UFFD_FEATURE_WP_ASYNC` (6.7): the kernel ends protection against writes by itself.
 pub const FEATURE_WP_ASYNC: u64 = 1 << 15;
 /// The device that makes them, for those who may open it (6.1).
 pub const DEVICE: &str = "/dev/userfaultfd";
@@ -124,7 +124,7 @@ impl Uffd {
     /// EPERM if neither the system call nor the device gives one: see the ways to get the permission in the
     /// documentation of `pagetide run`.
     pub fn open() -> Result<Self, Errno> {
-        Self::open_with(0, FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE)
+        Self::open_with(0, FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE | FEATURE_WP_ASYNC)
     }
 
     /// Opens a userfaultfd for shared memory, that another process is to serve: reading it does not wait.
@@ -268,11 +268,25 @@ impl Uffd {
     /// Whoever faults there waits until this descriptor's owner answers: the range must be memory whose
     /// users may wait, none of it the engine's own.
     pub unsafe fn register(&self, start: usize, length: usize) -> Result<(), Errno> {
-        let mut arg = Register {
-            range: Range { start: start as u64, len: length as u64 },
-            mode: MODE_MISSING,
-            ioctls: 0,
-        };
+        self.register_as(MODE_MISSING, start, length)
+    }
+
+    /// Registers a range for missing faults, and to be watched for writes ([`crate::pagemap::Pagemap::written`]) where the
+    /// kernel can do so.
+    ///
+    /// # Errors
+    /// As for [`Uffd::register`].
+    ///
+    /// # Safety
+    /// As for [`Uffd::register`].
+    pub unsafe fn register_watched(&self, start: usize, length: usize) -> Result<(), Errno> {
+        let watched = if self.features & FEATURE_WP_ASYNC != 0 { MODE_WP } else { 0 };
+        self.register_as(MODE_MISSING | watched, start, length)
+    }
+
+    fn register_as(&self, mode: u64, start: usize, length: usize) -> Result<(), Errno> {
+        let range = Range { start: start as u64, len: length as u64 };
+        let mut arg = Register { range, mode, ioctls: 0 };
         self.ioctl(iowr(0x00, size_of::<Register>()), (&raw mut arg).cast())
     }
 
@@ -284,9 +298,7 @@ impl Uffd {
     /// # Safety
     /// As for [`Uffd::register`].
     pub unsafe fn register_shared(&self, start: usize, length: usize) -> Result<(), Errno> {
-        let range = Range { start: start as u64, len: length as u64 };
-        let mut arg = Register { range, mode: MODE_MISSING | MODE_WP, ioctls: 0 };
-        self.ioctl(iowr(0x00, size_of::<Register>()), (&raw mut arg).cast())
+        self.register_as(MODE_MISSING | MODE_WP, start, length)
     }
 
     /// Protects a range against writes, also where no page is; or ends that, and wakes whoever waits to write.

@@ -156,6 +156,7 @@ impl Machine {
             _ => false,
         };
         swap.finish_swapin(transfer, transfer.length, keep);
+        self.world.note_written(transfer.pages());
         if let Source::Frames { slot } = transfer.source {
             self.world.move_from(slot, transfer.pages());
             self.world.release(&self.reclaimer, slot, transfer.length);

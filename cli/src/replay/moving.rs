@@ -9,8 +9,9 @@ use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
 use pagetide_swap::reclaimer::{Contents, Ending, Mover, Progress, Reclaimer, frames_in_use, writes_max};
-use pagetide_swap::swap::Keys;
-use pagetide_swap::{Counter, Counters, Handle, Place, State, StoreError, StoreOutcome, Stored, Swap};
+use pagetide_swap::swap::{Keys, Victim, Written};
+use pagetide_swap::{Counter, Counters, Handle, Place, State, StoreError, StoreOutcome, Stored, Swap, Word};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -37,6 +38,8 @@ pub(super) struct World {
     /// What each page takes, and which of its contents that is.
     sizes: Vec<u16>,
     versions: Vec<u32>,
+    /// Pages of each cluster that were not written, and did not come in, since it was watched.
+    unwritten: Vec<PageSet>,
     /// The frames of each slot that hold a page, or did.
     frames: Vec<PageSet>,
     /// How many they are.
@@ -67,6 +70,7 @@ impl World {
             has_device: blocks > 0,
             sizes: steps.sizes.clone(),
             versions: vec![0; steps.pages as usize],
+            unwritten: vec![PageSet::default(); (steps.pages as usize).div_ceil(CLUSTER_PAGES)],
             frames: vec![PageSet::default(); limits.slots().into()],
             frame_count: 0,
             writes: Vec::new(),
@@ -115,6 +119,15 @@ impl World {
     /// Notes that a page is written to.
     pub(super) fn change(&mut self, page: PageIndex) {
         self.versions[page.0 as usize] += 1;
+        self.note_written(page..page.plus(1));
+    }
+
+    /// Notes that pages are written, or come in.
+    pub(super) fn note_written(&mut self, pages: Range<PageIndex>) {
+        for page in pages.start.0..pages.end.0 {
+            let page = PageIndex(page);
+            self.unwritten[page.cluster().0 as usize].remove(page.offset());
+        }
     }
 
     /// Notes that a page has other contents, which compress to so many bytes.
@@ -193,24 +206,44 @@ impl<'a> Counting<'a> {
         swap.abandon_store(page);
         if let Some(transfer) = swap.swapin_cached(page) {
             swap.finish_swapin(&transfer, 1, false);
+            self.world.note_written(transfer.pages());
             self.world.move_from(slot, transfer.pages());
             self.release(slot, 1);
         }
     }
 }
 
+/// The pages of a cluster that are in the program, by their words.
+fn present(word: impl Fn(usize) -> Word) -> PageSet {
+    (0..CLUSTER_PAGES).filter(|&offset| word(offset).state() == State::Present).collect()
+}
+
 impl Mover for Counting<'_> {
     fn take_out(&mut self) -> Option<usize> {
         let probation = &self.reclaimer.probation;
         let slot = probation.take_empty()?;
-        let Some(mut cluster) = self.world.swap.victim() else {
+        let swap = Arc::clone(&self.world.swap);
+        let unwritten = RefCell::new(&mut self.world.unwritten);
+        let victim = swap.next_victim(|asked| {
+            let (number, watch) = asked.cluster();
+            let unwritten = &mut unwritten.borrow_mut()[number.0 as usize];
+            let present = match asked {
+                Written::Of(cluster) => present(|offset| cluster.get(offset)),
+                Written::Watch(number) => present(|offset| swap.table().peek(number.page(offset))),
+            };
+            let written = present.minus(*unwritten);
+            if watch {
+                *unwritten = unwritten.or(written);
+            }
+            Some(written)
+        });
+        let Some(Victim { mut cluster, hot }) = victim else {
             probation.put_back_empty(slot);
             return None;
         };
-        let present: PageSet =
-            (0..CLUSTER_PAGES).filter(|&offset| cluster.get(offset).state() == State::Present).collect();
+        let present = present(|offset| cluster.get(offset)).minus(hot);
         let is_there = |offset| present.contains(offset);
-        let out = self.world.swap.taken_out(&mut cluster, slot, 0..CLUSTER_PAGES, is_there, |_| false);
+        let out = swap.taken_out(&mut cluster, slot, 0..CLUSTER_PAGES, is_there, |_| false);
         probation.begin(slot, cluster.number(), out.taken, out.shadow);
         drop(cluster);
         probation.push(slot);

@@ -12,6 +12,17 @@ fn mappings_move_grow_and_go_with_their_contents() {
     start(pagetide("28M", "", &[], &[&mappings, "--raw"])).end().succeeds();
 }
 
+/// In clusters that are watched for writes: which pages stay changes no byte of any.
+#[test]
+fn what_is_written_all_the_time_stays_as_it_was_written() {
+    let _turn = turn();
+    let hot = program("hot");
+    for mask in masks(["", "remap", "copy", "scan", "watch", "pool"]) {
+        start(pagetide("36M", mask, &[], &[&hot])).end().succeeds();
+    }
+    start(pagetide("36M", "", &[], &[&hot, "--direct"])).end().succeeds();
+}
+
 #[test]
 fn calls_that_are_refused_leave_everything_as_it_was() {
     let _turn = turn();

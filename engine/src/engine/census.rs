@@ -11,7 +11,7 @@ use super::{Engine, Workspace};
 use crate::census::{Reason, Step, Tally};
 use crate::memory::{Memory, PageSet};
 use pagetide_swap::reclaimer::TRIM_ENTRIES;
-use pagetide_swap::swap::Candidate;
+use pagetide_swap::swap::{Candidate, Victim};
 use pagetide_swap::table::CLUSTERS_MAX;
 use pagetide_swap::{ClusterNumber, PageIndex};
 use std::ops::Range;
@@ -140,7 +140,7 @@ impl<M: Memory> Engine<M> {
             round.moving = true;
             return 0;
         };
-        let taken = self.take_out_into(slot, cluster, &regions, shared, Some(stays));
+        let taken = self.take_out_into(slot, Victim::whole(cluster), &regions, shared, Some(stays));
         drop(regions);
         if taken == 0 {
             self.probation().put_back_empty(slot);

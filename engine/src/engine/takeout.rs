@@ -1,5 +1,6 @@
 //! Taking out: pages of a cluster leave the program for a slot of staging.
 
+use super::bring_in::MOVE_RUN_MIN;
 use super::census::Stays;
 use super::{Engine, lock};
 use crate::census::Reason;
@@ -7,6 +8,7 @@ use crate::mask::Mask;
 use crate::memory::{Memory, PageSet, StagingSlot, TakeOutWay};
 use crate::regions::{Access, Attributes, Regions};
 use pagetide_swap::reclaimer::live_frames;
+use pagetide_swap::swap::Victim;
 use pagetide_swap::table::ClusterGuard;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, Counter, PageIndex, State};
@@ -42,8 +44,11 @@ impl<M: Memory> Engine<M> {
         let mut shared = Vec::new();
         let taken = {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-            let victim = self.swap.victim();
-            victim.map(|cluster| self.take_out_into(slot_id, cluster, &regions, &mut shared, None))
+            let victim = self.swap.next_victim(|asked| {
+                let (number, watch) = asked.cluster();
+                self.written(number, &regions, watch)
+            });
+            victim.map(|victim| self.take_out_into(slot_id, victim, &regions, &mut shared, None))
         };
         let hastened = if taken.is_none() { 0 } else { self.hastened.load(Relaxed).saturating_sub(1) };
         self.hastened.store(hastened, Relaxed);
@@ -54,6 +59,19 @@ impl<M: Memory> Engine<M> {
             self.unshare(&shared);
         }
         taken
+    }
+
+    /// Returns the pages of a cluster that were written, or came in, since it was watched; with `watch` it is watched
+    /// from now on. `None` if that is not known.
+    fn written(&self, number: ClusterNumber, regions: &Regions, watch: bool) -> Option<PageSet> {
+        let mut written = PageSet::default();
+        for (range, region) in regions.pieces_of(number) {
+            // What may not be written was not; what stays in any case is none of ours.
+            if region.attributes.access == Access::Write && stays_for(&region.attributes).is_none() {
+                written = written.or(self.memory.written(range, watch)?);
+            }
+        }
+        Some(written)
     }
 
     /// Pages that would not move, all of one cluster: shared since a fork, or pinned. What was shared moves from
@@ -86,7 +104,7 @@ impl<M: Memory> Engine<M> {
     pub(super) fn take_out_into(
         &self,
         slot_id: u16,
-        mut cluster: ClusterGuard<'_>,
+        Victim { mut cluster, hot }: Victim<'_>,
         regions: &Regions,
         shared: &mut Vec<Range<PageIndex>>,
         mut stays: Option<&mut Stays>,
@@ -107,15 +125,20 @@ impl<M: Memory> Engine<M> {
         let mut slot = lock(&self.staging[slot_id]);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
         let checks = pins || self.mask.masks(Mask::NO_REMAP);
-        let moving = self.take_out_pieces(&cluster, regions, checks, &mut slot, stays.as_deref_mut());
+        let hot = if self.memory.can_move() { hot } else { PageSet::default() };
+        // MOVE leaves them where they are; `mremap` takes all.
+        let untouched = if checks { hot } else { PageSet::default() };
+        let moving =
+            self.take_out_pieces(&cluster, regions, checks, untouched, &mut slot, stays.as_deref_mut());
+        let hot = self.put_back(number, hot, &mut slot);
         let populated = slot.populated();
         // What is neither here nor there was dropped by a call that nobody told us of.
-        let expected = !checks && populated.len() == cluster.present() && stays.is_none();
+        let expected = !checks && populated.len() + hot.len() == cluster.present() && stays.is_none();
         let still = match expected {
-            true => PageSet::default(),
+            true => hot,
             false => {
                 let found = self.memory.presence(pages_of(number));
-                let stuck = found.present.minus(found.zero).and(moving);
+                let stuck = found.present.minus(found.zero).and(moving).minus(hot);
                 shared.extend(
                     stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)),
                 );
@@ -156,12 +179,39 @@ impl<M: Memory> Engine<M> {
         out.taken
     }
 
-    /// Takes the pages of a cluster out, region by region. Returns those that were (also) tried by MOVE.
+    /// Puts pages of a cluster that was taken out back into the program: they are hot. Returns those that went back.
+    fn put_back(&self, number: ClusterNumber, hot: PageSet, slot: &mut M::Slot) -> PageSet {
+        let taken = hot.and(slot.populated());
+        let mut back = PageSet::default();
+        let mut copied = PageSet::default();
+        let mut room = self.budget.free();
+        for run in taken.runs() {
+            // What does not go back is on probation, like the others.
+            let (count, to) = (run.len(), number.page(run.start));
+            let copies = count < MOVE_RUN_MIN && room >= count as i64;
+            let mapped = if copies {
+                self.memory.copy_from(slot, run.start, count, to)
+            } else {
+                self.memory.move_from(slot, run.start, count, to)
+            };
+            let pages = PageSet::range(run.start..run.start + mapped.pages);
+            back = back.or(pages);
+            if copies {
+                room -= mapped.pages as i64;
+                copied = copied.or(pages);
+            }
+        }
+        slot.retain(slot.populated().minus(copied));
+        back
+    }
+
+    /// Takes the pages of a cluster out, region by region, but those that are `untouched`. Returns those that were (also) tried by MOVE.
     fn take_out_pieces(
         &self,
         cluster: &ClusterGuard<'_>,
         regions: &Regions,
         checks: bool,
+        untouched: PageSet,
         slot: &mut M::Slot,
         mut stays: Option<&mut Stays>,
     ) -> PageSet {
@@ -189,7 +239,7 @@ impl<M: Memory> Engine<M> {
             };
             let part = PageSet::range(pages);
             // Poison would travel with the others, and be read.
-            for run in part.minus(poisoned).runs() {
+            for run in part.minus(poisoned).minus(untouched).runs() {
                 let moved = self.take_out_run(number, run.clone(), access == Access::Write, way, slot);
                 if moved && access == Access::Write {
                     moving = moving.or(PageSet::range(run));

@@ -356,6 +356,10 @@ impl Memory for FakeObjects {
         Presence { present, zero: PageSet::default() }
     }
 
+    fn written(&self, _: Range<PageIndex>, _: bool) -> Option<PageSet> {
+        None
+    }
+
     fn copy_from(&self, slot: &FakeSlot, frame: usize, count: usize, to: PageIndex) -> Mapped {
         assert!((frame..frame + count).all(|frame| slot.populated.contains(frame)), "a frame that is none");
         self.copy_in(to, &slot.bytes[frame * PAGE_SIZE..][..count * PAGE_SIZE])

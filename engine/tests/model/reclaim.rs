@@ -173,3 +173,24 @@ fn frames_of_pages_that_were_copied_back_are_given_back_together() {
     world.engine.drop_dead_frames();
     world.check_end();
 }
+
+#[test]
+fn what_was_written_of_late_stays_when_the_rest_of_its_cluster_leaves() {
+    let mut world = plain(None, 200, 400);
+    for first in [BASE, BASE + 512] {
+        (first..first + 100).for_each(|number| world.put(number, prose(number)));
+    }
+    // The second cluster is watched from now on.
+    assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved);
+    let hot = [5, 6, 40].map(|nth| BASE + 512 + nth);
+    hot.iter().for_each(|&number| world.put(number, prose(number)));
+    world.engine.reclaim(&mut world.work);
+    assert_eq!(world.memory().present(), hot.map(page));
+    assert_eq!(world.counter(Counter::pgactivate), 3);
+    world.check_books();
+    // Nothing else is left: they leave in the end.
+    world.push_out();
+    assert_eq!(world.memory().present(), []);
+    (BASE..BASE + 100).for_each(|number| world.read(number));
+    world.check_end();
+}

@@ -10,6 +10,7 @@ use crate::cipher::Cipher;
 use crate::config::Config;
 use crate::hash::HashKey;
 use crate::held::Held;
+use crate::hot::Hot;
 use crate::policy::Policy;
 use crate::queue::Queue;
 use crate::stats::Counters;
@@ -41,6 +42,7 @@ pub(super) struct SwapSpace<S: SpanSource> {
     pub(super) counters: Counters,
     pub(super) workingset: Workingset,
     pub(super) policy: Box<dyn Policy>,
+    pub(super) hot: Hot,
     pub(super) totals: PageTotals,
     pub(super) nearness: Nearness,
     pub(super) admission: Admission,
@@ -74,6 +76,7 @@ impl<S: SpanSource> SwapSpace<S> {
             counters,
             workingset: Workingset::new(config.cap_pages),
             policy: config.reclaim.policy(),
+            hot: Hot::default(),
             totals: PageTotals::default(),
             nearness: Nearness::default(),
             admission: Admission::default(),

@@ -8,7 +8,7 @@ use crate::table::{ClusterGuard, History};
 use crate::word::{State, Word};
 use crate::workingset::Shadow;
 use crate::zswap::pool::SpanSource;
-use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex, PageSet};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// The answer of a cluster that is asked for its pages out of turn.
@@ -20,6 +20,46 @@ pub enum Candidate<'a> {
     Moving,
     /// Pages of it can be taken out, under this lock.
     Ready(ClusterGuard<'a>),
+}
+
+/// Clusters that are watched at most before one leaves.
+const WATCHED_MAX: usize = 4;
+/// Clusters in a row that stay at most since nearly all of their pages are hot: then the next leaves, hot or not.
+const HOT_SPARED_MAX: usize = 8;
+
+/// The question which pages of a cluster were written.
+#[expect(missing_debug_implementations, reason = "a guard has none")]
+pub enum Written<'a, 'b> {
+    /// Of a cluster that is watched from now on. No cluster is locked.
+    Watch(ClusterNumber),
+    /// Of one that is watched, and locked.
+    Of(&'a ClusterGuard<'b>),
+}
+
+impl Written<'_, '_> {
+    /// Returns the cluster, and whether it is watched from now on.
+    pub fn cluster(&self) -> (ClusterNumber, bool) {
+        match self {
+            Self::Watch(number) => (*number, true),
+            Self::Of(cluster) => (cluster.number(), false),
+        }
+    }
+}
+
+/// A cluster that is to leave.
+#[expect(missing_debug_implementations, reason = "a guard has none")]
+pub struct Victim<'a> {
+    /// The cluster, locked.
+    pub cluster: ClusterGuard<'a>,
+    /// Pages of it that stay: they are hot.
+    pub hot: PageSet,
+}
+
+impl<'a> Victim<'a> {
+    /// Returns a cluster of which every page is to leave.
+    pub fn whole(cluster: ClusterGuard<'a>) -> Self {
+        Self { cluster, hot: PageSet::default() }
+    }
 }
 
 /// The outcome of a take-out, in pages.
@@ -42,12 +82,25 @@ impl<S: SpanSource> Swap<S> {
     ///
     /// A cluster with a transfer under way is passed over: its pages are on the move.
     pub fn victim(&self) -> Option<ClusterGuard<'_>> {
+        self.next_victim(|_| None).map(|victim| victim.cluster)
+    }
+
+    /// Locks the next cluster to take out, and says which of its pages stay; `None` if no cluster in the queue can give
+    /// pages now.
+    ///
+    /// `written` tells the pages of a cluster that are in the program and that were written, or came in, since it was last
+    /// asked to watch that cluster; `None` where that is not known. Where it is known it decides which pages get a second
+    /// chance; elsewhere the whole cluster does, by what came back of it ([`crate::policy`]).
+    pub fn next_victim(&self, written: impl Fn(Written<'_, '_>) -> Option<PageSet>) -> Option<Victim<'_>> {
+        let mut spared = 0;
         // All may be as hot as can be.
         for _ in 0..=SPARED_MAX * self.space.queue.len() {
+            self.watch(&written);
             let key = self.space.queue.pop()?;
             let mut cluster = self.object_of(key).table().lock_or_create(key.number);
             let history = cluster.history();
-            let history = History { queued: false, ..history };
+            let was_watched = history.watched;
+            let history = History { queued: false, watched: false, ..history };
             cluster.set_history(history);
             if cluster.present() == 0 {
                 if cluster.is_empty() {
@@ -56,14 +109,57 @@ impl<S: SpanSource> Swap<S> {
                 continue;
             }
             if cluster.locked() == 0 {
-                let mut judged = history;
-                if !self.space.policy.spares(&mut judged, cluster.present()) {
-                    return Some(cluster);
+                let told = if was_watched { written(Written::Of(&cluster)) } else { None };
+                let stay = match told {
+                    Some(written) if spared < HOT_SPARED_MAX => {
+                        let stay = self.space.hot.stay(key, cluster.present(), written);
+                        spared += usize::from(stay.is_none());
+                        stay
+                    }
+                    _ => {
+                        self.space.hot.forget(key);
+                        let mut judged = history;
+                        let is_spared = self.space.policy.spares(&mut judged, cluster.present());
+                        cluster.set_history(judged);
+                        (!is_spared).then(PageSet::default)
+                    }
+                };
+                let stays = stay.map_or(cluster.present(), |stay| stay.len());
+                self.space.counters.add(Counter::pgactivate, stays as u64);
+                if let Some(hot) = stay {
+                    return Some(Victim { cluster, hot });
                 }
-                cluster.set_history(judged);
-                self.space.counters.add(Counter::pgactivate, cluster.present() as u64);
             }
             self.enqueue(&mut cluster);
+        }
+        None
+    }
+
+    /// Watches what is written in clusters that have grown old.
+    fn watch(&self, written: impl Fn(Written<'_, '_>) -> Option<PageSet>) {
+        for _ in 0..WATCHED_MAX {
+            let Some(number) = self.next_to_watch() else { return };
+            if written(Written::Watch(number)).is_none() {
+                return;
+            }
+        }
+    }
+
+    /// Returns the next cluster that has grown old and is to be watched from now on.
+    fn next_to_watch(&self) -> Option<ClusterNumber> {
+        if !self.space.policy.keeps_written() {
+            return None;
+        }
+        while let Some(key) = self.space.queue.grown_old() {
+            if !self.space.hot.is_watching() {
+                continue;
+            }
+            let Some(mut cluster) = self.object_of(key).table().lock(key.number) else { continue };
+            let history = cluster.history();
+            if cluster.present() > 0 && !history.watched {
+                cluster.set_history(History { watched: true, ..history });
+                return Some(key.number);
+            }
         }
         None
     }
@@ -128,7 +224,7 @@ impl<S: SpanSource> Swap<S> {
         let ids = self.object.table().touched(numbers).filter_map(|number| {
             let mut cluster = self.object.table().lock(number)?;
             let history = cluster.history();
-            cluster.set_history(History { heat: 0, ..history });
+            cluster.set_history(History { heat: 0, watched: false, ..history });
             Some(self.object.id().cluster(number))
         });
         self.space.queue.hasten(&ids.collect())

@@ -9,6 +9,8 @@ pub struct History {
     pub workingset: bool,
     /// Whether the cluster stands in the queue for writeback.
     pub pooled: bool,
+    /// Whether the cluster is watched: it is known which of its pages were written since.
+    pub watched: bool,
     /// The number of pages that came back since the last take-out, less those that the policy has forgotten; at most
     /// 8191.
     pub heat: u16,
@@ -22,7 +24,7 @@ impl History {
         Self { queued: self.queued, pooled: self.pooled, ..Self::default() }
     }
 
-    const FLAGS: u32 = 3;
+    const FLAGS: u32 = 4;
     const BITS: u32 = 13;
     const MASK: u32 = (1 << Self::BITS) - 1;
 
@@ -31,6 +33,7 @@ impl History {
         u32::from(self.queued)
             | u32::from(self.workingset) << 1
             | u32::from(self.pooled) << 2
+            | u32::from(self.watched) << 3
             | number(self.heat) << Self::FLAGS
             | number(self.taken) << (Self::FLAGS + Self::BITS)
     }
@@ -41,6 +44,7 @@ impl History {
             queued: bits & 1 != 0,
             workingset: bits & 2 != 0,
             pooled: bits & 4 != 0,
+            watched: bits & 8 != 0,
             heat: number(Self::FLAGS),
             taken: number(Self::FLAGS + Self::BITS),
         }

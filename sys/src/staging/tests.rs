@@ -4,6 +4,7 @@ use super::*;
 
 #[test]
 fn frames_that_are_retained_stay_and_the_others_give_their_memory_back() {
+    let _unshared = crate::no_fork();
     let uffd = Uffd::open().unwrap();
     let program = program();
     let mut slots = Staging::slots(1).unwrap();
@@ -60,6 +61,7 @@ fn take(slot: &mut Slot, program: &Reservation, pieces: &[(Range<usize>, TakeOut
 
 #[test]
 fn a_cluster_of_several_mappings_leaves_whole_by_every_way_and_by_both() {
+    let _unshared = crate::no_fork();
     use TakeOutWay::{Move, Remap, Sift};
     let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
     let slots = &mut Staging::slots(2).unwrap()[1..];
@@ -84,6 +86,7 @@ fn a_cluster_of_several_mappings_leaves_whole_by_every_way_and_by_both() {
 
 #[test]
 fn what_is_pinned_stays_where_it_is_and_may_be_used_as_before() {
+    let _unshared = crate::no_fork();
     let uffd = Uffd::open().unwrap();
     let Ok(ring) = io_uring::IoUring::new(2) else { return };
     let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
@@ -132,6 +135,7 @@ fn what_is_pinned_stays_where_it_is_and_may_be_used_as_before() {
 
 #[test]
 fn what_a_slot_lost_is_left_alone() {
+    let _unshared = crate::no_fork();
     let Ok(uffd) = Uffd::open() else { panic!("this test needs a userfaultfd") };
     let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
     let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
@@ -161,6 +165,7 @@ fn what_a_slot_lost_is_left_alone() {
 /// As Linux 6.18 leaves them where it had to wait for a page: see `Slot::uncounted`.
 #[test]
 fn pages_that_were_moved_and_not_counted_are_found() {
+    let _unshared = crate::no_fork();
     let uffd = Uffd::open().unwrap();
     if uffd.features() & crate::uffd::FEATURE_MOVE == 0 {
         return;
@@ -200,5 +205,55 @@ fn pages_that_were_moved_and_not_counted_are_found() {
         let back = slot.move_from(0, 512, program.base(), &uffd, &pagemap);
         assert_eq!(back, (7 * PAGE_SIZE, Some(Errno::EXIST)));
         assert_eq!(slot.populated(), PageSet::range(7..512));
+    }
+}
+
+/// What was watched leaves like anything else, frames can be written, and pages that go back are as they were.
+#[test]
+fn a_watched_cluster_leaves_and_comes_back() {
+    let _unshared = crate::no_fork();
+    let uffd = Uffd::open().unwrap();
+    if uffd.features() & crate::uffd::FEATURE_WP_ASYNC == 0 {
+        return;
+    }
+    let (pagemap, maps) = (Pagemap::open().unwrap(), Maps::open().unwrap());
+    let mut slots = Staging::slots(2).unwrap();
+    let program = program();
+    let word = |page: usize| (program.base() + page * PAGE_SIZE) as *mut u64;
+    for (slot, way) in slots.iter_mut().zip([TakeOutWay::Remap, TakeOutWay::Move]) {
+        let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
+        // SAFETY: memory of this test; a page is touched where it is in the program only.
+        unsafe {
+            uffd.register_watched(program.base(), CLUSTER_SIZE).unwrap();
+            pagemap.written(program.base(), CLUSTER_SIZE, true).unwrap();
+            (0..512).step_by(5).for_each(|page| *word(page) = page as u64 + 1);
+            let hot = pagemap.written(program.base(), CLUSTER_SIZE, false).unwrap();
+            assert_eq!(hot.len(), 103);
+            slot.take_out(program.base(), CLUSTER_SIZE, true, way, views).unwrap();
+            holds_all(slot);
+            slot.frames_mut(1, 1).unwrap()[9] = 0;
+            for run in hot.runs() {
+                let to = word(run.start) as usize;
+                assert_eq!(
+                    slot.move_from(run.start, run.len(), to, &uffd, &pagemap),
+                    (run.len() * PAGE_SIZE, None)
+                );
+            }
+            assert_eq!(slot.populated(), PageSet::range(0..512).minus(hot));
+            assert_eq!(pagemap.presence(program.base(), CLUSTER_SIZE).unwrap().present, hot);
+            hot.iter().for_each(|page| assert_eq!(*word(page), page as u64 + 1));
+            // Scattered frames are given back by a few calls; those between them stay.
+            let kept: PageSet = slot.populated().iter().filter(|page| page % 5 < 3).collect();
+            slot.retain(kept);
+            assert_eq!(pagemap.presence(slot.base(), CLUSTER_SIZE).unwrap().present, kept);
+            for run in kept.runs() {
+                let to = word(run.start) as usize;
+                assert_eq!(slot.move_from(run.start, run.len(), to, &uffd, &pagemap).1, None);
+            }
+            for page in (0..512).filter(|page| page % 5 >= 3) {
+                uffd.copy(word(page) as usize, &[0; PAGE_SIZE]);
+                *word(page) = page as u64 + 1;
+            }
+        }
     }
 }
