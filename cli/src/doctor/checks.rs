@@ -153,7 +153,12 @@ pub(crate) fn kernel(features: Option<u64>, told: &Told) -> Vec<Finding> {
         ),
         has("UFFDIO_POISON", FEATURE_POISON, "6.6", "a page that cannot be read ends the program"),
         scan,
-        has("WP_ASYNC", FEATURE_WP_ASYNC, "6.7", "none: this version does not use it"),
+        has(
+            "WP_ASYNC",
+            FEATURE_WP_ASYNC,
+            "6.7",
+            "pages that are written all the time leave with their neighbours",
+        ),
     ]
 }
 

@@ -205,7 +205,8 @@ impl<M: Memory> Engine<M> {
         back
     }
 
-    /// Takes the pages of a cluster out, region by region, but those that are `untouched`. Returns those that were (also) tried by MOVE.
+    /// Takes the pages of a cluster out, region by region, but those that are `untouched`. Returns those that were (also)
+    /// tried by MOVE.
     fn take_out_pieces(
         &self,
         cluster: &ClusterGuard<'_>,
@@ -293,7 +294,7 @@ impl<M: Memory> Engine<M> {
 
     /// Returns whether there are many frames whose page was copied into the program.
     pub fn has_dead_frames(&self) -> bool {
-        self.staging.dead() as i64 >= self.watermarks.low() / DEAD_PART
+        self.staging.dead() as i64 >= (self.watermarks.low() / DEAD_PART).max(1)
     }
 
     /// Gives the frames back to the system whose page was copied into the program: for a page that comes back a copy is

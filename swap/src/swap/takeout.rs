@@ -103,6 +103,7 @@ impl<S: SpanSource> Swap<S> {
             let history = History { queued: false, watched: false, ..history };
             cluster.set_history(history);
             if cluster.present() == 0 {
+                self.space.hot.forget(key);
                 if cluster.is_empty() {
                     cluster.set_history(history.emptied());
                 }
