@@ -1,10 +1,11 @@
 //! Mappings of our own: reserved ranges of private anonymous memory.
 
+use crate::procfs;
 use pagetide_page::PAGE_SIZE;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags};
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Ranges whose pages the engine counts one by one: staging and the pool.
 static COUNTED: [(AtomicUsize, AtomicUsize); 64] = [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; 64];
@@ -266,6 +267,37 @@ pub unsafe fn discard(address: usize, length: usize) {
 /// Ranges that are given back by one call at most.
 const DISCARDS_MAX: usize = 64;
 
+/// Whether several ranges are given back by one call: one of the following.
+static VECTORED: AtomicU8 = AtomicU8::new(UNKNOWN);
+const UNKNOWN: u8 = 0;
+const YES: u8 = 1;
+const NO: u8 = 2;
+/// Threads that are in such a call, or about to make it.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Has ranges be given back one by one from now on, and waits for calls of another kind that are under way: the program is
+/// about to put itself into a sandbox (seccomp), which may end it for a call that it does not make itself.
+pub fn discard_one_by_one() {
+    VECTORED.store(NO, SeqCst);
+    // A forked child may have calls counted that were its parent's.
+    for _ in 0..1000 {
+        if UNDER_WAY.load(SeqCst) == 0 {
+            return;
+        }
+        rustix::thread::sched_yield();
+    }
+}
+
+/// Returns whether several ranges may be given back by one call just now: not in a sandbox.
+fn may_vector() -> bool {
+    if VECTORED.load(SeqCst) == UNKNOWN {
+        let first = if procfs::is_sandboxed() { NO } else { YES };
+        // The program may have put itself into one meanwhile.
+        let _ = VECTORED.compare_exchange(UNKNOWN, first, SeqCst, SeqCst);
+    }
+    VECTORED.load(SeqCst) == YES
+}
+
 /// Gives the memory of ranges back: by one call (Linux 6.13), which interrupts the other processors once, or one by one.
 ///
 /// # Safety
@@ -273,33 +305,31 @@ const DISCARDS_MAX: usize = 64;
 unsafe fn discard_vector(ranges: &[libc::iovec]) {
     /// `PIDFD_SELF_THREAD_GROUP`: the calling process.
     const SELF: libc::c_int = -10001;
-    static WORKS: AtomicBool = AtomicBool::new(true);
-    let mut first = 0;
-    if ranges.len() > 1 && WORKS.load(Relaxed) {
-        // SAFETY: the vector is live for the call; the caller owns the ranges.
-        let done = unsafe {
-            libc::syscall(
-                libc::SYS_process_madvise,
-                SELF,
-                ranges.as_ptr(),
-                ranges.len(),
-                libc::MADV_DONTNEED,
-                0,
-            )
-        };
-        if done < 0 {
-            WORKS.store(false, Relaxed);
+    let mut done = 0;
+    if ranges.len() > 1 {
+        UNDER_WAY.fetch_add(1, SeqCst);
+        if may_vector() {
+            let (first, count) = (ranges.as_ptr(), ranges.len());
+            // SAFETY: the vector is live for the call; the caller owns the ranges.
+            let result = unsafe {
+                libc::syscall(libc::SYS_process_madvise, SELF, first, count, libc::MADV_DONTNEED, 0)
+            };
+            if result < 0 {
+                VECTORED.store(NO, SeqCst);
+            }
+            done = result.max(0) as usize;
         }
-        let mut done = done.max(0) as usize;
-        // Where it was stopped the rest goes one by one, what was done in part once more.
-        while ranges.get(first).is_some_and(|range| range.iov_len <= done) {
-            done -= ranges[first].iov_len;
-            first += 1;
-        }
+        UNDER_WAY.fetch_sub(1, SeqCst);
     }
-    for range in &ranges[first..] {
-        // SAFETY: the caller's contract.
-        unsafe { discard(range.iov_base.addr(), range.iov_len) };
+    for range in ranges {
+        // Where it was stopped the rest goes one by one, what was done in part once more.
+        if range.iov_len <= done {
+            done -= range.iov_len;
+        } else {
+            done = 0;
+            // SAFETY: the caller's contract.
+            unsafe { discard(range.iov_base.addr(), range.iov_len) };
+        }
     }
 }
 

@@ -2,11 +2,19 @@
  * is hot stays; what happens to a cluster that is watched for writes must change no byte: holes, forks, mremap, mprotect,
  * system calls that write, O_DIRECT.
  *
- *   hot [--direct] [--rounds N]      (--direct: a file is open past the page cache, so that pages may be pinned)
+ *   hot [--direct] [--sandboxed] [--rounds N] | --inherited
+ *
+ *   --direct      a file is open past the page cache, so that pages may be pinned
+ *   --sandboxed   after the first round all threads are in a sandbox that kills for `process_madvise`
+ *   --inherited   it is kept over an exec of this program
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
 #include "pages.h"
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 
 /* Every eighth page of the first half is hot. The rest is cold, and more than a cap of 36 MiB. */
@@ -87,17 +95,35 @@ static void fork_once(uint64_t round) {
     demand(status == 0, "the child has ended well");
 }
 
+static void enter_sandbox(void) {
+    struct sock_filter filter[] = {
+        BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+        BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_process_madvise, 0, 1),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+        BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+    };
+    struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)) fail("prctl");
+    if (syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program)) fail("seccomp");
+}
+
 int main(int count, char **arguments) {
-    int direct = -1;
+    int direct = -1, sandboxed = 0;
     uint64_t rounds = 8, state = 88172645463325252u;
     for (int at = 1; at < count; at++) {
         if (!strcmp(arguments[at], "--direct")) {
             direct = open("/var/tmp", O_TMPFILE | O_RDWR | O_DIRECT, 0600);
             if (direct < 0) fail("a file opened with O_DIRECT");
+        } else if (!strcmp(arguments[at], "--sandboxed")) {
+            sandboxed = 1;
+        } else if (!strcmp(arguments[at], "--inherited")) {
+            enter_sandbox();
+            execl("/proc/self/exe", "hot", (char *)NULL);
+            fail("exec");
         } else if (!strcmp(arguments[at], "--rounds") && at + 1 < count) {
             rounds = strtoull(arguments[++at], NULL, 10);
         } else {
-            fprintf(stderr, "usage: hot [--direct] [--rounds N]\n");
+            fprintf(stderr, "usage: hot [--direct] [--sandboxed] [--rounds N] | --inherited\n");
             return 2;
         }
     }
@@ -112,6 +138,7 @@ int main(int count, char **arguments) {
             scan_cold((round * 16 + part) * (PAGES / 40), PAGES / 40);
         }
         read_into(next_random(&state) % PAGES, round * 100 + 50, direct, size);
+        if (sandboxed && round == 1) enter_sandbox();
         size_t from = next_random(&state) % (PAGES - PART);
         if (round % 4 == 1) move_part(from);
         if (round % 4 == 2) drop_part(from);

@@ -20,7 +20,9 @@ fn what_is_written_all_the_time_stays_as_it_was_written() {
     for mask in masks(["", "remap", "copy", "scan", "watch", "pool"]) {
         start(pagetide("36M", mask, &[], &[&hot])).end().succeeds();
     }
-    start(pagetide("36M", "", &[], &[&hot, "--direct"])).end().succeeds();
+    for how in ["--direct", "--sandboxed", "--inherited"] {
+        start(pagetide("36M", "", &[], &[&hot, how])).end().succeeds();
+    }
 }
 
 #[test]

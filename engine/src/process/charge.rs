@@ -126,11 +126,12 @@ impl Process {
         }
     }
 
-    /// Notes that a thread is about to put itself into a sandbox (seccomp): no sentry is posted from now on. Children that
-    /// are forked inherit the sandbox, and this.
+    /// Notes that a thread is about to put itself into a sandbox (seccomp): no sentry is posted from now on, and an engine
+    /// that runs makes only the calls that a sandbox has to allow. Children that are forked inherit the sandbox, and this.
     pub fn confine(&self) {
         if self.is_current() {
             self.confined.store(true, Relaxed);
+            pagetide_sys::mapping::discard_one_by_one();
         }
     }
 

@@ -1,6 +1,6 @@
 //! Names of processes, across pid namespaces.
 
-use super::file::{directory, of_process, parsed, read};
+use super::file::{directory, field, of_process, parsed, read};
 use super::stat::{life, stat_fields};
 use rustix::io::Errno;
 use std::fs;
@@ -90,6 +90,12 @@ fn pid_of_self() -> Option<u32> {
 /// This thread, as `/proc` has it: `PID/task/TID`.
 pub fn own_task() -> Option<String> {
     fs::read_link("/proc/thread-self").ok()?.into_os_string().into_string().ok()
+}
+
+/// Returns whether the calling thread is in a sandbox (seccomp), or may be. Allocates nothing.
+pub fn is_sandboxed() -> bool {
+    let mut text = [0; pagetide_page::PAGE_SIZE];
+    field(read(c"/proc/thread-self/status", &mut text), "Seccomp:") != Some(0)
 }
 
 /// This process's pid as `/proc` has it, which may be that of another pid namespace. Allocates nothing.
