@@ -179,6 +179,13 @@ impl std::fmt::Debug for Buffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::{Mutex, MutexGuard, PoisonError};
+
+    /// Keeps other tests from taking places meanwhile.
+    fn alone() -> MutexGuard<'static, ()> {
+        static ALONE: Mutex<()> = Mutex::new(());
+        ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
     /// Returns whether the page at `address` is in memory.
     fn is_resident(address: usize) -> bool {
@@ -191,6 +198,7 @@ mod tests {
 
     #[test]
     fn more_buffers_than_places_are_all_distinct_and_leave_nothing_behind() {
+        let _alone = alone();
         let mut buffers: Vec<_> = (0..2 * PLACES).map(|nth| Buffer::new(1 + nth % 64)).collect();
         buffers.push(Buffer::new(65));
         for (nth, buffer) in buffers.iter_mut().enumerate() {
@@ -212,9 +220,9 @@ mod tests {
         }
     }
 
-    /// In a process of its own places are ours alone; here other tests take some too.
     #[test]
     fn what_was_kept_goes_back_when_it_is_not_to_be_kept() {
+        let _alone = alone();
         keep(2 * PLACE);
         drop((0..8).map(|_| Buffer::new(64)).collect::<Vec<_>>());
         keep(0);
@@ -223,6 +231,7 @@ mod tests {
 
     #[test]
     fn a_shortened_buffer_keeps_what_is_left() {
+        let _alone = alone();
         for pages in [8, 100] {
             let mut buffer = Buffer::new(pages);
             buffer.fill(7);
