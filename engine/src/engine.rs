@@ -5,7 +5,8 @@
 //! left parked, and the thread that brings the page or makes the room answers it.
 //!
 //! Lock order: regions → cluster → slot → lists of probation, donors, requests, waiting faults (leaves). The cluster
-//! lock is held across a take-out (about 10 µs), never across a codec or I/O.
+//! lock is held across a take-out (about 10 µs, and a few more for each run of hot pages that is put back), never across a
+//! codec or I/O.
 
 mod bring_in;
 mod census;

@@ -28,8 +28,9 @@ const TRIM_SCAN: usize = 16 * TRIM_ENTRIES;
 const ENTRIES_A_PAGE: usize = 4;
 /// Clusters whose entries in the pool one step moves together at most.
 const COMPACT_CLUSTERS: usize = 32;
-/// Frames of a slot are given back before the last of its pages has left if those that stay are in no more parts.
-const PARTS_MAX: usize = 64;
+/// Frames of pages that were stored are given back before the last page of their slot has left, if those that stay are in
+/// no more parts.
+pub const PARTS_MAX: usize = 64;
 /// Entries that one scan finds at most: a few batches of writes.
 const SCAN_ROOM: usize = 4 * crate::config::WRITE_BATCH_PAGES;
 
@@ -357,36 +358,24 @@ impl Reclaimer {
     }
 }
 
-/// Returns the frames of a slot, among `populated`, that still hold a page on probation; `None` if the others cannot be
-/// given back in few calls. To be called while no page is taken out into the slot.
+/// Returns the frames of a slot, among `populated`, that still hold a page on probation. To be called while no page is
+/// taken out into the slot.
 pub fn frames_in_use<S: SpanSource>(
     swap: &Swap<S>,
     slot: u16,
     cluster: ClusterNumber,
     populated: PageSet,
-) -> Option<PageSet> {
-    let used = live_frames(swap, slot, cluster, populated);
-    (used.runs().count() <= PARTS_MAX).then_some(used)
-}
-
-/// Returns the frames of a slot, among `populated`, that still hold a page on probation. To be called while no page is
-/// taken out into the slot.
-pub fn live_frames<S: SpanSource>(
-    swap: &Swap<S>,
-    slot: u16,
-    cluster: ClusterNumber,
-    populated: PageSet,
 ) -> PageSet {
-    let mut live = populated;
+    let mut used = populated;
     if let Some(cluster) = swap.table().lock(cluster) {
         for offset in populated.iter() {
             let word = cluster.get(offset);
             if word.state() != State::Cached || word.slot() != slot {
-                live.remove(offset);
+                used.remove(offset);
             }
         }
     }
-    live
+    used
 }
 
 /// Claims the pages of a folio for storing. Returns the offset and the kept copy of each, and how many there are.

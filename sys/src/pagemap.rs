@@ -234,6 +234,12 @@ mod tests {
         (memory.base() + page * PAGE_SIZE) as *mut u64
     }
 
+    /// `None` where the kernel does not tell what is written.
+    fn opened() -> Option<(Uffd, Pagemap)> {
+        let uffd = Uffd::open().unwrap();
+        (uffd.features() & FEATURE_WP_ASYNC != 0).then(|| (uffd, Pagemap::open().unwrap()))
+    }
+
     /// A cluster, registered to be watched, of which the first 200 pages are there and hold their numbers.
     fn watched(uffd: &Uffd) -> Reservation {
         let memory = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
@@ -252,10 +258,7 @@ mod tests {
     #[test]
     fn pages_are_told_that_were_written_or_came_in_since_they_were_watched() {
         let _unshared = crate::no_fork();
-        let (uffd, pagemap) = (Uffd::open().unwrap(), Pagemap::open().unwrap());
-        if uffd.features() & FEATURE_WP_ASYNC == 0 {
-            return;
-        }
+        let Some((uffd, pagemap)) = opened() else { return };
         let memory = watched(&uffd);
         let written = |watch| pagemap.written(memory.base(), CLUSTER_SIZE, watch).map(listed);
         assert_eq!(written(true).unwrap(), (0..200).collect::<Vec<_>>(), "never asked before");
@@ -286,10 +289,7 @@ mod tests {
 
     #[test]
     fn memory_that_is_not_registered_to_be_watched_is_told_apart() {
-        let (uffd, pagemap) = (Uffd::open().unwrap(), Pagemap::open().unwrap());
-        if uffd.features() & FEATURE_WP_ASYNC == 0 {
-            return;
-        }
+        let Some((uffd, pagemap)) = opened() else { return };
         let memory = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
         // SAFETY: memory of this test, every page of which it touches is there.
         unsafe {
@@ -303,10 +303,7 @@ mod tests {
     #[test]
     fn what_a_child_writes_its_parent_did_not() {
         let _alone = crate::may_fork();
-        let (uffd, pagemap) = (Uffd::open().unwrap(), Pagemap::open().unwrap());
-        if uffd.features() & FEATURE_WP_ASYNC == 0 {
-            return;
-        }
+        let Some((uffd, pagemap)) = opened() else { return };
         let memory = watched(&uffd);
         pagemap.written(memory.base(), CLUSTER_SIZE, true).unwrap();
         // SAFETY: the child touches memory, and ends.

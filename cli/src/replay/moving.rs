@@ -8,7 +8,9 @@ use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
-use pagetide_swap::reclaimer::{Contents, Ending, Mover, Progress, Reclaimer, frames_in_use, writes_max};
+use pagetide_swap::reclaimer::{
+    Contents, Ending, Mover, PARTS_MAX, Progress, Reclaimer, frames_in_use, writes_max,
+};
 use pagetide_swap::swap::{Keys, Victim, Written};
 use pagetide_swap::{Counter, Counters, Handle, Place, State, StoreError, StoreOutcome, Stored, Swap, Word};
 use std::cell::RefCell;
@@ -279,10 +281,11 @@ impl Mover for Counting<'_> {
         if !deferred.is_empty() {
             probation.requeue(slot);
         }
-        if probation.has_pages(slot)
-            && let Some(used) = frames_in_use(&swap, slot, number, self.world.frames[usize::from(slot)])
-        {
-            self.world.keep_frames(slot, used);
+        if probation.has_pages(slot) {
+            let used = frames_in_use(&swap, slot, number, self.world.frames[usize::from(slot)]);
+            if used.runs().count() <= PARTS_MAX {
+                self.world.keep_frames(slot, used);
+            }
         }
         self.release(slot, 1);
         stored + sent

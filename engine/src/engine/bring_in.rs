@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
 /// frame and interrupts no other processor.
-pub(super) const MOVE_RUN_MIN: usize = 8;
+const MOVE_RUN_MIN: usize = 8;
 
 /// One page in so many keeps its copy although copies are not worth it just now.
 const COPY_SAMPLE: u64 = 16;
@@ -219,10 +219,8 @@ impl<M: Memory> Engine<M> {
         // A copy's frame is free only when reclaim has come by: where there is no room for both, the page moves.
         let room =
             self.budget.free() >= transfer.length as i64 && self.idle_frames() < self.watermarks.high();
-        let moves = self.memory.can_move()
-            && writable
-            && (transfer.length >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY));
-        let mut paid = 0;
+        let moves = writable && self.moves(transfer.length, room);
+        let (mut paid, mut dead) = (0, 0);
         let mapped = {
             let mut slot = lock(&self.staging[slot_id]);
             let mut mapped = Mapped { pages: 0, error: None };
@@ -247,9 +245,10 @@ impl<M: Memory> Engine<M> {
                 let copied =
                     self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
                 mapped = Mapped { pages: done + copied.pages, error: copied.error };
-                self.staging.note_dead(slot_id, copied.pages);
-                if !room && !self.memory.can_move() {
-                    // Where nothing moves both would stay until all of the slot is free.
+                if room || self.memory.can_move() {
+                    dead = copied.pages;
+                } else {
+                    // Where nothing moves both would stay until reclaim comes by.
                     let copied = PageSet::range(first + done..first + mapped.pages);
                     let kept = slot.populated().minus(copied);
                     self.drop_bytes(&mut slot, kept);
@@ -264,7 +263,15 @@ impl<M: Memory> Engine<M> {
         } else {
             conclude()
         }
+        // Until now their pages were on probation, and reclaim would have passed over them.
+        self.staging.note_dead(slot_id, dead);
         self.unref(slot_id, left);
+    }
+
+    /// Returns whether a run of pages goes back from its frames by MOVE. Where there is no `room` for frames and copies only
+    /// what cannot move is copied.
+    pub(super) fn moves(&self, pages: usize, room: bool) -> bool {
+        self.memory.can_move() && (pages >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY))
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.

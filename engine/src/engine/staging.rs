@@ -17,7 +17,7 @@ pub(super) struct Staging<S> {
     donors: Mutex<Vec<u16>>,
     /// Pages of memory that the slots have.
     pub(super) frames: AtomicI64,
-    /// Frames of each slot that are dead: their page was copied into the program. Some may be none any more.
+    /// Frames of each slot that are dead: their page was copied into the program.
     dead: Box<[AtomicUsize]>,
     /// The number of those.
     dead_in_all: AtomicUsize,
@@ -69,11 +69,15 @@ impl<S> Staging<S> {
 
     /// Takes the slots that have dead frames.
     pub(super) fn take_dead(&self) -> impl Iterator<Item = u16> {
-        (0..).zip(&self.dead).filter_map(|(slot, dead)| {
-            let frames = if dead.load(Relaxed) > 0 { dead.swap(0, Relaxed) } else { 0 };
-            self.dead_in_all.fetch_sub(frames, Relaxed);
-            (frames > 0).then_some(slot)
-        })
+        (0..self.slots.len() as u16).filter(|&slot| self.forget_dead(slot) > 0)
+    }
+
+    /// Forgets the dead frames of a slot. Returns how many were noted.
+    pub(super) fn forget_dead(&self, slot: u16) -> usize {
+        let dead = &self.dead[usize::from(slot)];
+        let frames = if dead.load(Relaxed) > 0 { dead.swap(0, Relaxed) } else { 0 };
+        self.dead_in_all.fetch_sub(frames, Relaxed);
+        frames
     }
 
     /// Takes a donor.

@@ -5,10 +5,9 @@ use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::reclaimer::{Contents, Ending, frames_in_use};
+use pagetide_swap::reclaimer::{Contents, Ending, PARTS_MAX};
 use pagetide_swap::{
-    CLUSTER_PAGES, ClusterNumber, Counter, FOLIO_PAGES, PageIndex, Place, Scratch, Source, StoreError,
-    StoreOutcome, Stored,
+    CLUSTER_PAGES, Counter, FOLIO_PAGES, PageIndex, Place, Scratch, Source, StoreError, StoreOutcome, Stored,
 };
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -101,12 +100,10 @@ impl<M: Memory> Engine<M> {
             if !folio.is_empty() {
                 stored += self.store_folio(slot, number.page(first), folio, &mut outgoing, work);
                 self.charge_pool();
-                if self.has_dead_frames() {
-                    self.drop_dead_frames();
-                }
+                self.drop_dead_frames();
                 if self.waiting() > 0 && busy == Busy::Wait {
                     // Nobody waits for the rest of the cluster.
-                    self.drop_stored(slot, number);
+                    self.drop_unused(slot, PARTS_MAX);
                     self.have_waiting_retried(work);
                 }
             }
@@ -123,7 +120,7 @@ impl<M: Memory> Engine<M> {
             probation.requeue(slot);
         }
         if probation.has_pages(slot) {
-            self.drop_stored(slot, number);
+            self.drop_unused(slot, PARTS_MAX);
         }
         self.unref(slot, 1);
         stored + sent
@@ -154,16 +151,6 @@ impl<M: Memory> Engine<M> {
         let mean = self.meters.store_ns.load(Relaxed);
         // Only reclaim stores, or a fork while reclaim is frozen.
         self.meters.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
-    }
-
-    /// Gives back the frames of pages that have left a slot, while others still wait there for the device.
-    /// The caller holds a reference of the slot.
-    fn drop_stored(&self, slot_id: u16, number: ClusterNumber) {
-        let populated = lock(&self.staging[slot_id]).populated();
-        // No page comes into a slot but by a take-out, for which it must be empty: what has left stays away.
-        if let Some(used) = frames_in_use(&self.swap, slot_id, number, populated) {
-            self.drop_bytes(&mut lock(&self.staging[slot_id]), used);
-        }
     }
 
     /// Pages that found no place go back to the program.

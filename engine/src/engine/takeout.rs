@@ -1,13 +1,12 @@
 //! Taking out: pages of a cluster leave the program for a slot of staging.
 
-use super::bring_in::MOVE_RUN_MIN;
 use super::census::Stays;
 use super::{Engine, lock};
 use crate::census::Reason;
 use crate::mask::Mask;
 use crate::memory::{Memory, PageSet, StagingSlot, TakeOutWay};
 use crate::regions::{Access, Attributes, Regions};
-use pagetide_swap::reclaimer::live_frames;
+use pagetide_swap::reclaimer::frames_in_use;
 use pagetide_swap::swap::Victim;
 use pagetide_swap::table::ClusterGuard;
 use pagetide_swap::trace::Event;
@@ -188,15 +187,15 @@ impl<M: Memory> Engine<M> {
         for run in taken.runs() {
             // What does not go back is on probation, like the others.
             let (count, to) = (run.len(), number.page(run.start));
-            let copies = count < MOVE_RUN_MIN && room >= count as i64;
-            let mapped = if copies {
-                self.memory.copy_from(slot, run.start, count, to)
-            } else {
+            let moves = self.moves(count, room >= count as i64);
+            let mapped = if moves {
                 self.memory.move_from(slot, run.start, count, to)
+            } else {
+                self.memory.copy_from(slot, run.start, count, to)
             };
             let pages = PageSet::range(run.start..run.start + mapped.pages);
             back = back.or(pages);
-            if copies {
+            if !moves {
                 room -= mapped.pages as i64;
                 copied = copied.or(pages);
             }
@@ -297,19 +296,29 @@ impl<M: Memory> Engine<M> {
         self.staging.dead() as i64 >= (self.watermarks.low() / DEAD_PART).max(1)
     }
 
-    /// Gives the frames back to the system whose page was copied into the program: for a page that comes back a copy is
-    /// cheaper than a move, which interrupts the other processors; here they are interrupted once a slot.
+    /// Gives the frames back to the system whose page was copied into the program, if there are many: for a page that
+    /// comes back a copy is cheaper than a move, which interrupts the other processors; here they are interrupted once a
+    /// slot.
     pub fn drop_dead_frames(&self) {
+        if !self.has_dead_frames() {
+            return;
+        }
         for slot_id in self.staging.take_dead() {
-            if !self.probation().try_hold(slot_id) {
-                continue;
+            if self.probation().try_hold(slot_id) {
+                self.drop_unused(slot_id, CLUSTER_PAGES);
+                self.unref(slot_id, 1);
             }
-            let number = self.probation().cluster(slot_id);
-            let populated = lock(&self.staging[slot_id]).populated();
-            // No page comes into a slot but by a take-out, for which it must be empty: what is dead stays so.
-            let live = live_frames(&self.swap, slot_id, number, populated);
-            self.drop_bytes(&mut lock(&self.staging[slot_id]), live);
-            self.unref(slot_id, 1);
+        }
+    }
+
+    /// Gives the frames of pages that have left a slot back to the system, if those that stay are in `parts_max` parts at
+    /// most. The caller holds a reference of the slot.
+    pub(super) fn drop_unused(&self, slot_id: u16, parts_max: usize) {
+        let populated = lock(&self.staging[slot_id]).populated();
+        let used = frames_in_use(&self.swap, slot_id, self.probation().cluster(slot_id), populated);
+        // No page comes into a slot but by a take-out, for which it must be empty: what has left stays away.
+        if used.runs().count() <= parts_max {
+            self.drop_bytes(&mut lock(&self.staging[slot_id]), used);
         }
     }
 
@@ -326,6 +335,7 @@ impl<M: Memory> Engine<M> {
         if !self.probation().release(slot_id, count) {
             return 0;
         }
+        self.staging.forget_dead(slot_id);
         // Nobody refers to its frames: they are free, and populated.
         let mut slot = lock(&self.staging[slot_id]);
         let pages = slot.memory_pages();
