@@ -220,7 +220,7 @@ mod tests {
     use crate::workingset::Shadow;
     use crate::zswap::Scratch;
     use crate::zswap::pool::Heap;
-    use pagetide_page::{CLUSTER_PAGES, PAGE_SIZE, PageIndex};
+    use pagetide_page::{CLUSTER_PAGES, PAGE_SIZE, PageIndex, PageSet};
 
     fn empty() -> Swap<Heap> {
         let keys = Keys { hash: crate::hash::HashKey::new([1, 2, 3, 4]), cipher: None };
@@ -315,5 +315,26 @@ mod tests {
         drop(cluster);
         assert!(swap.victim().is_none() && swap.queue().len() == 1);
         assert_eq!(swap.counters().get(Counter::pgactivate), 0);
+    }
+    /// Pages that were written tell what is hot in a cluster only where they are many of those that came back.
+    #[test]
+    fn a_cluster_that_is_mostly_read_gets_its_second_chance_whole() {
+        // Two clusters of whose 100 pages 80 came back. The second is watched from the first call on.
+        let victims = |written: usize| {
+            let swap = empty();
+            for number in [1, 2] {
+                let mut cluster = swap.table().lock_or_create(PageIndex(number * 512).cluster());
+                swap.set_run(&mut cluster, 0..100, Word::HOLE, Word::present(None));
+                cluster.set_history(History { heat: 80, ..History::default() });
+                swap.enqueue(&mut cluster);
+            }
+            let told = |asked: Written<'_, '_>| {
+                Some(PageSet::range(0..if asked.cluster().1 { 100 } else { written }))
+            };
+            let victim = swap.next_victim(told).expect("one leaves in the end");
+            (victim.cluster.number().0, victim.hot.len(), swap.counters().get(Counter::pgactivate))
+        };
+        assert_eq!(victims(20), (2, 20, 120), "the first is spared, of the second those stay");
+        assert_eq!(victims(19), (1, 19, 219), "both are spared, and half of what came back is forgotten");
     }
 }

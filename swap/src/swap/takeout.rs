@@ -27,6 +27,9 @@ const WATCHED_MAX: usize = 4;
 /// Clusters in a row that stay at most since nearly all of their pages are hot: then the next leaves, hot or not.
 const HOT_SPARED_MAX: usize = 8;
 
+/// Where the pages of a cluster that were written are this part of those that came back, they are what is hot in it.
+const READ_PART: usize = 4;
+
 /// The question which pages of a cluster were written.
 #[expect(missing_debug_implementations, reason = "a guard has none")]
 pub enum Written<'a, 'b> {
@@ -119,12 +122,10 @@ impl<S: SpanSource> Swap<S> {
                     }
                     _ => {
                         self.space.hot.forget(key);
-                        let mut judged = history;
-                        let is_spared = self.space.policy.spares(&mut judged, cluster.present());
-                        cluster.set_history(judged);
-                        (!is_spared).then(PageSet::default)
+                        Some(PageSet::default())
                     }
                 };
+                let stay = stay.filter(|hot| !self.spares_whole(&mut cluster, hot.len()));
                 let stays = stay.map_or(cluster.present(), |stay| stay.len());
                 self.space.counters.add(Counter::pgactivate, stays as u64);
                 if let Some(hot) = stay {
@@ -134,6 +135,18 @@ impl<S: SpanSource> Swap<S> {
             self.enqueue(&mut cluster);
         }
         None
+    }
+
+    /// Returns whether a cluster stays though `hot` of its pages would stay alone: by what came back of it, unless those
+    /// are as many as a part of that ([`READ_PART`]). Where they are fewer, the cluster is one that is mostly read.
+    fn spares_whole(&self, cluster: &mut ClusterGuard<'_>, hot: usize) -> bool {
+        let mut judged = cluster.history();
+        if hot > 0 && hot * READ_PART >= judged.heat.into() {
+            return false;
+        }
+        let spared = self.space.policy.spares(&mut judged, cluster.present());
+        cluster.set_history(judged);
+        spared
     }
 
     /// Watches what is written in clusters that have grown old.
