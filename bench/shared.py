@@ -11,8 +11,8 @@ import argparse
 import json
 from dataclasses import dataclass
 
-import speed
 from pagetide_bench import store
+from pagetide_bench.arms import HEADER, measure, table_row
 from pagetide_bench.figures import print_table
 from pagetide_bench.kernel import KERNEL_CONFIGS
 from pagetide_bench.machine import print_machine
@@ -82,10 +82,10 @@ def main(options):
     jobs = [job for job in JOBS if not options.job or job.name in options.job]
     results = []
     for job in jobs:
-        results.append(speed.measure(job, options))
+        results.append(measure(job, options))
         store.save(options, facts, results)
     print()
-    print_table(speed.HEADER, [speed.table_row(result) for result in results])
+    print_table(HEADER, [table_row(result) for result in results])
     return 1 if any(result["ratio_median"] < result["goal"] for result in results) else 0
 
 

@@ -1,0 +1,163 @@
+"""The arms of a comparison with the kernel's swap at the same total RAM, and pairs of them."""
+
+from dataclasses import dataclass
+
+from .commands import preload_environment
+from .figures import quartiles, show_quartiles
+from .kernel import KERNEL_CONFIGS, KernelConfig
+from .runs import run_kernel, run_native, run_pagetide
+from .script import BenchError, progress
+from .sizes import MIB
+
+
+@dataclass(frozen=True)
+class Opponent:
+    """A kernel configuration, with the program's own allocator or with ours."""
+
+    config: KernelConfig
+    env: tuple = ()
+
+    @property
+    def name(self):
+        return self.config.name + ("+our-allocator" if self.env else "")
+
+
+def opponents(case, options):
+    configs = [KERNEL_CONFIGS[name] for name in options.kernel]
+    found = [Opponent(config) for config in configs]
+    if not case.arguments and options.preload.exists():
+        env = tuple(preload_environment(options.preload).items())
+        found += [Opponent(config, env) for config in configs]
+    return found
+
+
+def kernel_run(case, opponent, options):
+    command = case.command(options)
+    return run_kernel(opponent.config, options.limit, command, env=dict(opponent.env)).require_success()
+
+
+def our_run(case, opponent, cap_bytes, options):
+    with opponent.config.memory_settings():
+        return run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options).require_success()
+
+
+def native_runs(case, options):
+    """Without a limit; with our allocator too where it replaces the program's: the better median counts."""
+    environments = [{}]
+    if not case.arguments and options.preload.exists():
+        environments.append(preload_environment(options.preload))
+    groups = []
+    for env in environments:
+        runs = [run_native(case.command(options), env=env).require_success() for _ in range(options.natives)]
+        groups.append(runs)
+    return min(groups, key=lambda runs: quartiles([case.value(run) for run in runs])[1])
+
+
+def scout(case, options):
+    """Each opponent alone. Returns {name: runs} and the best."""
+    runs = {}
+    candidates = opponents(case, options)
+    for opponent in candidates:
+        try:
+            runs[opponent.name] = [kernel_run(case, opponent, options) for _ in range(options.scouts)]
+        except OSError as error:
+            # A codec that this kernel does not have (now), say.
+            progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
+            continue
+        except BenchError as error:
+            # With huge pages a job may not fit that fits without.
+            progress(f"{case.name}: {opponent.name} left out: {error}")
+            runs.pop(opponent.name, None)
+            continue
+        values = [case.value(run) for run in runs[opponent.name]]
+        fill = case.fill_value(runs[opponent.name][0])
+        last = runs[opponent.name][-1]
+        progress(
+            f"{case.name}: {opponent.name:<22} {show_quartiles(values, digits_of(case.unit))} {case.unit}, "
+            f"CPU {last.cpu_seconds:.1f} s, wall {last.wall_seconds:.1f} s (stolen {last.stolen_seconds:.1f}), Z {last.swap_used_peak_bytes // MIB} MiB"
+            + (f", fill {fill:.0f} ns/page" if fill else "")
+        )
+    candidates = [opponent for opponent in candidates if opponent.name in runs]
+    if not candidates:
+        raise BenchError("none of the kernel's configurations can be had here")
+    best = min(candidates, key=lambda o: quartiles([case.value(run) for run in runs[o.name]])[1])
+    return runs, best
+
+
+def digits_of(unit):
+    """Digits behind the point that say something in this unit."""
+    return {"ns/page": 0, "ms/transaction": 3}.get(unit, 1)
+
+
+def pairs(case, opponent, options):
+    """Kernel, ours, kernel, ours … Each of our runs gets the Z of the kernel run just before it."""
+    kernel, ours = [], []
+    for number in range(options.pairs):
+        kernel.append(kernel_run(case, opponent, options))
+        cap_bytes = options.limit + kernel[-1].swap_used_peak_bytes
+        ours.append(our_run(case, opponent, cap_bytes, options))
+        left, right = case.value(kernel[-1]), case.value(ours[-1])
+        digits = digits_of(case.unit)
+        progress(f"{case.name}: pair {number + 1}: kernel {left:.{digits}f}, ours {right:.{digits}f} {case.unit}, ratio {left / right:.2f}")
+    return kernel, ours
+
+
+def measure(case, options):
+    native = native_runs(case, options)
+    scouted, best = scout(case, options)
+    kernel, ours = (scouted[best.name], []) if options.kernel_only else pairs(case, best, options)
+    ratios = [case.value(k) / case.value(o) for k, o in zip(kernel, ours)]
+    return {
+        "case": case.name,
+        "unit": case.unit,
+        "goal": case.goal,
+        "opponent": best.name,
+        "opponent_settings": best.config.describe(),
+        "limit_bytes": options.limit,
+        "swap_used_peak_bytes": quartiles([run.swap_used_peak_bytes for run in kernel])[1],
+        "native": values_of(case, native),
+        "kernel": values_of(case, kernel),
+        "ours": values_of(case, ours),
+        "ratios": ratios,
+        "ratio_median": quartiles(ratios)[1] if ratios else None,
+        "scouted": {name: values_of(case, runs) for name, runs in scouted.items()},
+    }
+
+
+def values_of(case, runs):
+    return {
+        "values": [case.value(run) for run in runs],
+        "fill_ns_per_page": [case.fill_value(run) for run in runs if case.arguments],
+        "cpu_seconds": [run.cpu_seconds for run in runs],
+        "runs": [run.figures() for run in runs],
+    }
+
+
+def table_row(result):
+    digits = digits_of(result["unit"])
+
+    def show(arm, name, digits):
+        return show_quartiles(result[arm][name], digits) if result[arm][name] else "–"
+
+    ratio = result["ratio_median"]
+    return (
+        f"{result['case']} [{result['unit']}]",
+        show("native", "values", digits),
+        show("kernel", "values", digits),
+        show("ours", "values", digits),
+        show_quartiles(result["ratios"], 2) if ratio else "–",
+        f"≥ {result['goal']}",
+        "–" if ratio is None else "holds" if ratio >= result["goal"] else "MISSED",
+        show("kernel", "cpu_seconds", 1),
+        show("ours", "cpu_seconds", 1),
+        show("kernel", "fill_ns_per_page", 0),
+        show("ours", "fill_ns_per_page", 0),
+        f"{result['swap_used_peak_bytes'] / MIB:.0f}",
+        result["opponent"],
+    )
+
+
+HEADER = (
+    "case", "native", "kernel", "ours", "kernel/ours", "goal", "", "kernel CPU s", "our CPU s", "kernel fill", "our fill",
+    "Z MiB", "opponent",
+)  # fmt: skip
