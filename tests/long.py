@@ -71,7 +71,7 @@ PARTS = (
         {"PAGETIDE_STRESS_OPS": "200000", "PAGETIDE_THREADS_OPS": "100000", "PAGETIDE_SEED": "2", "RUST_TEST_THREADS": "1"},
     ),
     Part(
-        "checkers", 15, "orders of threads: shuttle with twenty times the schedules, loom",
+        "checkers", 15, "orders of threads: shuttle with thirty times the schedules, loom",
         (cargo("test --release -p pagetide-swap --features shuttle --test protocol"), cargo("test --release -p pagetide-swap --features loom --lib latch")),
         {"PAGETIDE_SCHEDULES": "5000"},
     ),
@@ -87,7 +87,7 @@ PARTS = (
     Part("forks", 15, "families of processes, five rounds, and a fan of children at 0.6 of its memory", (
         BUILD, *((*PROGRAMS, "forks::", "told_to_rest"),) * 5, RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--only", "fork-fan"))),
     Part("containers", 10, "containers, namespaces and disks that fill, five rounds", (BUILD, *((*PROGRAMS, "containers::", "disk::"),) * 5)),
-    Part("masks", 13, "all programs, by every way out and in of each test", (BUILD, PROGRAMS), {"PAGETIDE_ALL_MASKS": "1"}),
+    Part("masks", 14, "all programs, by every way out and in of each test", (BUILD, PROGRAMS, cargo("test -p pagetide-cli --test starving")), {"PAGETIDE_ALL_MASKS": "1"}),
     Part("browser", 4, "pages of runs in headless Chromium (installs Debian's chromium, chromium-driver, python3-selenium)", (
         ("apt-get", "update", "-q"), ("apt-get", "install", "-q", "--yes", "--no-install-recommends", "chromium", "chromium-driver", "python3-selenium"),
         BUILD, ("/usr/bin/python3", "-B", "tests/browser.py", "target/debug/pagetide"))),

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{PAGETIDE, job, program};
+use common::{PAGETIDE, job, masks, program};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Child, Command, Output};
@@ -60,14 +60,14 @@ fn nobody_is_killed_while_a_page_could_leave_and_there_is_a_place_for_it() {
     let random = program("incompressible");
     let _busy = Busy::new(20);
     // What the engine waits for comes late, and the device is the only place for most of it.
-    for [mask, fault] in [
+    for [mask, fault] in masks([
         ["", "stall-reclaim:3"],
         ["remap", "stall-control:2"],
-        ["pool", "stall-io:5"],
         ["ring,pool", "stall-reclaim:5"],
         ["copy,scan", "pool:2"],
         ["move", "stall-fault:200"],
-    ] {
+        ["pool", "stall-io:5"],
+    ]) {
         println!("PAGETIDE_MASK={mask} PAGETIDE_FAIL={fault}");
         let one = several("3", &integrity, "--mib 12 --threads 1 --ops 3000 --dir /var/tmp");
         let ended = run(&["-m", "32M", "--swap-size", "128M"], &one, [mask, fault]);
