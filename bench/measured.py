@@ -63,6 +63,14 @@ SECTIONS = (
         "µs a page, seconds for the job. A ratio is the median of interleaved pairs; in parentheses are its quartiles.",
     ),
     (
+        "versus",
+        "Every row beside the kernel's swap",
+        "One command, `bench/versus.py`. The kernel's arm: a cgroup's limit and swap to zram, or to a file with zswap, the best "
+        "of its configurations in a run of each beforehand. *Total* is that limit and what zram or zswap's pool took at most: "
+        "as much is Pagetide's cap. A ratio is the median of interleaved pairs; in parentheses are its quartiles. Where the "
+        "kernel's arm was killed, its limit was raised by a quarter until it lived.",
+    ),
+    (
         "shared",
         "Shared memory",
         "Sixteen processes of fio (`ioengine=mmap`) that read a file of /dev/shm of 64 MiB each, all of which they wrote, and "

@@ -286,6 +286,37 @@ def programs(run):
     yield table(("figure", ("value", 1)), rows, notes=[f"The largest slow-down is that of `{max(slow, key=slow.get)}`."])
 
 
+def killed(one):
+    """Where the kernel's arm was killed, and where it lived."""
+    sizes = [f"{size // MIB} MiB" for size in one.get("killed_at_bytes", ())]
+    return f"killed in {', '.join(sizes)}" if sizes else None
+
+
+def versus(run):
+    """A value's unit stands in the row's name; CPU seconds are medians."""
+    measured = [one for one in run["rows"] if "unit" in one]
+    beside, alone = ([one for one in measured if kind in one] for kind in ("ratios", "slowdowns"))
+    rows = []
+    for one in beside:
+        scale, unit = (1e-3, "µs/page") if one["unit"] == "ns/page" else (1, one["unit"])
+        values = [quartiles(one[arm]["values"], scale) for arm in ("native", "kernel", "ours")]
+        cpu = " / ".join(f"{median(one[arm]['cpu_seconds']):.1f}" for arm in ("kernel", "ours"))
+        limit = (one["limit_bytes"] + one["swap_used_peak_bytes"]) // MIB
+        rows.append((f"{one['case']}, {unit}", *values, quartiles(one["ratios"]), cpu, int(limit), one["opponent"], killed(one), verdict(one["goal"], one["ratio_median"])))
+    columns = ("row", ("native", 2), ("kernel", 2), ("Pagetide", 2), ("kernel / Pagetide", 2), "CPU s, kernel / Pagetide", ("total", None, "MiB"), "opponent", "kernel's arm", "goal")
+    if rows:
+        yield table(columns, rows, title="Beside the kernel's swap at the same total", order=1)
+    rows = []
+    for one in alone:
+        values = [quartiles(one[arm]["values"]) for arm in ("native", "ours")]
+        cpu = " / ".join(f"{median(one[arm]['cpu_seconds']):.1f}" for arm in ("native", "ours"))
+        held = "holds" if one["slowdown_median"] <= one["goal"] else "missed"
+        rows.append((one["case"], one["limit_bytes"] // MIB, *values, quartiles(one["slowdowns"]), cpu, f"{one['goal']}: {held}"))
+    columns = ("row", ("cap", None, "MiB"), ("native", 1, "s"), ("Pagetide", 1, "s"), ("Pagetide / native", 1), "CPU s, native / Pagetide", "goal, at most")
+    if rows:
+        yield table(columns, rows, variant="parts", title="In a part of what a program needs, beside itself natively", order=2)
+
+
 def versions(run):
     """Seconds, or µs a page; CPU seconds are medians."""
     rows = []
@@ -306,5 +337,5 @@ def plain(run):
 
 TABLES = {
     made.__name__: made
-    for made in (speed, shared, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions)
+    for made in (speed, shared, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions, versus)
 }

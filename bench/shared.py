@@ -32,6 +32,8 @@ class Job:
     unit: str
     program: str
     arguments: tuple
+    env = {}
+    may_take_allocator = False
 
     def command(self, options):
         words = [str(word).format(**vars(options), buffers=4 * options.limit // MIB) for word in self.arguments]

@@ -28,6 +28,7 @@ from pagetide_bench.sizes import MIB, parse_bytes
 
 BUFFER_MIB = 1024
 QUICK_CONFIGS = ("zram-lz4", "zram-lzo-rle")
+IN_MEMORY = tuple(name for name, config in KERNEL_CONFIGS.items() if config.back_end == "zram")
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Case:
     unit: str
     arguments: tuple  # of touch; empty for the Python job
     passes: int = 3
+    env = {}
+
+    @property
+    def may_take_allocator(self):
+        return not self.arguments
 
     def command(self, options):
         if not self.arguments:
@@ -91,7 +97,7 @@ def parse():
         options.pairs, options.natives = 3, 1
     if min(options.pairs, options.scouts, options.natives) < 1:
         parser.error("--pairs, --scouts and --natives must be at least 1")
-    options.kernel = options.kernel or list(QUICK_CONFIGS if options.quick else KERNEL_CONFIGS)
+    options.kernel = options.kernel or list(QUICK_CONFIGS if options.quick else IN_MEMORY)
     if not options.kernel_only and not options.pagetide.exists():
         print(f"NOTE: {options.pagetide} is not built: measuring the kernel's arm only", file=sys.stderr)
         options.kernel_only = True

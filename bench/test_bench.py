@@ -13,7 +13,7 @@ from pagetide_bench.paths import REPO, RUNS
 
 # `measured.py` and `picture.py` have no options of a benchmark.
 SCRIPTS = (
-    "build", "cap", "codecs", "fault", "fits", "overhead", "programs", "readahead", "shared", "shrinkers", "speed", "start", "versions",
+    "build", "cap", "codecs", "fault", "fits", "overhead", "programs", "readahead", "shared", "shrinkers", "speed", "start", "versions", "versus",
 )
 SHAPE = {"machine", "date", "commit", "command", "rows"}
 

@@ -8,6 +8,7 @@ holds where the median of the pairs' ratios is at least 0.98. CPU seconds stand 
   speed     what bench/speed.py runs, under a cap of less than half of it
   fault     single pages at random, as in bench/fault.py: ns an access
   example   the README's example
+  hash      hash tables of PHP and Perl in half of what they need (needs php-cli)
   start     400 processes that end at once, in one run
 
 --old and --new name a built checkout's target/release/pagetide; its library lies beside it.
@@ -66,6 +67,8 @@ def rows():
     yield Row("speed dict", 150, python_program("dictjob.py", "--mib", 300, "--ops", 60_000))
     yield Row("fault zero", 250, touch(*random, "--fill", "zero"), "pass_ns_per_page")
     yield Row("example", 250, python(REPO / "examples" / "analytics.py"))
+    for name, cap_mib, script in (("php", 165, "table.php"), ("perl", 115, "hash.pl")):
+        yield Row(f"hash {name}", cap_mib, [name, REPO / "bench" / "programs" / script])
     yield Row("start", 4096, loop_command(400, ["/bin/true"]))
 
 

@@ -1,13 +1,35 @@
-"""The arms of a comparison with the kernel's swap at the same total RAM, and pairs of them."""
+"""The arms of a comparison with the kernel's swap at the same total RAM, and pairs of them.
 
+A case of such a comparison has
+
+  name, goal, unit      the goal is a ratio kernel / Pagetide of values in that unit
+  env                   of the program
+  may_take_allocator    whether our allocator can stand in for the program's: then it is tried in the other arms too
+  command(options)      the words of the command
+  value(run)            what is compared; less is better
+  fill_value(run)       the time of filling a page beside it, or None
+
+and the options name `limit`, `kernel`, `pairs`, `scouts`, `natives`, `kernel_only`, and the builds under test.
+"""
+
+import time
 from dataclasses import dataclass
 
 from .commands import preload_environment
 from .figures import quartiles, show_quartiles
 from .kernel import KERNEL_CONFIGS, KernelConfig
+from .paths import DATA
 from .runs import run_kernel, run_native, run_pagetide
 from .script import BenchError, progress
 from .sizes import MIB
+
+
+class NoOpponent(BenchError):
+    """No configuration of the kernel's runs the case to its end."""
+
+
+# What the pairs of one case may take.
+ROW_SECONDS_MAX = 3600
 
 
 @dataclass(frozen=True)
@@ -25,7 +47,7 @@ class Opponent:
 def opponents(case, options):
     configs = [KERNEL_CONFIGS[name] for name in options.kernel]
     found = [Opponent(config) for config in configs]
-    if not case.arguments and options.preload.exists():
+    if case.may_take_allocator and options.preload.exists():
         env = tuple(preload_environment(options.preload).items())
         found += [Opponent(config, env) for config in configs]
     return found
@@ -33,22 +55,22 @@ def opponents(case, options):
 
 def kernel_run(case, opponent, options):
     command = case.command(options)
-    return run_kernel(opponent.config, options.limit, command, env=dict(opponent.env)).require_success()
+    return run_kernel(opponent.config, options.limit, command, env={**case.env, **dict(opponent.env)}, cwd=DATA).require_success()
 
 
 def our_run(case, opponent, cap_bytes, options):
     with opponent.config.memory_settings():
-        return run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options).require_success()
+        return run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options, env=case.env, cwd=DATA).require_success()
 
 
 def native_runs(case, options):
     """Without a limit; with our allocator too where it replaces the program's: the better median counts."""
     environments = [{}]
-    if not case.arguments and options.preload.exists():
+    if case.may_take_allocator and options.preload.exists():
         environments.append(preload_environment(options.preload))
     groups = []
     for env in environments:
-        runs = [run_native(case.command(options), env=env).require_success() for _ in range(options.natives)]
+        runs = [run_native(case.command(options), env={**case.env, **env}, cwd=DATA).require_success() for _ in range(options.natives)]
         groups.append(runs)
     return min(groups, key=lambda runs: quartiles([case.value(run) for run in runs])[1])
 
@@ -79,7 +101,7 @@ def scout(case, options):
         )
     candidates = [opponent for opponent in candidates if opponent.name in runs]
     if not candidates:
-        raise BenchError("none of the kernel's configurations can be had here")
+        raise NoOpponent("none of the kernel's configurations can be had here, or each is killed")
     best = min(candidates, key=lambda o: quartiles([case.value(run) for run in runs[o.name]])[1])
     return runs, best
 
@@ -90,9 +112,15 @@ def digits_of(unit):
 
 
 def pairs(case, opponent, options):
-    """Kernel, ours, kernel, ours … Each of our runs gets the Z of the kernel run just before it."""
-    kernel, ours = [], []
+    """Kernel, ours, kernel, ours … Each of our runs gets the Z of the kernel run just before it.
+
+    Ends early where another pair would last beyond ROW_SECONDS_MAX: the result says how many there are.
+    """
+    kernel, ours, started = [], [], time.monotonic()
     for number in range(options.pairs):
+        if number and (time.monotonic() - started) * (number + 1) / number > ROW_SECONDS_MAX:
+            progress(f"{case.name}: {number} pairs take as long as a row may")
+            break
         kernel.append(kernel_run(case, opponent, options))
         cap_bytes = options.limit + kernel[-1].swap_used_peak_bytes
         ours.append(our_run(case, opponent, cap_bytes, options))
@@ -127,7 +155,7 @@ def measure(case, options):
 def values_of(case, runs):
     return {
         "values": [case.value(run) for run in runs],
-        "fill_ns_per_page": [case.fill_value(run) for run in runs if case.arguments],
+        "fill_ns_per_page": [value for value in map(case.fill_value, runs) if value is not None],
         "cpu_seconds": [run.cpu_seconds for run in runs],
         "runs": [run.figures() for run in runs],
     }

@@ -5,7 +5,11 @@ from dataclasses import dataclass
 
 from .procfs import read_fields
 from .settings import PAGE_CLUSTER, THP, ZSWAP, Setting
+from .swapfile import SwapFile
 from .zram import Zram
+
+SWAP_FILE_BYTES = 8 << 30
+SWAP_FILE_DIRECTORY = "/var/tmp"
 
 
 @dataclass(frozen=True)
@@ -18,9 +22,12 @@ class KernelConfig:
     thp: str = "madvise"
     mthp_64k: str = "never"
     zswap: str = "N"
+    back_end: str = "zram"  # or "a swap file"
 
     def describe(self):
-        back_end = f"zswap {self.algorithm} over zram" if self.zswap == "Y" else f"zram {self.algorithm}"
+        back_end = f"zram {self.algorithm}" if self.back_end == "zram" else self.back_end
+        if self.zswap == "Y":
+            back_end = f"zswap {self.algorithm} over {self.back_end}"
         return f"{back_end}, page-cluster {self.page_cluster}, THP {self.thp}, 64 KiB mTHP {self.mthp_64k}"
 
     @contextlib.contextmanager
@@ -34,15 +41,17 @@ class KernelConfig:
 
     @contextlib.contextmanager
     def swap_space(self):
-        """Swap on, for the kernel's arm only. Yields the zram device."""
+        """Swap on, for the kernel's arm only. Yields the device or the file."""
         with contextlib.ExitStack() as stack:
             stack.enter_context(Setting(PAGE_CLUSTER, self.page_cluster))
             if self.zswap == "Y":
                 stack.enter_context(Setting(ZSWAP / "compressor", self.algorithm))
                 stack.enter_context(Setting(ZSWAP / "max_pool_percent", 50))
+                if (ZSWAP / "shrinker_enabled").exists():
+                    stack.enter_context(Setting(ZSWAP / "shrinker_enabled", "Y"))
             if ZSWAP.exists():
                 stack.enter_context(Setting(ZSWAP / "enabled", self.zswap))
-            yield stack.enter_context(Zram(self.algorithm))
+            yield stack.enter_context(Zram(self.algorithm) if self.back_end == "zram" else SwapFile(SWAP_FILE_DIRECTORY, SWAP_FILE_BYTES))
 
 
 KERNEL_CONFIGS = {
@@ -55,6 +64,9 @@ KERNEL_CONFIGS = {
         KernelConfig("zram-lzo-rle-mthp", algorithm="lzo-rle", mthp_64k="always"),
         KernelConfig("zram-lz4-thp", thp="always"),
         KernelConfig("zswap-lz4", zswap="Y"),
+        KernelConfig("file", back_end="a swap file", page_cluster=3),
+        KernelConfig("file-zswap-lz4", back_end="a swap file", page_cluster=3, zswap="Y"),
+        KernelConfig("file-zswap-lzo-rle", algorithm="lzo-rle", back_end="a swap file", page_cluster=3, zswap="Y"),
     )
 }
 

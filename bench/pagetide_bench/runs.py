@@ -102,9 +102,9 @@ def run_kernel(config, limit_bytes, command, sampling=Sampling.NONE, **options):
     """In a cgroup of limit_bytes with the kernel's swap; run.swap_used_peak_bytes is Z."""
     if config.zswap == "Y" and sampling is Sampling.NONE:
         sampling = Sampling.SWAP_POOL
-    with config.memory_settings(), config.swap_space() as zram, Cgroup(limit_bytes, Swap.ALLOWED) as cgroup:
+    with config.memory_settings(), config.swap_space() as space, Cgroup(limit_bytes, Swap.ALLOWED) as cgroup:
         run = run_in(cgroup, command, sampling=sampling, **options)
-        run.extra["zram"] = zram.statistics()
+        run.extra["zram"] = space.statistics()
         run.swap_used_peak_bytes += run.extra["zram"]["used_peak"]
         return run
 

@@ -27,3 +27,8 @@ class SwapFile(Resource):
         if str(self.path) in Path("/proc/swaps").read_text():
             subprocess.run(["swapoff", self.path], check=True)
         self.path.unlink(missing_ok=True)
+
+    @staticmethod
+    def statistics():
+        """As of a zram device: what a file holds takes no memory."""
+        return {"used_peak": 0}

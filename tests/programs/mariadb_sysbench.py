@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """MariaDB with a large buffer pool under sysbench, then a check of all tables.
 
-Makes a database in a temporary directory, prepares tables larger than comfortable, runs a fixed number of read-write
-transactions, and asks the server to check its tables. Needs mariadbd, mariadb-install-db, mariadb and sysbench. The
-output is the same on each run.
+Makes a database in a temporary directory, prepares tables larger than comfortable, runs a fixed number of transactions, and asks
+the server to check its tables. Needs mariadbd, mariadb-install-db, mariadb and sysbench. The output is the same on
+each run.
 """
 
 import argparse
@@ -55,23 +55,25 @@ class Server:
     def query(self, text):
         return quiet(["mariadb", "--no-defaults", f"--socket={self.socket}", "-uroot", "-N", "-e", text])
 
-    def sysbench(self, rows, events, action):
+    def sysbench(self, workload, rows, events, action):
         connection = ["--db-driver=mysql", f"--mysql-socket={self.socket}", "--mysql-user=root", "--rand-seed=1"]
         load = [f"--tables={TABLES}", f"--table-size={rows}", "--threads=2", "--time=0", f"--events={events}"]
-        return quiet(["sysbench", "oltp_read_write", *connection, *load, action])
+        return quiet(["sysbench", f"oltp_{workload}", *connection, *load, action])
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mib", type=int, default=300, help="data in the tables (default %(default)s)")
     parser.add_argument("--events", type=int, default=5000, help="transactions (default %(default)s)")
+    parser.add_argument("--workload", choices=("read_write", "read_only"), default="read_write", help="of sysbench (default %(default)s)")
+    parser.add_argument("--pool", type=int, metavar="MIB", help="size of the buffer pool (default twice --mib)")
     options = parser.parse_args()
     if missing := [name for name in PROGRAMS if not shutil.which(name)]:
         sys.exit(f"mariadb_sysbench: not installed: {', '.join(missing)}")
     rows = options.mib * 2**20 // BYTES_PER_ROW // TABLES
-    with tempfile.TemporaryDirectory() as name, Server(Path(name), options.mib * 2) as server:
-        server.sysbench(rows, options.events, "prepare")
-        report = server.sysbench(rows, options.events, "run")
+    with tempfile.TemporaryDirectory() as name, Server(Path(name), options.pool or options.mib * 2) as server:
+        server.sysbench(options.workload, rows, options.events, "prepare")
+        report = server.sysbench(options.workload, rows, options.events, "run")
         print(report, file=sys.stderr)
         transactions = int(re.search(r"transactions:\s+(\d+)", report)[1])
         tables = ", ".join(f"sbtest.sbtest{number + 1}" for number in range(TABLES))
