@@ -31,6 +31,9 @@ _pagetide() {
             pagetide,ps)
                 cmd="pagetide__subcmd__ps"
                 ;;
+            pagetide,remote)
+                cmd="pagetide__subcmd__remote"
+                ;;
             pagetide,replay)
                 cmd="pagetide__subcmd__replay"
                 ;;
@@ -65,7 +68,7 @@ _pagetide() {
 
     case "${cmd}" in
         pagetide)
-            opts="-h -V --help --version run ps top stat dump set swapoff swapon report replay jupyter doctor setup broker"
+            opts="-h -V --help --version run ps top stat dump set swapoff swapon report replay jupyter remote doctor setup broker"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 1 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -112,7 +115,7 @@ _pagetide() {
             return 0
             ;;
         pagetide__subcmd__doctor)
-            opts="-h --swap-dir --json --fix --help"
+            opts="-h --swap-dir --remote --remote-password-file --json --fix --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -122,6 +125,25 @@ _pagetide() {
                     COMPREPLY=()
                     if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
                         compopt -o plusdirs
+                    fi
+                    return 0
+                    ;;
+                --remote)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-password-file)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
                     fi
                     return 0
                     ;;
@@ -194,6 +216,35 @@ _pagetide() {
                 return 0
             fi
             case "${prev}" in
+                *)
+                    COMPREPLY=()
+                    ;;
+            esac
+            COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+            return 0
+            ;;
+        pagetide__subcmd__remote)
+            opts="-h --remote-password-file --help gc"
+            if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
+                COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
+                return 0
+            fi
+            case "${prev}" in
+                --remote-password-file)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
+                    return 0
+                    ;;
                 *)
                     COMPREPLY=()
                     ;;
@@ -304,7 +355,7 @@ _pagetide() {
             return 0
             ;;
         pagetide__subcmd__run)
-            opts="-m -q -v -h --memory --stats --report --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
+            opts="-m -q -v -h --memory --stats --report --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --remote --remote-size --remote-timeout --remote-ttl --remote-password-file --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -354,6 +405,37 @@ _pagetide() {
                     ;;
                 --swap-size)
                     COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-size)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-timeout)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-ttl)
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    return 0
+                    ;;
+                --remote-password-file)
+                    local oldifs
+                    if [ -n "${IFS+x}" ]; then
+                        oldifs="$IFS"
+                    fi
+                    IFS=$'\n'
+                    COMPREPLY=($(compgen -f "${cur}"))
+                    if [ -n "${oldifs+x}" ]; then
+                        IFS="$oldifs"
+                    fi
+                    if [[ "${BASH_VERSINFO[0]}" -ge 4 ]]; then
+                        compopt -o filenames
+                    fi
                     return 0
                     ;;
                 --trace)

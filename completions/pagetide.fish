@@ -37,6 +37,7 @@ complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "swapon" -d 'Use t
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "report" -d 'Make a page that shows how a run went'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "replay" -d 'Replay a trace: what would have happened in other memory, or by other rules'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "jupyter" -d 'Run the notebooks of Jupyter under Pagetide'
+complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "remote" -d 'Look after what runs have on a remote server'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "doctor" -d 'Say what this machine and this user can do, and what would mend the rest'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "setup" -d 'Give users of this machine permission for userfaultfd, once'
 complete -c pagetide -n "__fish_pagetide_needs_command" -f -a "broker" -d 'Hand /dev/userfaultfd to members of a group'
@@ -47,6 +48,11 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats-interval
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-stall -d 'End the run when it did little but wait for its pages for TIME' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-dir -d 'Directory of the swap file [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-size -d 'What the swap file may grow to [default: half of what is free there; in a container at most 4 times the cap]' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote -d 'Swap to a Valkey or Redis server in place of a file: redis://HOST:PORT, or rediss:// for TLS' -r -f
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-size -d 'What the run may have on the remote server [default: 4 times the cap]' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-timeout -d 'Wait for an answer of the remote server for TIME at most' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-ttl -d 'Have the remote server forget what nobody renews for TIME' -r
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-password-file -d 'Read the password of the remote server from FILE' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l trace -d 'Write down what happens to FILE, for `pagetide replay`' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-pool-percent -d 'Share of the cap that compressed pages may take at most, 1 to 90' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l shrinker -d 'What of the pool is written back to the swap file under pressure' -r -f -a "second-chance\t'What was stored since it was asked last is passed over once, as in Linux 6.12'
@@ -115,7 +121,11 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -l python -d 
 complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -l name -d 'Name of the kernel\'s folder' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -l prefix -d 'Put the kernel below DIR/share/jupyter, for all users of it [default: where Jupyter keeps the caller\'s]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand jupyter" -s h -l help -d 'Print help (see more with \'--help\')'
+complete -c pagetide -n "__fish_pagetide_using_subcommand remote" -l remote-password-file -d 'Read the password from FILE' -r -F
+complete -c pagetide -n "__fish_pagetide_using_subcommand remote" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l swap-dir -d 'Where a swap file would lie [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
+complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l remote -d 'A Valkey or Redis server, or seeds of a cluster, that pages would go to' -r -f
+complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l remote-password-file -d 'Read the password of the remote server from FILE' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l json -d 'Print JSON'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -l fix -d 'Mend what a command can mend, after asking'
 complete -c pagetide -n "__fish_pagetide_using_subcommand doctor" -s h -l help -d 'Print help (see more with \'--help\')'

@@ -83,6 +83,7 @@ PARTS = (
     Part("calls", 21, "tests/fuzz.py: random calls of programs, twenty minutes", (BUILD, ("python3", "tests/fuzz.py", "--seconds", "1200"))),
     Part("integrity", 12, "tests/shared.py: eight processes that share memory, by each kind of it and each way out", (BUILD, ("python3", "tests/shared.py", "integrity"))),
     Part("soak", 22, "tests/shared.py: processes with shared and private memory, killed now and then, and in the end their keeper", (BUILD, ("python3", "tests/shared.py", "soak"))),
+    Part("remote", 10, "tests/remote.py: pages on Redis servers that are alone, of a cluster, slow, cut off, damaged or killed", (BUILD, ("python3", "-B", "tests/remote.py"))),
     Part("busy", 25, "tests under memory pressure beside eight spinning processes, five rounds", (("tests/busy.sh", "5", "8"),)),
     Part("forks", 15, "families of processes, five rounds, and a fan of children at 0.6 of its memory", (
         BUILD, *((*PROGRAMS, "forks::", "told_to_rest"),) * 5, RELEASE, ("python3", "bench/cap.py", "--skip-kernel", "--only", "fork-fan"))),

@@ -18,6 +18,7 @@ mod machine;
 mod out;
 mod permission;
 mod processes;
+mod remote;
 mod replay;
 mod report;
 mod run;
@@ -38,6 +39,9 @@ use std::process::ExitCode;
 fn main() -> ExitCode {
     if std::env::args_os().nth(1).is_some_and(|word| word == keeper::link::COMMAND) {
         return status(keeper::keep());
+    }
+    if std::env::args_os().nth(1).is_some_and(|word| word == remote::link::COMMAND) {
+        return status(remote::server::serve());
     }
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -63,6 +67,7 @@ fn main() -> ExitCode {
         Command::Report(args) => report::report(args),
         Command::Replay(args) => replay::replay(args),
         Command::Jupyter(args) => jupyter::jupyter(args),
+        Command::Remote(args) => remote::gc::remote(args),
         Command::Doctor(args) => doctor::doctor(args),
         Command::Setup(args) => permission::setup::setup(args),
         Command::Broker(args) => permission::broker::broker(args),

@@ -1,6 +1,6 @@
 //! A device that fails on demand: the seam through which errors are injected.
 
-use crate::{Completion, Cost, Device, Direction, Request, lock};
+use crate::{Completion, Cost, Device, Direction, Request, Told, lock};
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -78,6 +78,9 @@ impl Device for Faulty {
     }
     fn cost(&self, block: u64) -> Cost {
         self.inner.cost(block)
+    }
+    fn told(&self) -> Told {
+        self.inner.told()
     }
     fn submit(&self, mut request: Request) -> Result<(), Request> {
         let fails = request.direction == self.direction

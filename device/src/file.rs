@@ -117,7 +117,7 @@ pub fn await_writes_by(file: &OwnedFd, identity: Identity) -> Result<(), OpenErr
         .map_err(OpenError::System)
 }
 
-fn check(file: &OwnedFd, expected: Identity) -> Result<(), OpenError> {
+pub(crate) fn check(file: &OwnedFd, expected: Identity) -> Result<(), OpenError> {
     if identity(file)? == expected { Ok(()) } else { Err(OpenError::Another) }
 }
 

@@ -8,12 +8,15 @@ pub mod deferred;
 pub mod faulty;
 pub mod file;
 pub mod ram;
+pub mod remote;
+pub mod ring;
 pub mod tiered;
 
 pub use file::{File, FileKind, OpenError};
 pub use pagetide_sys::buffer::{Buffer, keep as keep_buffers};
 pub(crate) use pagetide_sys::lock;
 pub use pagetide_sys::uring::Direction;
+pub use remote::Remote;
 use std::io;
 
 /// Bytes in a block.
@@ -58,6 +61,23 @@ impl Cost {
     pub const FLASH: Self = Self { read_ns: 100_000 };
 }
 
+/// What users are told of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Told {
+    /// Its name.
+    pub name: &'static str,
+    /// The options that make it larger, or put it elsewhere.
+    pub options: &'static str,
+    /// What is so when it takes no more, though not all of its blocks are taken.
+    pub full: &'static str,
+}
+
+impl Told {
+    /// Those of a swap file.
+    pub const FILE: Self =
+        Self { name: "swap file", options: "--swap-size, --swap-dir", full: "its disk has no more room" };
+}
+
 /// A device: a place for pages, in blocks.
 ///
 /// ```
@@ -88,6 +108,11 @@ pub trait Device: Send + Sync + std::fmt::Debug {
 
     /// Returns the cost that a read of `block` is expected to have.
     fn cost(&self, block: u64) -> Cost;
+
+    /// Returns what messages call it, and the options that make it larger or another.
+    fn told(&self) -> Told {
+        Told::FILE
+    }
 
     /// Starts a request, or gives it back if too many are under way. Never waits for I/O.
     ///

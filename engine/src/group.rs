@@ -27,6 +27,7 @@ mod inquiry;
 mod layout;
 mod ledger;
 mod lives;
+mod remote;
 mod served_files;
 mod setup;
 mod slot;
@@ -34,10 +35,11 @@ mod swapoff;
 #[cfg(test)]
 mod tests;
 
-pub use device_spec::DeviceSpec;
+pub use device_spec::{Access, DeviceKind, DeviceSpec, OpenDevice};
 pub use figures::Figures;
 pub use inquiry::{Ended, Responsiveness};
 pub use layout::{Field, bytes_needed};
+pub use remote::RemoteFigure;
 pub use setup::{Knobs, OpenError, Setup, VERSION};
 pub use slot::ProcessSlot;
 pub use swapoff::OffState;

@@ -4,7 +4,7 @@
 //! decide which files a process opens, and whether it encrypts what it writes there, do not come from the group page: a
 //! process has them, as it has its library, from the process that started it.
 
-use crate::group::{DeviceSpec, Group, OpenError, Setup};
+use crate::group::{DeviceKind, DeviceSpec, Group, OpenError, Setup};
 use pagetide_sys::handout::{self, Address, Thing};
 use pagetide_sys::procfs::Identity;
 use std::path::Path;
@@ -20,7 +20,7 @@ pub struct Ticket {
     pub launcher: Identity,
     /// The number of the group page's descriptor in the launcher.
     pub group_fd: u64,
-    /// The swap file.
+    /// The device.
     pub device: DeviceSpec,
     /// The number of the trace's descriptor in the launcher, if there is one.
     pub trace_fd: Option<u64>,
@@ -59,10 +59,14 @@ impl Ticket {
 impl std::fmt::Display for Ticket {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Identity { pid, start_time, namespace } = self.launcher;
-        let DeviceSpec { fd: swap_fd, identity: (device, inode) } = self.device;
+        let DeviceSpec { kind, fd: swap_fd, identity: (device, inode) } = self.device;
+        let kind = kind.to_bits();
         let trace = self.trace_fd.map_or(0, |fd| fd + 1);
         let (group_fd, encrypt) = (self.group_fd, u8::from(self.encrypt));
-        write!(f, "{pid},{start_time},{namespace},{group_fd},{swap_fd},{device},{inode},{trace},{encrypt},")?;
+        write!(
+            f,
+            "{pid},{start_time},{namespace},{group_fd},{kind},{swap_fd},{device},{inode},{trace},{encrypt},"
+        )?;
         self.address.as_ref().map_or(Ok(()), |address| write!(f, "{address}"))
     }
 }
@@ -71,14 +75,18 @@ impl FromStr for Ticket {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
-        let mut words = text.splitn(10, ',');
+        let mut words = text.splitn(11, ',');
         let mut number = || words.next().and_then(|word| word.parse::<u64>().ok()).ok_or(());
         let pid = number()?.try_into().map_err(drop)?;
         let launcher = Identity { pid, start_time: number()?, namespace: number()? };
         Ok(Self {
             launcher,
             group_fd: number()?,
-            device: DeviceSpec { fd: number()?, identity: (number()?, number()?) },
+            device: DeviceSpec {
+                kind: DeviceKind::from_bits(number()?).ok_or(())?,
+                fd: number()?,
+                identity: (number()?, number()?),
+            },
             trace_fd: number()?.checked_sub(1),
             encrypt: number()? != 0,
             address: words.next().filter(|text| !text.is_empty()).map(Address::parse),
@@ -117,7 +125,7 @@ mod tests {
         let ticket = Ticket {
             launcher: Identity { pid: 7, start_time: 8, namespace: 9 },
             group_fd: 3,
-            device: DeviceSpec { fd: 4, identity: (5, 6) },
+            device: DeviceSpec { kind: DeviceKind::Remote, fd: 4, identity: (5, 6) },
             trace_fd: Some(0),
             encrypt: true,
             address: Some(Address::parse("/tmp/a,b/socket")),

@@ -2,7 +2,7 @@
 
 use crate::accounts::pages::Pages;
 use crate::units::PAGE;
-use pagetide::group::{Ended, Field, Group, ProcessSlot};
+use pagetide::group::{DeviceKind, Ended, Field, Group, ProcessSlot, RemoteFigure};
 use pagetide::latency;
 use pagetide_swap::Counter;
 use pagetide_swap::distances::{self, Tier};
@@ -27,6 +27,8 @@ pub(crate) struct Gathered {
     pub(crate) loose: u64,
     /// Blocks of the swap file: its size, the size to which it may grow just now, and its largest size.
     pub(crate) file: [u64; 3],
+    /// The figures of the remote tier, if there is one, in the order of [`RemoteFigure`].
+    pub(crate) remote: Option<[u64; RemoteFigure::ALL.len()]>,
     /// Faults that wait for their page.
     pub(crate) stalled: u64,
     /// Processes that live.
@@ -47,6 +49,7 @@ impl Gathered {
             same_filled: 0,
             loose: 0,
             file: [group.frontier().open(), group.frontier().allowed(), group.setup().blocks],
+            remote: (group.setup().device.kind == DeviceKind::Remote).then(|| group.remote_figures()),
             stalled: 0,
             processes: 0,
             armed: 0,

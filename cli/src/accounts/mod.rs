@@ -6,3 +6,4 @@ pub(crate) mod gathered;
 pub(crate) mod memory;
 pub(crate) mod most;
 pub(crate) mod pages;
+mod remote;

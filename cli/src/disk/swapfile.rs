@@ -4,7 +4,7 @@ use crate::disk::growth::{Growth, News, Seen, Use};
 use crate::machine::container;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide::group::{self, DeviceSpec};
+use pagetide::group::{self, DeviceKind, DeviceSpec};
 use pagetide_device::file;
 use pagetide_swap::frontier::Frontier;
 use rustix::process::{Resource, getrlimit};
@@ -85,7 +85,7 @@ impl SwapFile {
     pub(crate) fn spec(&self) -> Result<DeviceSpec, String> {
         let identity =
             file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))?;
-        Ok(DeviceSpec { fd: self.fd.as_raw_fd() as u64, identity })
+        Ok(DeviceSpec { kind: DeviceKind::File, fd: self.fd.as_raw_fd() as u64, identity })
     }
 
     /// Creates a swap file. Returns `None` if no default directory will do.

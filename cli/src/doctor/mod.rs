@@ -3,6 +3,7 @@
 mod checks;
 mod finding;
 mod fix;
+mod remote;
 mod told;
 
 use crate::doctor::checks::{Ways, kernel, library, memory, permission, proc_is_mounted, storage};
@@ -42,6 +43,7 @@ pub(crate) fn doctor(args: &DoctorArgs) -> Result<u8, Failure> {
     findings.extend(kernel(features, &told));
     findings.extend(storage(args.swap_dir.as_deref(), &told));
     findings.push(memory());
+    findings.extend(remote::remote(&args.remote, args.remote_password_file.as_deref())?);
     let works = findings.iter().all(|finding| finding.state != State::Fatal);
     let said = if args.json {
         let list: Vec<Value> = findings.iter().map(Finding::json).collect();

@@ -68,6 +68,10 @@ const GENERAL: &[Section] = &[
                 "If set, a fatal signal brings everything in before it ends the program, beyond the cap, so that its core \
                  dump is whole.",
             ),
+            (
+                "`PAGETIDE_REMOTE_PASSWORD`",
+                "The password of the server that `--remote` names. CMD does not see it.",
+            ),
             ("`PAGETIDE_BROKER`", "Path of the broker's socket, if it is not `/run/pagetide/broker.socket`."),
             ("`PAGETIDE_VERBOSE`", "If set, a process that cannot join its run says why."),
             (
@@ -143,6 +147,10 @@ pub(super) const RUN: &[Section] = &[
             "On a disk of its own, with statistics:",
         ),
         ("pagetide run -m 2G --no-disk --compressor zstd -- ./simulate", "In compressed memory alone:"),
+        (
+            "pagetide run -m 512M --remote redis://cache.internal:6379 -- python3 train.py",
+            "Where there is no disk, in the memory of another machine:",
+        ),
         ("pagetide run -m 1G --max-stall 60s -- ./job", "Given up when it only waits for its pages:"),
     ]),
     see_also(&[
@@ -192,6 +200,17 @@ pub(super) const JUPYTER: &[Section] = &[
         ("pagetide jupyter remove", "Take the kernel away:"),
     ]),
     see_also(&["`pagetide(1)`, `pagetide-run(1)`"]),
+];
+
+/// The sections of `pagetide-remote(1)`.
+pub(super) const REMOTE: &[Section] = &[
+    exit_status(&[
+        ("0", "All was looked at; what was deleted is said."),
+        ("1", "The server cannot be reached."),
+        ("125", "Wrong usage."),
+    ]),
+    examples(&[("pagetide remote gc redis://cache.internal:6379", "Delete what killed runs have left:")]),
+    see_also(&["`pagetide(1)`, `pagetide-run(1)`, `pagetide-doctor(1)`"]),
 ];
 
 /// The sections of `pagetide-ps(1)`.

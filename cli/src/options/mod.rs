@@ -8,6 +8,7 @@ mod headings;
 mod jupyter;
 pub mod manual;
 mod ps;
+pub mod remote;
 mod replay;
 mod report;
 mod rules;
@@ -25,6 +26,7 @@ pub use doctor::DoctorArgs;
 pub use dump::DumpArgs;
 pub use jupyter::{JupyterAction, JupyterArgs};
 pub use ps::PsArgs;
+pub use remote::{RemoteAction, RemoteArgs, RemoteOptions};
 pub use replay::ReplayArgs;
 pub use report::ReportArgs;
 pub use rules::RuleArgs;
@@ -68,7 +70,7 @@ pub enum Command {
     ///
     /// Runs CMD, and every process that it starts, under one cap. The launcher stays beside CMD until that ends: it
     /// sends signals on, and says at the end whether the cap held and what swapping cost.
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Show the runs of this machine
     ///
     /// Shows the runs that the caller may look at, a line each: his own; all of the machine, for root. `stalled` is the
@@ -124,6 +126,11 @@ pub enum Command {
     /// Adds a kernel to Jupyter: each notebook for which it is chosen is a run of its own, under its own cap. In it
     /// `%load_ext pagetide` shows where the memory is after each cell, if the Python package pagetide is installed.
     Jupyter(JupyterArgs),
+    /// Look after what runs have on a remote server
+    ///
+    /// `pagetide remote gc URL` deletes what runs that are over have left on a Valkey or Redis server: of those that were
+    /// killed with all their processes at once. What they have there is forgotten by itself a day after it was written.
+    Remote(RemoteArgs),
     /// Say what this machine and this user can do, and what would mend the rest
     ///
     /// Says what this machine, this user and this container give, what it costs that something is missing, and what

@@ -2,6 +2,7 @@
 
 use super::choices::{Compressors, Zpool};
 use super::headings::{DECISIONS, EXPERIMENTS, NEEDED, PLACES};
+use super::remote::RemoteOptions;
 use super::rules::RuleArgs;
 use super::section::help;
 use super::size::{Size, parse_interval, parse_size, parse_time};
@@ -82,6 +83,9 @@ pub struct RunArgs {
     /// Else they are encrypted under a random key that is never written.
     #[arg(long, conflicts_with = "no_disk", help_heading = PLACES)]
     pub no_encrypt: bool,
+    /// The remote tier.
+    #[command(flatten)]
+    pub remote: RemoteOptions,
     /// Write down what happens to FILE, for `pagetide replay`
     #[arg(long, value_name = "FILE", help_heading = PLACES)]
     pub trace: Option<PathBuf>,

@@ -67,8 +67,8 @@ impl Killer {
                 "killed by --strict, for it passed the cap; without that it would have gone on".to_owned()
             }
             Self::Pagetide(processes) => format!(
-                "{} killed by Pagetide, out of memory: see its message above; --memory, --swap-size or \
-                 --max-pool-percent allow more",
+                "{} killed by Pagetide, out of memory: see its message above; --memory, --max-pool-percent, \
+                 --swap-size or --remote-size allow more",
                 if processes == 1 {
                     "one process was".to_owned()
                 } else {

@@ -44,7 +44,7 @@ impl Drop for SocketDirectory {
 pub(crate) struct Descriptors {
     /// The group page.
     pub(crate) group: OwnedFd,
-    /// The swap file, if there is one.
+    /// The swap file, or the ring of the remote tier, if there is one.
     pub(crate) swap: Option<OwnedFd>,
     /// The trace, if there is one.
     pub(crate) trace: Option<OwnedFd>,

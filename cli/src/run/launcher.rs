@@ -114,7 +114,10 @@ impl<'a> Launcher<'a> {
         if let Some(server) = server {
             this._socket = server.start(this.resources.descriptors()?, keeper);
         }
-        this.sampler.charge_own(&this.resources.group_fd);
+        if let Some(remote) = &this.resources.remote {
+            this.sampler.note_ring(&remote.fd);
+        }
+        this.sampler.charge_own(this.resources.shared_files());
         let report = this.report(None).json();
         if let Some(stats) = &this.stats {
             stats.write(&report, Stage::Running)?;
@@ -160,6 +163,12 @@ impl<'a> Launcher<'a> {
             let pid = pid.as_raw_nonzero().get() as u32;
             if self.keeper.is(pid) && !change.stopped() {
                 self.note_lost_keeper();
+            }
+            if let Some(remote) = self.resources.remote.as_mut().filter(|remote| remote.is(pid))
+                && !change.stopped()
+            {
+                remote.note_lost();
+                say("the process of the remote tier has ended: pages that are there are lost");
             }
             if pid != self.child {
                 continue;
@@ -220,7 +229,7 @@ impl<'a> Launcher<'a> {
         if now < self.next_sample {
             return;
         }
-        self.sampler.charge_own(&self.resources.group_fd);
+        self.sampler.charge_own(self.resources.shared_files());
         // Before the sample, which answers processes that are about to end for want of a place.
         self.look_at_swap(SwapFile::look);
         let stalled = self.sampler.sample();
@@ -291,7 +300,7 @@ impl<'a> Launcher<'a> {
             Ending::Asked(deadline) | Ending::Killed(deadline) => (deadline, OURS),
             Ending::KilledByStrict(deadline) => (deadline, BY_SIGKILL),
         };
-        if self.sampler.processes().iter().all(|&pid| self.keeper.is(pid)) {
+        if self.has_ended() {
             return Some(status);
         }
         if Instant::now() < deadline {
@@ -305,9 +314,19 @@ impl<'a> Launcher<'a> {
         None
     }
 
+    /// Whether a process is one that Pagetide has beside the program's.
+    fn is_ours(&self, pid: u32) -> bool {
+        self.keeper.is(pid) || self.resources.remote.as_ref().is_some_and(|remote| remote.is(pid))
+    }
+
+    /// Whether no process of the program is left.
+    fn has_ended(&self) -> bool {
+        self.sampler.processes().into_iter().all(|pid| self.is_ours(pid))
+    }
+
     fn send_all(&self, signal: i32) {
-        // The keeper has files to bring back when the others have ended.
-        for pid in self.sampler.processes().into_iter().filter(|&pid| !self.keeper.is(pid)) {
+        // The keeper has files to bring back when the others have ended, and the remote tier values to delete.
+        for pid in self.sampler.processes().into_iter().filter(|&pid| !self.is_ours(pid)) {
             // A stopped process could not act on it.
             os::send_to_descendant(pid, &[signal, libc::SIGCONT]);
         }
@@ -339,13 +358,17 @@ impl<'a> Launcher<'a> {
             self.verbosity().warn(&error);
         }
         self.let_keeper_go();
+        let ended = self.has_ended();
+        if let Some(remote) = &mut self.resources.remote {
+            remote.let_go(ended);
+        }
         status
     }
 
     /// Waits for the keeper to bring back what the run leaves behind in files, unless processes go on that map it.
     fn let_keeper_go(&self) {
         let Some(keeper) = self.keeper.let_go().filter(|_| !self.lost_keeper) else { return };
-        if self.sampler.processes().iter().all(|&pid| self.keeper.is(pid)) {
+        if self.has_ended() {
             let _ =
                 rustix::io::retry_on_intr(|| rustix::process::waitpid(Some(keeper), WaitOptions::empty()));
         }

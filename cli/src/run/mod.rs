@@ -13,6 +13,7 @@ use crate::dump::Log;
 use crate::failure::Failure;
 use crate::keeper::link::KeeperLink;
 use crate::permission::device;
+use crate::remote::target::PASSWORD;
 use crate::run::descriptor_server::DescriptorServer;
 use crate::run::environment::{injection, mask_from_environment};
 use crate::run::launcher::Launcher;
@@ -22,6 +23,7 @@ use pagetide::group::ENVIRONMENT;
 use pagetide::mask::Mask;
 use pagetide::ticket;
 use pagetide_cli::options::RunArgs;
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
@@ -37,7 +39,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     let verbosity = Verbosity::of(args);
     let device = device::obtain(verbosity)?;
 
-    let resources = Resources::create(args, mask, injection, device, verbosity)?;
+    let mut resources = Resources::create(args, mask, injection, device, verbosity)?;
     log.begin(&resources.group);
     resources.tell(args, verbosity);
     verbosity.detail(&format!("preloading {}", library.display()));
@@ -47,20 +49,17 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
             .detail("no socket can be made: processes that give up their privileges run without Pagetide");
     }
     let command = command_line(args, &file, &library, &resources, server.as_ref());
-    let keeper = keeper_link(mask, &command);
+    let environment = run_environment(&command);
+    resources.start_remote(environment.clone())?;
+    let keeper = if mask.masks(Mask::NO_SHARED) { KeeperLink::none() } else { KeeperLink::new(environment) };
     Launcher::start(args, command, resources, server, keeper)?.stay()
 }
 
-/// Returns the link to a keeper that finds the run as CMD does.
-fn keeper_link(mask: Mask, command: &Command) -> KeeperLink {
-    if mask.masks(Mask::NO_SHARED) {
-        return KeeperLink::none();
-    }
+/// Returns the variables by which CMD, the keeper and the process of the remote tier find the run.
+fn run_environment(command: &Command) -> Vec<(String, OsString)> {
     let named = |name: &str| name == ENVIRONMENT || name == ticket::ENVIRONMENT;
     let variables = command.get_envs().filter_map(|(name, value)| Some((name.to_str()?, value?)));
-    KeeperLink::new(
-        variables.filter(|(name, _)| named(name)).map(|(name, value)| (name.into(), value.into())).collect(),
-    )
+    variables.filter(|(name, _)| named(name)).map(|(name, value)| (name.into(), value.into())).collect()
 }
 
 /// Returns CMD, with the environment by which its processes find the library and the run.
@@ -76,6 +75,7 @@ fn command_line(
     command
         .arg0(&args.command[0])
         .args(&args.command[1..])
+        .env_remove(PASSWORD)
         .env(ENVIRONMENT, resources.group_page())
         .env(ticket::ENVIRONMENT, ticket.to_string())
         .env("LD_PRELOAD", library::ld_preload(std::env::var_os("LD_PRELOAD").as_deref(), library));

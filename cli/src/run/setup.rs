@@ -3,10 +3,12 @@
 use crate::disk::growth::Use;
 use crate::disk::swapfile::SwapFile;
 use crate::machine::limits::Limits;
+use crate::remote;
+use crate::remote::link::RemoteTier;
 use crate::run::descriptor_server::Descriptors;
 use crate::units::{PAGE, show_bytes};
 use crate::verbosity::Verbosity;
-use pagetide::group::{Group, Knobs, Setup};
+use pagetide::group::{DeviceSpec, Group, Knobs, Setup};
 use pagetide::injection::Plan;
 use pagetide::mask::Mask;
 use pagetide::ticket::Ticket;
@@ -16,6 +18,7 @@ use pagetide_swap::{Switches, trace};
 use pagetide_sys::handout::Address;
 use pagetide_sys::procfs::Identity;
 use rustix::io::Errno;
+use std::ffi::OsString;
 use std::fs::File;
 use std::io::Write;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -36,10 +39,12 @@ pub(crate) struct Resources {
     pub(crate) group_fd: OwnedFd,
     /// The swap file, if there is one.
     pub(crate) swap: Option<SwapFile>,
+    /// The remote tier, if there is one: then there is no swap file.
+    pub(crate) remote: Option<RemoteTier>,
     /// The trace, if there is one.
     pub(crate) trace: Option<File>,
     /// The device that makes userfaultfds, if the broker gave it: processes that start later need it, too.
-    pub(crate) device: Option<OwnedFd>,
+    pub(crate) uffd_device: Option<OwnedFd>,
 }
 
 impl Resources {
@@ -48,11 +53,19 @@ impl Resources {
         args: &RunArgs,
         mask: Mask,
         injection: Plan,
-        device: Option<OwnedFd>,
+        uffd_device: Option<OwnedFd>,
         verbosity: Verbosity,
     ) -> Result<Self, String> {
         let memory = memory(args, verbosity)?;
-        let mut swap = swap_file(args, memory, verbosity)?;
+        let remote = RemoteTier::create(&args.remote, memory, Limits::read()?.whole(), verbosity)?;
+        let mut swap = if remote.is_some() { None } else { swap_file(args, memory, verbosity)? };
+        let device = match (&swap, &remote) {
+            (Some(swap), _) => swap.spec()?,
+            (None, Some(remote)) => remote.spec()?,
+            (None, None) => DeviceSpec::default(),
+        };
+        let blocks = swap.as_ref().map(SwapFile::blocks).or(remote.as_ref().map(RemoteTier::blocks));
+        let most = if remote.is_some() { remote::link::PAGE_CLUSTER_MAX } else { u32::MAX };
         let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
         let setup = Setup {
             cap_pages: memory / PAGE,
@@ -60,10 +73,10 @@ impl Resources {
             zpool: args.zpool.into(),
             reclaim: args.rules.reclaim.into(),
             readahead: args.rules.readahead.into(),
-            page_cluster: args.rules.page_cluster,
-            blocks: swap.as_ref().map_or(0, SwapFile::blocks),
+            page_cluster: args.rules.page_cluster.min(most),
+            blocks: blocks.unwrap_or(0),
             launcher: Identity::own(),
-            device: swap.as_ref().map(SwapFile::spec).transpose()?.unwrap_or_default(),
+            device,
             trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
             mask,
             encrypt: !args.no_encrypt,
@@ -74,7 +87,12 @@ impl Resources {
         if let Some(swap) = &mut swap {
             look_first(swap, group, verbosity);
         }
-        Ok(Self { setup, group, group_fd, swap, trace, device })
+        Ok(Self { setup, group, group_fd, swap, remote, trace, uffd_device })
+    }
+
+    /// Starts the process of the remote tier, if there is one, which finds the run by these variables.
+    pub(crate) fn start_remote(&mut self, environment: Vec<(String, OsString)>) -> Result<(), String> {
+        self.remote.as_mut().map_or(Ok(()), |remote| remote.start(environment))
     }
 
     /// Says what the setup is, if verbose.
@@ -82,18 +100,24 @@ impl Resources {
         let memory = self.setup.cap_pages * PAGE;
         let pool = show_bytes(memory / 100 * args.rules.max_pool_percent);
         verbosity.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
-        verbosity.detail(&self.swap.as_ref().map_or_else(
-            || "no swap file".to_owned(),
-            |swap| {
+        verbosity.detail(&match (&self.swap, &self.remote) {
+            (Some(swap), _) => {
                 let (directory, bytes) = (swap.directory.display(), show_bytes(swap.bytes));
                 format!("swap file in {directory}, up to {bytes}, {}", swap.bound)
-            },
-        ));
+            }
+            (None, Some(remote)) => remote.describe(),
+            (None, None) => "no swap file".to_owned(),
+        });
     }
 
     /// Returns the ticket by which processes find the run; `address` is that of the descriptor server.
     pub(crate) fn ticket(&self, address: Option<Address>) -> Ticket {
         Ticket::new(&self.setup, self.group_fd.as_raw_fd() as u64, address)
+    }
+
+    /// Returns the files of memory that all processes of the run map.
+    pub(crate) fn shared_files(&self) -> impl Iterator<Item = &OwnedFd> {
+        [&self.group_fd].into_iter().chain(self.remote.as_ref().map(|remote| &remote.fd))
     }
 
     /// Returns the path of the group page for processes of the run.
@@ -108,9 +132,13 @@ impl Resources {
         };
         Ok(Descriptors {
             group: clone(self.group_fd.as_fd())?,
-            swap: self.swap.as_ref().map(|swap| clone(swap.fd.as_fd())).transpose()?,
+            swap: match (&self.swap, &self.remote) {
+                (Some(swap), _) => Some(clone(swap.fd.as_fd())?),
+                (None, Some(remote)) => Some(clone(remote.fd.as_fd())?),
+                (None, None) => None,
+            },
             trace: self.trace.as_ref().map(|trace| clone(trace.as_fd())).transpose()?,
-            device: self.device.as_ref().map(|device| clone(device.as_fd())).transpose()?,
+            device: self.uffd_device.as_ref().map(|device| clone(device.as_fd())).transpose()?,
         })
     }
 }

@@ -183,10 +183,16 @@ impl Sampler {
         self.unmanaged.latest()
     }
 
-    /// Charges the launcher, and the group page of which `group_fd` is the file.
-    pub(crate) fn charge_own(&self, group_fd: &OwnedFd) {
+    /// Leaves the ring of the remote tier out of the shared memory of processes: it is charged with the group page.
+    pub(crate) fn note_ring(&mut self, ring: &OwnedFd) {
+        self.shared.leave_out(ring);
+    }
+
+    /// Charges the launcher, and the files that the processes of a run share: the group page, the ring.
+    pub(crate) fn charge_own<'a>(&self, files: impl IntoIterator<Item = &'a OwnedFd>) {
         // 512-byte blocks.
-        let shared = rustix::fs::fstat(group_fd).map_or(0, |stat| stat.st_blocks as u64 / 8);
+        let pages = |file| rustix::fs::fstat(file).map_or(0, |stat| stat.st_blocks as u64 / 8);
+        let shared = files.into_iter().map(pages).sum();
         let launcher = procfs::memory("self").map_or(0, |memory| memory.anonymous + memory.tables);
         self.group.charge_own(shared, launcher);
     }

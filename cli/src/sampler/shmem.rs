@@ -44,6 +44,8 @@ const AGAIN: Duration = Duration::from_secs(1);
 pub(crate) struct SharedMemory {
     /// The group page, which is counted elsewhere, and the time when it was made: before anything of the run.
     own: FileId,
+    /// The ring of the remote tier, which is counted with it.
+    ring: Option<FileId>,
     made: Option<(i64, u32)>,
     /// The run, whose keeper counts what it serves.
     group: Option<Group>,
@@ -132,6 +134,7 @@ impl SharedMemory {
         let now = Instant::now();
         Self {
             own,
+            ring: None,
             made: stat.as_ref().and_then(made),
             group,
             // Unnamed objects lie on one device, memfds included.
@@ -144,6 +147,11 @@ impl SharedMemory {
             changed: false,
             anew: false,
         }
+    }
+
+    /// Counts the memory of a file elsewhere, too: that of the ring of the remote tier.
+    pub(crate) fn leave_out(&mut self, ring: impl AsFd) {
+        self.ring = statx(ring, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS).ok().as_ref().map(id);
     }
 
     /// Returns the file of the group page, as `/proc/PID/maps` names it.
@@ -189,7 +197,11 @@ impl SharedMemory {
     /// Reads the mappings of processes that have changed. The first look at a process does not wait for processor
     /// time: until then its shared pages would count twice.
     fn look(&mut self, own_pages: u64, lasts: bool, again: bool) -> bool {
-        let Self { own, processes, devices, cpu_budget, objects, .. } = self;
+        let Self { own, ring, processes, devices, cpu_budget, objects, .. } = self;
+        let ours = |mapping: &FileMapping| {
+            let (file, named) = key(mapping);
+            !named && (file == *own || Some(file) == *ring)
+        };
         let mut looked = false;
         for (&pid, mapper) in processes {
             let first = mapper.looked_at.is_none();
@@ -197,7 +209,7 @@ impl SharedMemory {
                 continue;
             }
             mapper.mappings = cpu_budget.spend(|| shared_mappings(pid, devices));
-            mapper.mappings.retain(|mapping| key(mapping) != (*own, false));
+            mapper.mappings.retain(|mapping| !ours(mapping));
             if mapper.unplaced(own_pages) > 0 {
                 // Since the kernel said so, the process may have ended, or become another program.
                 let now = procfs::memory(&pid.to_string()).map_or(0, |memory| memory.shared);

@@ -88,6 +88,7 @@ impl Report {
             "refault_distances": self.now.distances(),
             "zswap": self.now.zswap(),
             "swap_file": self.now.swap_file(),
+            "remote": self.now.remote_tier(),
             "nr_swapped": self.now.pages.swapped,
             "nr_swapcached": self.now.pages.cached,
             "bytes": { "now": self.now.pages.json(), "peak": self.peak.map(Pages::json) },

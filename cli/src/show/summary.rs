@@ -45,6 +45,7 @@ impl Report {
         if self.has_swapped() || self.now.counter(Counter::stalled_threads) > 0 {
             lines.push(tell(self.time_line()));
         }
+        lines.extend(self.now.remote_trouble().map(warn));
         lines.extend(self.ended_line().map(warn));
         lines.extend(self.killer.as_ref().map(|killer| warn(killer.line(self.cap_pages * PAGE))));
         lines
@@ -153,9 +154,10 @@ impl Report {
         let [zero, pool, disk, reuse] =
             ways.map(|pages| (u128::from(pages) * 100 + u128::from(out / 2)) / u128::from(out.max(1)));
         let ratio = self.ratio.map(|ratio| format!(" at {ratio:.1}:1")).unwrap_or_default();
+        let device = if self.now.remote.is_some() { "server" } else { "disk" };
         let reuse = if reuse > 0 { format!(", {reuse} % unchanged") } else { String::new() };
         format!(
-            "out {} pages ({zero} % zero, {pool} % pool{ratio}, {disk} % disk {} written{reuse}), \
+            "out {} pages ({zero} % zero, {pool} % pool{ratio}, {disk} % {device} {} written{reuse}), \
              in {} pages, {} hits on probation",
             show_count(out),
             show_bytes(get(Counter::pswpout).saturating_mul(PAGE)),

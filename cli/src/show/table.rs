@@ -40,9 +40,13 @@ fn memory(out: &mut String, report: &Report) {
         ("  unmanaged", now.unmanaged),
         ("    shared", now.shared),
         ("swapped", now.swapped),
-        ("  on disk", now.disk),
+        (if report.now.remote.is_some() { "  on server" } else { "  on disk" }, now.disk),
     ] {
         let _ = writeln!(out, "{label:<14}{:>10}", bytes(pages));
+    }
+    if let Some(line) = report.now.remote_line() {
+        let _ = writeln!(out, "{line}");
+        return;
     }
     let [size, allowed, most] = report.now.file;
     if most > 0 {

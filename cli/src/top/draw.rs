@@ -37,7 +37,7 @@ right. It is made of these parts, from below:
   █ in the programs   managed memory, which may leave
   ░ not managed       stacks, programs without Pagetide, the engines' own data
   ▓ pool              pages that have left, compressed in memory
-  ▚ on disk           pages that have left for the swap file, above the cap
+  ▚ on disk           pages in the swap file or on the server, above the cap
   ─ cap               what all of it together may take in memory
 
 faults     pages that were touched when they were out, a second
@@ -135,7 +135,11 @@ impl View<'_> {
             (Part::Resident, "in the programs", memory.resident),
             (Part::Other, "not managed", memory.other),
             (Part::Pool, "pool", memory.pool),
-            (Part::Disk, "on disk", memory.disk),
+            (
+                Part::Disk,
+                if self.report.now.remote.is_some() { "on the server" } else { "on disk" },
+                memory.disk,
+            ),
             (Part::Cap, "cap", cap),
         ];
         for (y, (part, name, bytes)) in (area.y..).zip(rows) {

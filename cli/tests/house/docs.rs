@@ -17,7 +17,7 @@ const PAGETIDE: &str = env!("CARGO_BIN_EXE_pagetide");
 /// Lines that a document may have.
 const LIMITS: [(&str, usize); 2] = [("README.md", 130), ("ARCHITECTURE.md", 200)];
 /// Options of other programs that documents name.
-const OTHERS: [(&str, &[&str]); 9] = [
+const OTHERS: [(&str, &[&str]); 10] = [
     (
         "cargo",
         &["--all", "--all-targets", "--example", "--features", "--locked", "--path", "--release", "--test"],
@@ -29,6 +29,7 @@ const OTHERS: [(&str, &[&str]); 9] = [
     ("setpriv", &["--inh-caps", "--ambient-caps"]),
     ("chromium", &["--no-sandbox", "--no-zygote"]),
     ("zstd", &["--long"]),
+    ("valkey-server", &["--appendonly", "--maxmemory", "--maxmemory-policy", "--save"]),
     ("every program", &["--help"]),
 ];
 

@@ -22,5 +22,6 @@ mod mappings;
 mod permission;
 mod pins;
 mod privileges;
+mod remote;
 mod reports;
 mod shared_memory;

@@ -48,7 +48,7 @@ impl Full {
     pub(super) fn end(&self) {
         self.wait.store(0, Relaxed);
         if self.refused.swap(false, Relaxed) {
-            pagetide_sys::log!(Info, "the disk of the swap file has room again");
+            pagetide_sys::log!(Info, "the device has room again");
         }
     }
 

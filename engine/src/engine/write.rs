@@ -3,7 +3,7 @@
 use super::Engine;
 use super::requests::Pending;
 use crate::memory::Memory;
-use pagetide_device::{BLOCK, Buffer, Direction, Request};
+use pagetide_device::{BLOCK, Buffer, Direction, Request, Told};
 use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
@@ -176,7 +176,7 @@ impl<M: Memory> Engine<M> {
             self.count(Counter::write_full, 1);
             self.swap.blocks().park(run);
             if !self.is_full() {
-                pagetide_sys::log!(Info, "the disk of the swap file is full: {error}");
+                pagetide_sys::log!(Info, "the device has no room: {error}");
             }
             self.outage.full.refuse(self.now());
             return;
@@ -184,9 +184,10 @@ impl<M: Memory> Engine<M> {
         self.free_blocks(run.start, run.length);
         self.count(Counter::write_error, 1);
         if !self.outage.failed.swap(true, Relaxed) {
-            pagetide_sys::log!(Error, "a write to the swap file failed: {error}");
+            let Told { name, options, .. } = self.device.as_ref().expect("it was written to").told();
+            pagetide_sys::log!(Error, "a write to the {name} failed: {error}");
             pagetide_sys::task::say(&format!(
-                "cannot write to the swap file: {error}; pages stay in memory from now on (--swap-dir, --swap-size)"
+                "cannot write to the {name}: {error}; pages stay in memory from now on ({options})"
             ));
         }
     }

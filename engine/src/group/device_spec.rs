@@ -1,13 +1,28 @@
 //! The device that the pages of a run go to, as its processes are told of it.
 
 use pagetide_device::file::{self, Identity};
-use pagetide_device::{File, FileKind, OpenError};
+use pagetide_device::ring::Member;
+use pagetide_device::{Device, File, FileKind, OpenError, Remote};
 use pagetide_sys::handout::{self, Thing};
 use std::path::{Path, PathBuf};
 
-/// The swap file of a run, as its processes find it.
+pagetide_page::numbered_enum! {
+    /// A kind of device.
+    #[derive(Default)]
+    pub enum DeviceKind: u64 {
+        /// A swap file.
+        #[default]
+        File = 0,
+        /// The remote tier: the file is the ring by which its server is asked.
+        Remote = 1,
+    }
+}
+
+/// The device of a run, as its processes find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceSpec {
+    /// What its file is.
+    pub kind: DeviceKind,
     /// The number of its descriptor in the launcher.
     pub fd: u64,
     /// The identity that tells it from all other files.
@@ -20,7 +35,7 @@ impl DeviceSpec {
         format!("/proc/{launcher}/fd/{}", self.fd).into()
     }
 
-    /// Opens the device, with `blocks` blocks, at the first of `paths` where it is, or else takes it from the launcher,
+    /// Opens the device at the first of `paths` where it is, or else takes it from the launcher,
     /// which hands it out to processes that have given up their privileges.
     ///
     /// # Errors
@@ -29,12 +44,23 @@ impl DeviceSpec {
     ///
     /// # Panics
     /// If there is no path.
-    pub fn open(&self, paths: &[PathBuf], blocks: u64, kind: FileKind) -> Result<File, OpenError> {
-        let open = |path: &PathBuf| File::open(path, self.identity, blocks, kind);
+    pub fn open(&self, paths: &[PathBuf], by: &Access) -> Result<OpenDevice, OpenError> {
+        let &Access { blocks, kind, member } = by;
+        let open = |path: &PathBuf| match self.kind {
+            DeviceKind::File => File::open(path, self.identity, blocks, kind).map(OpenDevice::of_file),
+            DeviceKind::Remote => {
+                Remote::open(path, self.identity, blocks, member).map(OpenDevice::of_remote)
+            }
+        };
         let (first, others) = paths.split_first().expect("there is a path");
         let opened = others.iter().fold(open(first), |opened, path| opened.or_else(|_| open(path)));
         opened.or_else(|error| match handout::ask(Thing::SwapFile) {
-            Ok(file) => File::adopt(file, self.identity, blocks, kind),
+            Ok(file) => match self.kind {
+                DeviceKind::File => File::adopt(file, self.identity, blocks, kind).map(OpenDevice::of_file),
+                DeviceKind::Remote => {
+                    Remote::adopt(file, self.identity, blocks, member).map(OpenDevice::of_remote)
+                }
+            },
             Err(_) => Err(error),
         })
     }
@@ -43,11 +69,45 @@ impl DeviceSpec {
     /// [`file::await_writes`]. Writes that cannot be waited for have ended by now, as a rule; and a read of a wrong
     /// block is found by its hash.
     pub fn await_writes(&self, path: &Path) {
+        if self.kind == DeviceKind::Remote {
+            // Its server lets no write come over a later one.
+            return;
+        }
         if file::await_writes(path, self.identity).is_err()
             && let Ok(file) = handout::ask(Thing::SwapFile)
         {
             let _ = file::await_writes_by(&file, self.identity);
         }
+    }
+}
+
+/// How a process uses the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Access {
+    /// Blocks of the device.
+    pub blocks: u64,
+    /// The calls by which a swap file is read and written.
+    pub kind: FileKind,
+    /// The process, as the server of a remote tier knows it.
+    pub member: Member,
+}
+
+/// An open device.
+#[derive(Debug)]
+pub struct OpenDevice {
+    /// The device.
+    pub device: Box<dyn Device>,
+    /// The number of its descriptor, in the table of the thread that opened it.
+    pub number: i32,
+}
+
+impl OpenDevice {
+    fn of_file(file: File) -> Self {
+        Self { number: file.number(), device: Box::new(file) }
+    }
+
+    fn of_remote(remote: Remote) -> Self {
+        Self { number: remote.number(), device: Box::new(remote) }
     }
 }
 
@@ -61,13 +121,15 @@ mod tests {
         let directory = Path::new(env!("CARGO_MANIFEST_DIR"));
         let [file, other] = [(); 2].map(|()| file::create(directory).unwrap());
         let path = |fd: i32| PathBuf::from(format!("/proc/self/fd/{fd}"));
-        let spec = DeviceSpec { fd: file.as_raw_fd() as u64, identity: file::identity(&file).unwrap() };
+        let kind = DeviceKind::File;
+        let spec = DeviceSpec { kind, fd: file.as_raw_fd() as u64, identity: file::identity(&file).unwrap() };
+        let by = Access { blocks: 8, kind: FileKind::Auto, member: Member { index: 0, tenancy: 1 } };
         assert_eq!(spec.path(7), PathBuf::from(format!("/proc/7/fd/{}", file.as_raw_fd())));
         let missing = PathBuf::from("/proc/self/fd/none");
         let paths = [missing.clone(), path(other.as_raw_fd()), path(file.as_raw_fd())];
-        assert!(spec.open(&paths, 8, FileKind::Auto).is_ok());
-        assert!(matches!(spec.open(&paths[..2], 8, FileKind::Auto), Err(OpenError::Another)));
-        let last = spec.open(&[path(other.as_raw_fd()), missing], 8, FileKind::Auto);
+        assert!(spec.open(&paths, &by).is_ok());
+        assert!(matches!(spec.open(&paths[..2], &by), Err(OpenError::Another)));
+        let last = spec.open(&[path(other.as_raw_fd()), missing], &by);
         assert!(matches!(last, Err(OpenError::System(_))), "{last:?}");
         spec.await_writes(&path(file.as_raw_fd()));
     }

@@ -18,6 +18,7 @@ pub(super) const PAGES_MAX: i64 = 1 << 40;
 pub(super) const BYTES_MAX: i64 = PAGES_MAX << 12;
 
 const _: () = assert!(Counters::CELLS <= COUNTER_WORDS);
+const _: () = assert!(Header::Remote as usize + super::RemoteFigure::ALL.len() <= HEADER_WORDS);
 const _: () = assert!(SLOT_HEADER_WORDS + COUNTER_WORDS + latency::WORDS <= SLOT_WORDS);
 
 /// A word of the header.
@@ -39,6 +40,7 @@ pub(super) enum Header {
     LauncherPid,
     LauncherStart,
     LauncherNamespace,
+    SwapKind,
     SwapFd,
     SwapDevice,
     SwapInode,
@@ -80,6 +82,8 @@ pub(super) enum Header {
     EndedUnmanaged,
     /// The first of the words for what could not leave then, one a [`crate::census::Reason`].
     EndedStuck,
+    /// The first of the figures of the remote tier, see [`super::RemoteFigure`].
+    Remote = Self::EndedStuck as usize + crate::census::Reason::ALL.len(),
 }
 
 /// A word of a slot.

@@ -1,7 +1,7 @@
 //! The setup of a run: its settings, and the making and opening of its group page.
 
 use super::layout::{HEADER_WORDS, Header, PAGES_MAX, bytes_needed};
-use super::{DeviceSpec, Group, SLOTS};
+use super::{DeviceKind, DeviceSpec, Group, SLOTS};
 use crate::injection::Plan;
 use crate::mask::Mask;
 use pagetide_swap::config::PAGE_CLUSTER_MAX;
@@ -15,7 +15,7 @@ use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 
 /// The form of the group page. It rises with every change of its layout, and of the list of counters.
-pub const VERSION: u64 = 21;
+pub const VERSION: u64 = 22;
 
 /// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -36,7 +36,7 @@ pub struct Setup {
     pub blocks: u64,
     /// The identity of the launcher.
     pub launcher: Identity,
-    /// The swap file, if there is one.
+    /// The device, if there is one.
     pub device: DeviceSpec,
     /// The number of the trace's descriptor in the launcher, if the run writes a trace.
     pub trace_fd: Option<u64>,
@@ -119,6 +119,7 @@ impl Group {
         set(Header::LauncherPid, setup.launcher.pid.into());
         set(Header::LauncherStart, setup.launcher.start_time);
         set(Header::LauncherNamespace, setup.launcher.namespace);
+        set(Header::SwapKind, setup.device.kind.to_bits());
         set(Header::SwapFd, setup.device.fd);
         set(Header::SwapDevice, setup.device.identity.0);
         set(Header::SwapInode, setup.device.identity.1);
@@ -178,6 +179,7 @@ impl Group {
                 namespace: get(Header::LauncherNamespace),
             },
             device: DeviceSpec {
+                kind: DeviceKind::from_bits(get(Header::SwapKind)).unwrap_or_default(),
                 fd: get(Header::SwapFd),
                 identity: (get(Header::SwapDevice), get(Header::SwapInode)),
             },

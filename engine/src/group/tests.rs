@@ -15,7 +15,7 @@ pub(super) fn process(pid: u32) -> Identity {
 pub(super) fn setup(blocks: u64) -> Setup {
     Setup {
         blocks,
-        device: DeviceSpec { fd: 2, identity: (3, 4) },
+        device: DeviceSpec { kind: DeviceKind::File, fd: 2, identity: (3, 4) },
         trace_fd: Some(0),
         ..Setup::new(1000, Identity::own())
     }

@@ -6,7 +6,7 @@ use super::wakeup::Wakeup;
 use super::{RunningEngine, Runtime, clock, lock};
 use crate::engine::{Engine, Limits, Parts};
 use crate::engine_memory::EngineMemory;
-use crate::group::{Field, Group, ProcessSlot};
+use crate::group::{Access, Field, Group, OpenDevice, ProcessSlot};
 use crate::injection::Injection;
 use crate::mask::Mask;
 use crate::object_memory::ObjectMemory;
@@ -15,7 +15,8 @@ use crate::program_memory::{PoolMemory, ProgramMemory};
 use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
-use pagetide_device::{File, FileKind};
+use pagetide_device::ring::Member;
+use pagetide_device::{Device, FileKind};
 use pagetide_swap::balance::Balance;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
@@ -42,7 +43,7 @@ pub(super) const RESERVED_UNITS: u32 = 32;
 pub enum StartError {
     /// No userfaultfd can be had.
     Userfault(std::io::Error),
-    /// The swap file cannot be opened.
+    /// The device cannot be opened.
     SwapFile(pagetide_device::OpenError),
     /// There is no memory or no thread.
     Resources(std::io::Error),
@@ -207,9 +208,14 @@ impl Runtime {
         let (device, swap_paths) = match setup.blocks {
             0 => (None, Vec::new()),
             _ => {
-                let (file, paths) = open_device(&group, &mode)?;
-                pagetide_sys::log!(Info, "the swap file is open, {} blocks at most", setup.blocks);
-                (Some(injection.device(Box::new(file))), paths)
+                let (device, paths) = open_device(&group, slot, &mode)?;
+                pagetide_sys::log!(
+                    Info,
+                    "the {} is open, {} blocks at most",
+                    device.told().name,
+                    setup.blocks
+                );
+                (Some(injection.device(device)), paths)
             }
         };
         let (swap, sharing) = match &mode {
@@ -365,8 +371,12 @@ impl Runtime {
     }
 }
 
-/// Opens the swap file. Returns it with the paths by which a forked child finds it.
-fn open_device(group: &Group, mode: &StartMode) -> Result<(File, Vec<PathBuf>), StartError> {
+/// Opens the device. Returns it with the paths by which a forked child finds it.
+fn open_device(
+    group: &Group,
+    slot: ProcessSlot,
+    mode: &StartMode,
+) -> Result<(Box<dyn Device>, Vec<PathBuf>), StartError> {
     let setup = group.setup();
     let kind = if setup.mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
     let mut paths = vec![group.swap_path()];
@@ -374,11 +384,13 @@ fn open_device(group: &Group, mode: &StartMode) -> Result<(File, Vec<PathBuf>), 
         // The launcher is gone, or `/proc` is another one.
         paths.extend_from_slice(&parent.swap_paths);
     }
-    let file = setup.device.open(&paths, setup.blocks, kind).map_err(StartError::SwapFile)?;
+    let member = Member { index: slot.index(), tenancy: slot.get(Field::Tenancy) };
+    let by = Access { blocks: setup.blocks, kind, member };
+    let OpenDevice { device, number } = setup.device.open(&paths, &by).map_err(StartError::SwapFile)?;
     let task = format!("{}/task/{}", std::process::id(), task::tid());
     let seen = procfs::own_task().unwrap_or_else(|| task.clone());
-    let paths = [seen, task].map(|task| format!("/proc/{task}/fd/{}", file.number()).into());
-    Ok((file, paths.into()))
+    let paths = [seen, task].map(|task| format!("/proc/{task}/fd/{number}").into());
+    Ok((device, paths.into()))
 }
 
 /// Makes the swap subsystem of a forked child of its parent's, and notes what the child shares with the parent.

@@ -10,6 +10,7 @@ use super::{RunningEngine, Runtime, clock};
 use crate::census::{Reason, Rounds, Step, Tally};
 use crate::engine::{Round, Workspace};
 use crate::group::{Ended, Field, OffState};
+use pagetide_device::Told;
 use pagetide_swap::Counter;
 use pagetide_sys::{handout, procfs, task};
 use std::sync::atomic::Ordering::Relaxed;
@@ -323,29 +324,29 @@ impl Runtime {
         } else {
             String::new()
         };
+        let Told { name, options, .. } = self.engine.device().map_or(Told::FILE, |device| device.told());
         task::say(&format!(
             "out of memory: nothing more can leave it. Of this process {}{all}. The pool has {} of at most {} MiB, the \
-             swap file: {}; allow more with --memory, --swap-size, --swap-dir or \
-             --max-pool-percent",
+             {name}: {}; allow more with --memory, {options} or --max-pool-percent",
             reasons(&own.0, own.1),
             mib(self.engine.usage().pool as u64),
             mib(self.engine.swap().zswap().pages_max() as u64),
-            self.swap_file(&own.0),
+            self.device_state(&own.0),
         ));
         task::kill_self();
     }
 
-    fn swap_file(&self, stuck: &Tally) -> String {
+    fn device_state(&self, stuck: &Tally) -> String {
         match self.engine.device() {
             None => "none".to_owned(),
             Some(_) if self.engine.has_failed_writes() => "failing".to_owned(),
             Some(_) if self.engine.is_swapped_off() => "out of use".to_owned(),
-            Some(_) => {
+            Some(device) => {
                 let (taken, most) = (self.engine.swap().blocks().taken(), self.group.setup().blocks);
                 // Of its blocks some are left, and yet pages found no place.
                 let is_full = taken < most && stuck.get(Reason::NoPlace) > 0;
-                let disk = if is_full { ", for its disk has no more room" } else { "" };
-                format!("{} of {} MiB taken{disk}", mib(taken), mib(most))
+                let why = if is_full { format!(", for {}", device.told().full) } else { String::new() };
+                format!("{} of {} MiB taken{why}", mib(taken), mib(most))
             }
         }
     }

@@ -1,0 +1,369 @@
+//! The process of a run that has the connection to the remote server: it answers the requests of the ring.
+//!
+//! The launcher starts it before CMD. It goes on while a process of the run lives, also when the launcher was killed;
+//! then it deletes what the run has on the server.
+
+use super::outage::Outage;
+use super::store::{Store, StoreError};
+use super::target::Target;
+use super::values::{Segment, Values};
+use crate::failure::{Failure, OURS};
+use pagetide::group::{ENVIRONMENT, Field, Group, RemoteFigure};
+use pagetide::ticket::{self, Ticket};
+use pagetide_device::ring::{Member, Ring, Taken};
+use pagetide_device::{BLOCK, Direction, remote};
+use pagetide_sys::lock;
+use pagetide_sys::procfs::Identity;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use std::io::BufRead;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// Connections, each with a thread of its own: while one waits for the network another is asked.
+const WORKERS: usize = 4;
+/// Reads, and writes, that are asked for in one round trip at most. Writes have 32 pages as a rule, and reads one.
+const READS: usize = 8;
+const WRITES: usize = 2;
+/// Keys that are deleted or renewed in one round trip.
+const KEYS: usize = 256;
+/// Pages that its buffers and connections come to take: 6 MiB. What it takes in fact is sampled.
+const BUFFERS: i64 = 1536;
+/// Between two tries: at first, and at most.
+const WAIT_FIRST: Duration = Duration::from_millis(20);
+const WAIT_MOST: Duration = Duration::from_secs(1);
+/// Between two looks at who has gone.
+const LOOK: Duration = Duration::from_millis(250);
+/// Blocks that are swept at a look: 4 GiB take a few seconds.
+const SWEPT: usize = 1 << 17;
+/// How long a server that does not answer is asked to delete what the run had: whoever started the run waits for it.
+const DELETE_MOST: Duration = Duration::from_secs(5);
+/// Seconds for which the server is told that the run goes on; it is told so again after a third of them.
+const ALIVE_SECONDS: u64 = 600;
+
+struct Server {
+    ring: Ring,
+    group: Group,
+    target: Target,
+    run: String,
+    /// Its own slot in the group page.
+    slot: usize,
+    values: Mutex<Values>,
+    outage: Outage,
+    ends: AtomicBool,
+}
+
+/// Serves the run that the environment names. What it is to connect to comes over standard input, which the launcher
+/// keeps open for as long as it lives. Returns the exit status.
+pub(crate) fn serve() -> Result<u8, Failure> {
+    let failed = |text: &str| {
+        Failure::new(
+            OURS,
+            format!("{text}: `pagetide {}` is started by `pagetide run`", super::link::COMMAND),
+        )
+    };
+    let path: PathBuf = std::env::var_os(ENVIRONMENT).ok_or_else(|| failed("no run is named"))?.into();
+    let ticket = std::env::var(ticket::ENVIRONMENT).ok().and_then(|text| text.parse::<Ticket>().ok());
+    let ticket = ticket.ok_or_else(|| failed("no run is named"))?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).map_err(|error| failed(&error.to_string()))?;
+    let target = Target::from_line(&line).ok_or_else(|| failed("no server is named"))?;
+    let group = Group::join(&path, &ticket).map_err(|error| failed(&error.to_string()))?;
+    let device = ticket.device.path(ticket.launcher.pid);
+    let ring = rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+        .map_err(std::io::Error::from)
+        .and_then(|file| remote::serve(&file).map(|()| file))
+        .and_then(|file| Ring::adopt(&file).map(|ring| (ring, file)));
+    // The lock on the file is held for as long as this process lives.
+    let (ring, _file) = ring.map_err(|error| failed(&error.to_string()))?;
+    let _ = rustix::thread::set_name(c"pagetide-remote");
+    // Its memory counts as that of any process of the run.
+    let slot = group.claim(Identity::own()).ok_or_else(|| failed("the run has too many processes"))?;
+    group.take_anyway(BUFFERS);
+    slot.set(Field::Grant, BUFFERS as u64);
+    let [a, b, ..] = pagetide_sys::random::words();
+    let run = format!("{a:016x}{:08x}", b as u32);
+    let outage = Outage::new(target.timeout, ring, group);
+    let server = Arc::new(Server {
+        ring,
+        group,
+        target,
+        run,
+        slot: slot.index(),
+        values: Mutex::default(),
+        outage,
+        ends: AtomicBool::new(false),
+    });
+    let mut store = server.store();
+    store.note_alive(ALIVE_SECONDS).map_err(|error| failed(&error.to_string()))?;
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|number| {
+            let server = Arc::clone(&server);
+            std::thread::Builder::new().name(format!("remote-{number}")).spawn(move || server.work())
+        })
+        .collect::<Result<_, _>>()
+        .map_err(|error| failed(&error.to_string()))?;
+    println!("ready");
+    server.keep_house(store);
+    server.ends.store(true, SeqCst);
+    server.ring.call_server();
+    for worker in workers {
+        let _ = worker.join();
+    }
+    Ok(0)
+}
+
+impl Server {
+    fn store(&self) -> Store {
+        Store::new(self.target.clone(), &self.run)
+    }
+
+    // --- Requests -----------------------------------------------------------------------------------------------------
+
+    fn work(&self) {
+        let mut store = self.store();
+        while !self.ends.load(SeqCst) {
+            let seen = self.ring.server_bell();
+            let taken = self.ring.take(READS, WRITES);
+            if taken.is_empty() {
+                self.ring.wait_as_server(seen, LOOK);
+                continue;
+            }
+            let (reads, writes): (Vec<_>, Vec<_>) =
+                taken.into_iter().partition(|taken| taken.direction == Direction::Read);
+            if !reads.is_empty() {
+                self.read(&mut store, reads);
+            }
+            if !writes.is_empty() {
+                self.write(&mut store, &writes);
+            }
+        }
+    }
+
+    /// Does something until it succeeds, or is refused, or as long as an answer may take is over.
+    fn until_answered<T>(
+        &self,
+        store: &mut Store,
+        mut ask: impl FnMut(&mut Store) -> Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        let started = Instant::now();
+        let mut wait = WAIT_FIRST;
+        loop {
+            let asked = Instant::now();
+            if let Some(why) = self.outage.given_up() {
+                return Err(StoreError::Away(why));
+            }
+            match ask(store) {
+                Ok(done) => {
+                    self.outage.answered(asked.elapsed());
+                    return Ok(done);
+                }
+                Err(StoreError::Away(text)) => {
+                    self.outage.away(asked, &text);
+                    if let Some(why) = self.outage.given_up() {
+                        return Err(StoreError::Away(why));
+                    }
+                    if started.elapsed() + wait >= self.target.timeout {
+                        return Err(StoreError::Away(text));
+                    }
+                    std::thread::sleep(wait);
+                    wait = (wait * 2).min(WAIT_MOST);
+                }
+                Err(other) => return Err(other),
+            }
+        }
+    }
+
+    fn read(&self, store: &mut Store, requests: Vec<Taken>) {
+        let located: Vec<_> = {
+            let values = lock(&self.values);
+            requests.into_iter().map(|taken| (taken, values.locate(taken.block, taken.count))).collect()
+        };
+        let segments: Vec<Segment> =
+            located.iter().flat_map(|(_, segments)| segments.iter().flatten().copied()).collect();
+        let answers = if segments.is_empty() {
+            Ok(Vec::new())
+        } else {
+            self.until_answered(store, |store| store.read(&segments))
+        };
+        let mut answers = match answers {
+            Ok(answers) => answers.into_iter(),
+            Err(error) => {
+                let blocks: usize = located.iter().map(|(taken, _)| taken.count).sum();
+                self.outage.lost(blocks, &error.to_string());
+                located.iter().for_each(|(taken, _)| self.ring.end(taken, Err(Errno::IO)));
+                return;
+            }
+        };
+        for (taken, segments) in located {
+            let mut at = 0;
+            let mut whole = segments.is_some();
+            for segment in segments.into_iter().flatten() {
+                match answers.next().flatten() {
+                    Some(bytes) => self.ring.fill(&taken, at, &bytes),
+                    None => whole = false,
+                }
+                at += segment.count;
+            }
+            if whole {
+                self.outage.read(taken.count);
+                self.ring.end(&taken, Ok(()));
+            } else {
+                self.outage.lost(
+                    taken.count,
+                    "the server does not have them any more (restarted, evicted or expired)",
+                );
+                self.ring.end(&taken, Err(Errno::IO));
+            }
+        }
+    }
+
+    fn write(&self, store: &mut Store, requests: &[Taken]) {
+        let bytes: Vec<(u64, Vec<u8>)> =
+            requests.iter().map(|taken| (taken.number, self.ring.bytes(taken))).collect();
+        let written = self.until_answered(store, |store| store.write(&bytes));
+        let blocks: usize = requests.iter().map(|taken| taken.count).sum();
+        let mut values = lock(&self.values);
+        for taken in requests {
+            match &written {
+                Ok(()) => values.written(taken.number, taken.block, taken.count),
+                // It may have come to the server all the same.
+                Err(_) => values.condemn(taken.number),
+            }
+        }
+        drop(values);
+        self.note_held();
+        let result = match &written {
+            Ok(()) => {
+                self.outage.took(blocks);
+                Ok(())
+            }
+            Err(error) => {
+                self.outage.refused(blocks, error);
+                // The pages stay, and are tried again after a while.
+                Err(Errno::NOSPC)
+            }
+        };
+        requests.iter().for_each(|taken| self.ring.end(taken, result));
+    }
+
+    /// Notes what the server holds for the run.
+    fn note_held(&self) {
+        let (count, blocks) = lock(&self.values).len();
+        self.group.remote_figure(RemoteFigure::Values).store(count as u64, Relaxed);
+        self.group.remote_figure(RemoteFigure::Bytes).store((blocks * BLOCK) as u64, Relaxed);
+    }
+
+    // --- The house ----------------------------------------------------------------------------------------------------
+
+    /// Sees to places of the dead, and to what is of no use on the server, until the run is over.
+    fn keep_house(&self, mut store: Store) {
+        let (mut swept, mut renewed, mut alive) = (0, Instant::now(), Instant::now());
+        let mut has_launcher = true;
+        loop {
+            has_launcher = has_launcher && is_open();
+            self.ring.release_dead(|member| !self.lives(member));
+            if !has_launcher && !self.has_programs() {
+                break;
+            }
+            swept = self.sweep(swept);
+            self.note_held();
+            let condemned = lock(&self.values).take_condemned(KEYS);
+            if !condemned.is_empty() && store.delete(&condemned).is_err() {
+                // Later: the server forgets them by itself if need be.
+                condemned.iter().for_each(|&value| lock(&self.values).condemn(value));
+            }
+            if renewed.elapsed() >= self.target.ttl / 3 {
+                renewed = Instant::now();
+                self.renew(&mut store);
+            }
+            if alive.elapsed() >= Duration::from_secs(ALIVE_SECONDS / 3)
+                && store.note_alive(ALIVE_SECONDS).is_ok()
+            {
+                alive = Instant::now();
+            }
+            if condemned.len() < KEYS {
+                wait_for_launcher(has_launcher);
+            }
+        }
+        lock(&self.values).condemn_all();
+        self.delete_all(&mut store);
+    }
+
+    /// Deletes all that the run has on the server, as far as that answers.
+    fn delete_all(&self, store: &mut Store) {
+        let deadline = Instant::now() + DELETE_MOST.min(self.target.timeout);
+        loop {
+            let condemned = lock(&self.values).take_condemned(KEYS);
+            if condemned.is_empty() {
+                let _ = store.note_over();
+                return;
+            }
+            while store.delete(&condemned).is_err() {
+                if Instant::now() >= deadline {
+                    // The server forgets them when their time is over.
+                    return;
+                }
+                std::thread::sleep(WAIT_MOST);
+            }
+        }
+    }
+
+    fn renew(&self, store: &mut Store) {
+        let numbers = lock(&self.values).numbers();
+        for some in numbers.chunks(KEYS) {
+            if let Err(error) = self.until_answered(store, |store| store.renew(some)) {
+                self.outage.not_renewed(&error.to_string(), self.target.ttl);
+                return;
+            }
+        }
+    }
+
+    /// Gives up what no process holds any more, of some blocks. Returns where to go on.
+    fn sweep(&self, from: usize) -> usize {
+        let counts = self.group.block_counts();
+        let mut values = lock(&self.values);
+        let range = from..from + SWEPT;
+        let done = range.end >= values.end();
+        values.sweep(range.clone(), |block| counts.get(block).is_some_and(|count| count.load(Relaxed) == 0));
+        if done { 0 } else { range.end }
+    }
+
+    fn lives(&self, member: Member) -> bool {
+        self.group
+            .live()
+            .any(|slot| slot.index() == member.index && slot.get(Field::Tenancy) == member.tenancy)
+    }
+
+    /// Returns whether a process of the run lives beside this one. Without a launcher nobody else looks, and one that waits
+    /// for this process to end does not look any more.
+    fn has_programs(&self) -> bool {
+        self.group.sweep(None);
+        let is_dead = |process: Identity| process.pids().is_ok_and(|pids| pids.is_empty());
+        let mut others =
+            self.group.live().filter(|slot| slot.index() != self.slot && slot.get(Field::StartTime) != 0);
+        others.any(|slot| !is_dead(slot.process()))
+    }
+}
+
+/// Returns whether the launcher still has its end of standard input.
+fn is_open() -> bool {
+    let input = std::io::stdin();
+    let mut polled = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut polled, Some(&now)).is_err() || !polled[0].revents().contains(PollFlags::HUP)
+}
+
+/// Waits for the next look, or until the launcher goes.
+fn wait_for_launcher(has_launcher: bool) {
+    if !has_launcher {
+        return std::thread::sleep(LOOK);
+    }
+    let input = std::io::stdin();
+    let mut polled = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
+    let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 }));
+}

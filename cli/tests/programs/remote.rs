@@ -1,0 +1,287 @@
+//! Pages on a Redis server, which each test starts for itself: `redis-server` of Debian, on loopback.
+
+use crate::common::*;
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// All that leaves goes to the server: the pool takes a hundredth of the cap.
+const POOL: [&str; 2] = ["--max-pool-percent", "1"];
+
+/// A server that holds what it is given, and nothing on disk.
+struct Server {
+    port: u16,
+    child: Child,
+    options: Vec<String>,
+}
+
+impl Server {
+    fn start(options: &[&str]) -> Self {
+        // Free now, and nobody else's for a while.
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let options: Vec<_> = options.iter().map(|&option| option.to_owned()).collect();
+        Self { port, child: Self::spawn(port, &options), options }
+    }
+
+    fn spawn(port: u16, options: &[String]) -> Child {
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]);
+        let child = command.args(options).stdout(Stdio::null()).spawn().expect("redis-server is installed");
+        let started = Instant::now();
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(started.elapsed() < GUARD, "redis-server does not listen");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        child
+    }
+
+    fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    fn says(&self, words: &[&str]) -> String {
+        let output =
+            Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(words).output().unwrap();
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// How many keys it has.
+    fn keys(&self) -> usize {
+        self.says(&["dbsize"]).parse().unwrap()
+    }
+
+    fn signal(&self, signal: &str) {
+        assert!(
+            Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success()
+        );
+    }
+
+    /// Kills it, with all that it holds, and starts it anew.
+    fn restart(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        self.child = Self::spawn(self.port, &self.options);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn run(memory: &str, server: &Server, options: &[&str], command: &[&str]) -> Command {
+    let url = server.url();
+    let options: Vec<_> = [&["--remote", &url][..], options].concat();
+    pagetide(memory, "", &options, command)
+}
+
+#[test]
+fn pages_come_back_from_a_server_as_they_left_and_none_stay_there() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let (random, integrity, forks) = (program("incompressible"), program("integrity"), program("forks"));
+    let commands: [&[&str]; 3] = [
+        &[&random, "--mib", "64", "--threads", "2", "--passes", "1"],
+        &[&integrity, "--mib", "40", "--threads", "2", "--ops", "6000", "--dir", "/var/tmp"],
+        &[&forks, "--mib", "24"],
+    ];
+    for command in commands {
+        println!("{}", command[0]);
+        start(run("32M", &server, &POOL, command)).end().succeeds();
+        assert_eq!(server.keys(), 0, "what the run had there is deleted at its end");
+    }
+    let written = server.says(&["info", "commandstats"]);
+    assert!(written.contains("cmdstat_set") && written.contains("cmdstat_getrange"), "{written}");
+}
+
+#[test]
+fn a_server_that_will_not_do_is_refused_with_what_mends_it() {
+    let _turn = turn();
+    let server = Server::start(&["--maxmemory-policy", "allkeys-lru", "--requirepass", "secret"]);
+    let refused = |url: &str, password: &str, said: &str| {
+        let mut command = pagetide("32M", "", &["--remote", url, "--remote-timeout", "1s"], &["true"]);
+        let ended = start(match password {
+            "" => command,
+            _ => {
+                command.env("PAGETIDE_REMOTE_PASSWORD", password);
+                command
+            }
+        })
+        .end();
+        assert_eq!(ended.status.code(), Some(125), "{}", ended.stderr);
+        assert!(ended.stderr.contains("--remote") && ended.stderr.contains(said), "{}", ended.stderr);
+        assert!(!ended.stderr.contains("secret"), "{}", ended.stderr);
+    };
+    let url = server.url();
+    refused(&url, "", "NOAUTH");
+    refused(&url, "wrong", "Password authentication failed");
+    refused(&url, "secret", "config set maxmemory-policy noeviction");
+    refused(&url.replace("://", "://:secret@"), "", "PAGETIDE_REMOTE_PASSWORD");
+    refused("redis://127.0.0.1:1", "", "cannot reach");
+    refused("127.0.0.1", "", "redis://HOST:PORT");
+    let both = start(pagetide("32M", "", &["--remote", &url, "--swap-size", "1G"], &["true"])).end();
+    assert!(both.status.code() == Some(125) && both.stderr.contains("--swap-size"), "{}", both.stderr);
+}
+
+#[test]
+fn the_program_does_not_see_the_password() {
+    let _turn = turn();
+    let server = Server::start(&["--requirepass", "secret"]);
+    let shell = "tr '\\0' '\\n' < /proc/$PPID/cmdline; env; echo";
+    let mut command = run("64M", &server, &[], &["sh", "-c", shell]);
+    command.env("PAGETIDE_REMOTE_PASSWORD", "secret");
+    let said = start(command).end().succeeds();
+    assert!(said.contains("--remote") && !said.contains("secret"), "{said}");
+}
+
+#[test]
+fn a_server_that_stands_still_is_waited_for() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "6"]));
+    run.until("pages on the server", || server.keys() > 20);
+    server.signal("-STOP");
+    std::thread::sleep(Duration::from_secs(5));
+    server.signal("-CONT");
+    let ended = run.end();
+    let said = ended.stderr.clone();
+    assert_eq!(ended.succeeds(), "0 of 24576 pages lost\n");
+    assert!(said.contains("does not answer") && said.contains("answers again"), "{said}");
+}
+
+#[test]
+fn pages_of_a_server_that_comes_back_empty_are_lost_and_no_others() {
+    let _turn = turn();
+    let mut server = Server::start(&[]);
+    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "2"]));
+    run.until("pages on the server", || run.said()[1].contains("checking"));
+    server.restart();
+    let ended = run.end();
+    let said = ended.stderr.clone();
+    let done = ended.succeeds();
+    let lost: usize = done.split(' ').next().unwrap().parse().unwrap();
+    assert!(lost > 0 && lost < 24576, "{done}{said}");
+    assert!(said.contains("on the remote server are lost"), "{said}");
+}
+
+/// A program that lost pages, and found nowhere else to put what it made of them: it ends for want of memory, and says so.
+fn ends_without_a_place(ended: Ended, why: &str) {
+    let said = ended.stderr;
+    assert_eq!(ended.status.code(), Some(137), "{}{said}", ended.stdout);
+    assert!(said.contains(why) && said.contains("out of memory: nothing more can leave it"), "{said}");
+    assert!(said.contains("is lost: read error") && said.contains("--remote"), "{said}");
+    assert!(!said.contains("swap file"), "{said}");
+}
+
+#[test]
+fn a_server_that_is_gone_for_good_ends_what_needs_it() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let options = [&POOL[..], &["--remote-timeout", "2s"]].concat();
+    let run = start(run("24M", &server, &options, &[&program("lost"), "--rounds", "2"]));
+    run.until("pages on the server", || run.said()[1].contains("checking"));
+    server.signal("-KILL");
+    ends_without_a_place(run.end(), "the remote server does not answer");
+}
+
+#[test]
+fn a_server_that_is_full_takes_no_pages_until_it_has_room() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let used: u64 = server
+        .says(&["info", "memory"])
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"))
+        .unwrap()
+        .trim()
+        .parse()
+        .unwrap();
+    server.says(&["config", "set", "maxmemory", &(used + (6 << 20)).to_string()]);
+    // A half of what it has does not compress, and the pool has room for the rest.
+    let integrity = program("integrity");
+    let command = [&*integrity, "--mib", "40", "--threads", "1", "--ops", "5000", "--dir", "/var/tmp"];
+    let run = start(run("32M", &server, &["--max-pool-percent", "20"], &command));
+    run.until("a full server", || run.said()[1].contains("the remote server is full"));
+    server.says(&["config", "set", "maxmemory", "0"]);
+    run.end().succeeds();
+    assert_eq!(server.keys(), 0);
+}
+
+/// The pid of the process of a run that has the connection.
+fn connected(run: &Run) -> Option<u32> {
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.child.id())).ok()?;
+    let is_remote = |pid: &&str| {
+        std::fs::read_to_string(format!("/proc/{pid}/comm"))
+            .is_ok_and(|name| name.trim() == "pagetide-remote")
+    };
+    children.split_ascii_whitespace().find(is_remote)?.parse().ok()
+}
+
+#[test]
+fn without_the_process_that_has_the_connection_pages_there_are_lost() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "2"]));
+    run.until("pages on the server", || run.said()[1].contains("checking"));
+    let pid = connected(&run).expect("a process that has the connection");
+    assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
+    ends_without_a_place(run.end(), "the process of the remote tier has ended");
+    // Nobody deletes what the run had: `pagetide remote gc` does, once it is known to be over.
+    let left = server.keys();
+    assert!(left > 1);
+    let gc = || {
+        start({
+            let mut command = Command::new(PAGETIDE);
+            command.args(["remote", "gc", &server.url()]);
+            command
+        })
+    };
+    assert!(gc().end().succeeds().starts_with("0 values of runs that are over deleted"));
+    let sign = server.says(&["--scan", "--pattern", "pagetide-run:*"]);
+    server.says(&["del", &sign]);
+    let said = gc().end().succeeds();
+    assert!(said.starts_with(&format!("{} values", left - 1)), "{said}");
+    assert_eq!(server.keys(), 0);
+}
+
+#[test]
+fn who_outlives_a_killed_launcher_keeps_its_pages_on_the_server() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let starts = ["sh", "-c", "\"$@\"; exit", "sh", &python(), &job("orphan.py")];
+    let mut command = run("40M", &server, &[&POOL[..], &["--remote-size", "1G"]].concat(), &starts);
+    command.stdin(Stdio::piped());
+    let mut run = start(command);
+    run.until("its pages", || run.said()[0] == "ready\n");
+    let group = run.child.id();
+    run.child.kill().unwrap();
+    run.child.wait().unwrap();
+    drop(run.child.stdin.take());
+    run.until("its end", || living(group).is_empty());
+    assert_eq!(run.said()[0], "ready\nTrue True\nTrue True True\n", "{}", run.said()[1]);
+    run.until("an empty server", || server.keys() == 0);
+}
+
+#[test]
+fn the_doctor_says_what_a_server_is_and_what_a_fault_costs() {
+    let server = Server::start(&["--maxmemory", "100mb"]);
+    let doctor = |words: &[&str]| Command::new(PAGETIDE).arg("doctor").args(words).output().unwrap();
+    let said = String::from_utf8(doctor(&["--remote", &server.url()]).stdout).unwrap();
+    for wanted in ["redis 7", "noeviction", "of 100 MiB", "for a page that is there", "without replicas"] {
+        assert!(said.contains(wanted), "no {wanted:?} in\n{said}");
+    }
+    assert_eq!(server.keys(), 0);
+    let said = String::from_utf8(doctor(&["--remote", "redis://127.0.0.1:1"]).stdout).unwrap();
+    assert!(said.contains("no page can go there"), "{said}");
+}
