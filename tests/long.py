@@ -71,7 +71,7 @@ PARTS = (
         {"PAGETIDE_STRESS_OPS": "200000", "PAGETIDE_THREADS_OPS": "100000", "PAGETIDE_SEED": "2", "RUST_TEST_THREADS": "1"},
     ),
     Part(
-        "checkers", 15, "orders of threads: shuttle with thirty times the schedules, loom",
+        "checkers", 15, "orders of threads: shuttle with forty times the schedules, loom",
         (cargo("test --release -p pagetide-swap --features shuttle --test protocol"), cargo("test --release -p pagetide-swap --features loom --lib latch")),
         {"PAGETIDE_SCHEDULES": "5000"},
     ),

@@ -2,7 +2,7 @@
 //! and by one read at a time.
 //!
 //! `cargo test -p pagetide-swap --features shuttle --test protocol`. A failure prints its schedule, which
-//! `shuttle::replay` runs again. `PAGETIDE_SCHEDULES=n` says how many orders each test tries, of either kind (160).
+//! `shuttle::replay` runs again. `PAGETIDE_SCHEDULES=n` says how many orders each test tries, of either kind (120).
 #![cfg(feature = "shuttle")]
 
 mod objects;
@@ -28,7 +28,7 @@ const CLUSTER: ClusterNumber = ClusterNumber(3);
 /// Pages that take part: a unit and some of the next.
 const PAGES: usize = 20;
 const BLOCKS: usize = 64;
-const SCHEDULES: usize = 160;
+const SCHEDULES: usize = 120;
 
 /// What lies outside of the swap subsystem. Nobody holds its locks across a step of another thread.
 #[derive(Default)]
