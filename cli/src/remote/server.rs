@@ -173,7 +173,11 @@ impl Server {
                     std::thread::sleep(wait);
                     wait = (wait * 2).min(WAIT_MOST);
                 }
-                Err(other) => return Err(other),
+                Err(other) => {
+                    // A server that refuses is there: what others read from it is not to be given up.
+                    self.outage.answered(asked.elapsed());
+                    return Err(other);
+                }
             }
         }
     }
@@ -366,4 +370,33 @@ fn wait_for_launcher(has_launcher: bool) {
     let input = std::io::stdin();
     let mut polled = [PollFd::from_borrowed_fd(input.as_fd(), PollFlags::IN)];
     let _ = poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: LOOK.as_nanos() as i64 }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::show::testing::group;
+
+    fn server(timeout: Duration) -> Server {
+        let (_fd, group) = group();
+        let (_fd, ring) = Ring::create().unwrap();
+        let urls = ["redis://127.0.0.1:1".to_owned()];
+        let target = Target::new(&urls, None, timeout, Duration::from_secs(60)).unwrap();
+        let outage = Outage::new(timeout, ring, group);
+        let (values, ends) = (Mutex::default(), AtomicBool::new(false));
+        Server { ring, group, target, run: "test".to_owned(), slot: 0, values, outage, ends }
+    }
+
+    #[test]
+    fn a_server_that_refuses_is_not_given_up() {
+        let server = server(Duration::from_millis(50));
+        let mut store = server.store();
+        let away = || StoreError::Away("no answer".to_owned());
+        assert_eq!(server.until_answered(&mut store, |_| Err::<(), _>(away())), Err(away()));
+        std::thread::sleep(Duration::from_millis(50));
+        // Given up, but asked now and then: by a write for which there is no room.
+        let full = || StoreError::Full("no room".to_owned());
+        while server.until_answered(&mut store, |_| Err::<(), _>(full())) != Err(full()) {}
+        assert_eq!(server.until_answered(&mut store, |_| Ok(7)), Ok(7));
+    }
 }
