@@ -143,6 +143,7 @@ impl Values {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::HashSet;
 
     const BLOCKS: usize = 96;
 
@@ -191,9 +192,15 @@ mod tests {
                     }
                 }
                 deleted.extend(values.take_condemned(next(3)));
-                let used = |value: &u64| model.iter().flatten().any(|(held, _)| held == value);
-                assert!(!deleted.iter().any(used), "seed {seed}: a value in use was deleted");
-                assert!(values.numbers().iter().all(used), "seed {seed}: a value of no use stays");
+                let used: HashSet<u64> = model.iter().flatten().map(|&(value, _)| value).collect();
+                assert!(
+                    !deleted.iter().any(|value| used.contains(value)),
+                    "seed {seed}: a value in use was deleted"
+                );
+                assert!(
+                    values.numbers().iter().all(|value| used.contains(value)),
+                    "seed {seed}: a value of no use stays"
+                );
             }
             values.condemn_all();
             deleted.extend(values.take_condemned(usize::MAX));
