@@ -240,7 +240,6 @@ impl Server {
             }
         }
         drop(values);
-        self.note_held();
         let result = match &written {
             Ok(()) => {
                 self.outage.took(blocks);
