@@ -1,11 +1,11 @@
 //! `pagetide remote gc`: deletes what runs that are over have left on a server.
 
-use super::store::{About, PREFIX, Store, StoreError};
+use super::store::{About, PREFIX, Store, StoreError, connect};
 use super::target::Target;
 use crate::failure::Failure;
 use crate::out;
 use pagetide_cli::options::{RemoteAction, RemoteArgs};
-use redis::{Client, Connection, cmd, pipe};
+use redis::{Connection, cmd, pipe};
 use std::collections::HashSet;
 use std::time::Duration;
 
@@ -66,21 +66,17 @@ impl Found {
     }
 }
 
-fn connect(target: &Target, url: &str) -> Result<Connection, StoreError> {
-    let info = target.info(url).map_err(StoreError::Refused)?;
-    let connection = Client::open(info)?.get_connection_with_timeout(TIMEOUT)?;
-    connection.set_read_timeout(Some(TIMEOUT))?;
-    Ok(connection)
-}
-
 /// Returns connections to the server, or to all primaries of its cluster.
 fn nodes(target: &Target, about: &About) -> Result<Vec<Connection>, StoreError> {
-    let mut first = connect(target, &target.urls[0])?;
+    let mut first = connect(target, &target.urls[0], TIMEOUT)?;
     if !about.is_cluster {
         return Ok(vec![first]);
     }
     let table: String = cmd("CLUSTER").arg("NODES").query(&mut first)?;
-    primaries(&table).iter().map(|address| connect(target, &with_address(&target.urls[0], address))).collect()
+    primaries(&table)
+        .iter()
+        .map(|address| connect(target, &with_address(&target.urls[0], address), TIMEOUT))
+        .collect()
 }
 
 /// Returns the addresses of the primaries in what `CLUSTER NODES` gives.

@@ -121,36 +121,33 @@ impl Store {
     }
 
     /// Returns what the server says of itself. Of a cluster, the first seed that answers.
-    pub(crate) fn about(&mut self) -> Result<About, StoreError> {
-        let mut failed = StoreError::Away("no address was given".to_owned());
-        for url in self.target.urls.clone() {
-            match self.connect_to(&url).and_then(|mut one| about(&mut one)) {
-                Ok(about) => return Ok(about),
+    pub(crate) fn about(&self) -> Result<About, StoreError> {
+        let mut failed = no_address();
+        for url in &self.target.urls {
+            match self.connect_to(url) {
+                Ok((_, about)) => return Ok(about),
                 Err(error) => failed = error,
             }
         }
         Err(failed)
     }
 
-    fn connect_to(&self, url: &str) -> Result<Connection, StoreError> {
-        let info = self.target.info(url).map_err(StoreError::Refused)?;
-        let connection = Client::open(info)?.get_connection_with_timeout(self.try_time())?;
-        connection.set_read_timeout(Some(self.try_time()))?;
-        connection.set_write_timeout(Some(self.try_time()))?;
-        Ok(connection)
+    fn connect_to(&self, url: &str) -> Result<(Connection, About), StoreError> {
+        let mut connection = connect(&self.target, url, self.try_time())?;
+        let about = about(&mut connection)?;
+        Ok((connection, about))
     }
 
     fn try_time(&self) -> Duration {
         TRY.min(self.target.timeout)
     }
 
-    fn connect(&mut self) -> Result<Link, StoreError> {
-        let mut failed = StoreError::Away("no address was given".to_owned());
-        for url in self.target.urls.clone() {
-            let found = self.connect_to(&url).and_then(|mut one| about(&mut one).map(|about| (one, about)));
-            match found {
+    fn link(&self) -> Result<Link, StoreError> {
+        let mut failed = no_address();
+        for url in &self.target.urls {
+            match self.connect_to(url) {
                 Ok((_, about)) if about.is_cluster => {
-                    return self.connect_to_cluster().map(|link| Link::Cluster(Box::new(link)));
+                    return self.connect_to_cluster().map(|cluster| Link::Cluster(Box::new(cluster)));
                 }
                 Ok((_, about)) if about.is_replica => {
                     failed = StoreError::Away(format!("{url} is a replica: nothing can be written to it"));
@@ -173,26 +170,31 @@ impl Store {
         Ok(client.get_connection()?)
     }
 
-    /// Has the server do all of this, and returns its answers. After an error the next try connects anew.
-    fn ask(&mut self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+    /// Asks over the connection, which is made if there is none. After an error the next try connects anew.
+    fn over<T>(&mut self, ask: impl FnOnce(&mut Link) -> Result<T, RedisError>) -> Result<T, StoreError> {
         let mut link = match self.link.take() {
             Some(link) => link,
-            None => self.connect()?,
+            None => self.link()?,
         };
-        let answers = match &mut link {
+        let answer = ask(&mut link)?;
+        self.link = Some(link);
+        Ok(answer)
+    }
+
+    /// Has the server do all of this, and returns its answers.
+    fn ask(&mut self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
+        self.over(|link| match link {
             Link::One(one) => {
                 let mut all = pipe();
                 commands.into_iter().for_each(|command| _ = all.add_command(command));
-                all.query::<Vec<Value>>(one.as_mut())?
+                all.query(one.as_mut())
             }
             Link::Cluster(cluster) => {
                 let mut all = cluster_pipe();
                 commands.into_iter().for_each(|command| _ = all.add_command(command));
-                all.query::<Vec<Value>>(cluster.as_mut())?
+                all.query(cluster.as_mut())
             }
-        };
-        self.link = Some(link);
-        Ok(answers)
+        })
     }
 
     fn key(&self, value: u64) -> String {
@@ -232,30 +234,32 @@ impl Store {
             return Ok(replicated);
         }
         let info = cmd("INFO").arg("replication").to_owned();
-        let mut texts = Vec::new();
-        match self.link.as_mut() {
-            Some(Link::One(one)) => texts.push(info.query::<String>(one.as_mut())?),
-            Some(Link::Cluster(cluster)) => {
+        let answer: Value = self.over(|link| match link {
+            Link::One(one) => info.query(one.as_mut()),
+            Link::Cluster(cluster) => {
                 let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
-                collect_texts(&cluster.route_command(&info, primaries)?, &mut texts);
+                cluster.route_command(&info, primaries)
             }
-            None => {}
-        }
+        })?;
+        let mut texts = Vec::new();
+        collect_texts(&answer, &mut texts);
         texts.retain(|text| text.contains("connected_slaves"));
         let replicated = !texts.is_empty() && texts.iter().all(|text| About::parse(text).replicas > 0);
         self.replicated = Some((replicated, Instant::now()));
         Ok(replicated)
     }
 
+    /// Waits for a replica to have what was written over the connection.
     fn await_replica(&mut self) -> Result<(), StoreError> {
-        let mut wait = cmd("WAIT");
-        wait.arg(1).arg(REPLICA_MS);
-        let reached: i64 = match &mut self.link {
-            Some(Link::One(one)) => wait.query(one.as_mut()),
-            Some(Link::Cluster(cluster)) => wait.query(cluster.as_mut()),
-            None => return Err(StoreError::Away("the connection was lost".to_owned())),
+        let wait = cmd("WAIT").arg(1).arg(REPLICA_MS).to_owned();
+        // It says nothing of what went over another connection.
+        if self.link.is_none() {
+            return Err(StoreError::Away("the connection was lost".to_owned()));
         }
-        .inspect_err(|_| self.link = None)?;
+        let reached: i64 = self.over(|link| match link {
+            Link::One(one) => wait.query(one.as_mut()),
+            Link::Cluster(cluster) => wait.query(cluster.as_mut()),
+        })?;
         if reached > 0 {
             return Ok(());
         }
@@ -307,6 +311,19 @@ fn collect_texts(answer: &Value, into: &mut Vec<String>) {
         Value::Map(all) => all.iter().for_each(|(_, one)| collect_texts(one, into)),
         _ => {}
     }
+}
+
+fn no_address() -> StoreError {
+    StoreError::Away("no address was given".to_owned())
+}
+
+/// Connects to one server of a target, each answer of which may take so long.
+pub(crate) fn connect(target: &Target, url: &str, time: Duration) -> Result<Connection, StoreError> {
+    let info = target.info(url).map_err(StoreError::Refused)?;
+    let connection = Client::open(info)?.get_connection_with_timeout(time)?;
+    connection.set_read_timeout(Some(time))?;
+    connection.set_write_timeout(Some(time))?;
+    Ok(connection)
 }
 
 fn about(connection: &mut Connection) -> Result<About, StoreError> {
