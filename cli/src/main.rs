@@ -4,6 +4,7 @@
 #![warn(unreachable_pub)]
 
 mod accounts;
+mod beside;
 mod chart;
 mod control;
 mod cpu_budget;

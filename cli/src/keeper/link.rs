@@ -1,5 +1,6 @@
 //! The launcher's side of the keeper: it starts when the first process asks for it.
 
+use crate::beside;
 use pagetide_sys::keeper::wire::{self, Ask, Message};
 use pagetide_sys::lock;
 use pagetide_sys::procfs::Stat;
@@ -8,8 +9,6 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustix::process::Pid;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 
@@ -94,12 +93,11 @@ impl KeeperLink {
     }
 
     fn start(&self, control: OwnedFd) -> Result<(), Errno> {
-        let own = std::env::current_exe().map_err(|_| Errno::NOENT)?;
-        let mut command = Command::new(own);
-        command.arg(COMMAND).env_remove("LD_PRELOAD").envs(self.environment.iter().cloned());
-        // Of a group of its own: what stops the program at a terminal must not stop who answers its faults.
-        command.stdin(control).process_group(0);
-        let child = command.spawn().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
+        let mut command = beside::command(COMMAND, &self.environment).map_err(|_| Errno::NOENT)?;
+        let child = command
+            .stdin(control)
+            .spawn()
+            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::AGAIN))?;
         self.handle.pid.store(child.id(), Relaxed);
         Ok(())
     }

@@ -7,11 +7,11 @@
 mod files;
 pub(crate) mod link;
 
-use crate::failure::{Failure, OURS};
-use pagetide::group::{ENVIRONMENT, Field, Group, SLOTS};
+use crate::beside;
+use crate::failure::Failure;
+use pagetide::group::{Field, Group, SLOTS};
 use pagetide::process::Process;
 use pagetide::runtime::MemorySource;
-use pagetide::ticket::{self, Ticket};
 use pagetide_page::PageIndex;
 use pagetide_sys::engine_thread;
 use pagetide_sys::keeper::wire::{self, Ask, Message};
@@ -25,7 +25,6 @@ use std::collections::hash_map::Entry;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Nanoseconds between looks at processes that have closed their connection and may still run.
@@ -76,12 +75,8 @@ struct Keeper {
 /// Keeps the shared memory of the run that the environment names, for the processes that the launcher sends over
 /// standard input. Returns the exit status.
 pub(crate) fn keep() -> Result<u8, Failure> {
-    let failed =
-        |text: &str| Failure::new(OURS, format!("{text}: `pagetide keeper` is started by `pagetide run`"));
-    let path: PathBuf = std::env::var_os(ENVIRONMENT).ok_or_else(|| failed("no run is named"))?.into();
-    let ticket = std::env::var(ticket::ENVIRONMENT).ok().and_then(|text| text.parse::<Ticket>().ok());
-    let ticket = ticket.ok_or_else(|| failed("no run is named"))?;
-    let group = Group::join(&path, &ticket).map_err(|error| failed(&error.to_string()))?;
+    let failed = |text: &str| beside::failure(link::COMMAND, text);
+    let (group, _) = beside::join(link::COMMAND)?;
     let _ = rustix::thread::set_name(c"pagetide-keeper");
     let breaks = Breaks::watch().map_err(|error| failed(&error.to_string()))?;
     engine_thread::make_by(|name, run| std::thread::Builder::new().name(name.into()).spawn(run).map(drop));

@@ -3,6 +3,7 @@
 
 use super::store::{About, Store, StoreError};
 use super::target::{PASSWORD, Target};
+use crate::beside;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
 use pagetide::group::{DeviceKind, DeviceSpec};
@@ -13,8 +14,7 @@ use rustix::process::{Pid, WaitOptions, waitpid};
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// The word after which this program has the connection. It is not among the commands, for it is not for users.
 pub(crate) const COMMAND: &str = "remote-server";
@@ -87,12 +87,10 @@ impl RemoteTier {
     }
 
     /// Starts the process that has the connection, which finds the run by these variables.
-    pub(crate) fn start(&mut self, environment: Vec<(String, OsString)>) -> Result<(), String> {
+    pub(crate) fn start(&mut self, environment: &[(String, OsString)]) -> Result<(), String> {
         let failed = |error: std::io::Error| format!("cannot start the process of the remote tier: {error}");
-        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg(COMMAND).env_remove("LD_PRELOAD").env_remove(PASSWORD).envs(environment);
-        // Of a group of its own: what stops the program at a terminal must not stop who answers its faults.
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut command = beside::command(COMMAND, environment).map_err(failed)?;
+        command.env_remove(PASSWORD).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         let stdin = child.stdin.as_mut().expect("it is piped");
         writeln!(stdin, "{}", self.target.to_line()).map_err(failed)?;

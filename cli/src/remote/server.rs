@@ -3,13 +3,14 @@
 //! The launcher starts it before CMD. It goes on while a process of the run lives, also when the launcher was killed;
 //! then it deletes what the run has on the server.
 
+use super::link::COMMAND;
 use super::outage::Outage;
 use super::store::{Store, StoreError};
 use super::target::Target;
 use super::values::{Segment, Values};
-use crate::failure::{Failure, OURS};
-use pagetide::group::{ENVIRONMENT, Field, Group, RemoteFigure};
-use pagetide::ticket::{self, Ticket};
+use crate::beside;
+use crate::failure::Failure;
+use pagetide::group::{Field, Group, RemoteFigure};
 use pagetide_device::ring::{Member, Ring, Taken};
 use pagetide_device::{BLOCK, Direction, remote};
 use pagetide_sys::lock;
@@ -19,7 +20,6 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io::BufRead;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -60,19 +60,11 @@ struct Server {
 /// Serves the run that the environment names. What it is to connect to comes over standard input, which the launcher
 /// keeps open for as long as it lives. Returns the exit status.
 pub(crate) fn serve() -> Result<u8, Failure> {
-    let failed = |text: &str| {
-        Failure::new(
-            OURS,
-            format!("{text}: `pagetide {}` is started by `pagetide run`", super::link::COMMAND),
-        )
-    };
-    let path: PathBuf = std::env::var_os(ENVIRONMENT).ok_or_else(|| failed("no run is named"))?.into();
-    let ticket = std::env::var(ticket::ENVIRONMENT).ok().and_then(|text| text.parse::<Ticket>().ok());
-    let ticket = ticket.ok_or_else(|| failed("no run is named"))?;
+    let failed = |text: &str| beside::failure(COMMAND, text);
+    let (group, ticket) = beside::join(COMMAND)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).map_err(|error| failed(&error.to_string()))?;
     let target = Target::from_line(&line).ok_or_else(|| failed("no server is named"))?;
-    let group = Group::join(&path, &ticket).map_err(|error| failed(&error.to_string()))?;
     let device = ticket.device.path(ticket.launcher.pid);
     let ring = rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(std::io::Error::from)

@@ -50,7 +50,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<u8, Failure> {
     }
     let command = command_line(args, &file, &library, &resources, server.as_ref());
     let environment = run_environment(&command);
-    resources.start_remote(environment.clone())?;
+    resources.start_remote(&environment)?;
     let keeper = if mask.masks(Mask::NO_SHARED) { KeeperLink::none() } else { KeeperLink::new(environment) };
     Launcher::start(args, command, resources, server, keeper)?.stay()
 }

@@ -91,7 +91,7 @@ impl Resources {
     }
 
     /// Starts the process of the remote tier, if there is one, which finds the run by these variables.
-    pub(crate) fn start_remote(&mut self, environment: Vec<(String, OsString)>) -> Result<(), String> {
+    pub(crate) fn start_remote(&mut self, environment: &[(String, OsString)]) -> Result<(), String> {
         self.remote.as_mut().map_or(Ok(()), |remote| remote.start(environment))
     }
 
