@@ -295,7 +295,8 @@ impl<M: Memory> Engine<M> {
     }
     /// Has the next writes try blocks again for which the device had no room.
     pub fn retry_refused_blocks(&self) {
-        self.swap.blocks().unpark();
+        let blocks = self.swap.blocks();
+        (0..blocks.tiers()).for_each(|tier| blocks.unpark(tier));
     }
     /// Returns the number of requests to the device that are under way.
     pub fn requests(&self) -> usize {

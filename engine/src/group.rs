@@ -45,7 +45,7 @@ pub use slot::ProcessSlot;
 pub use swapoff::OffState;
 
 use layout::{HEADER_WORDS, Header, SLOT_WORDS, counts_bytes, held_words};
-use pagetide_swap::frontier::Frontier;
+use pagetide_swap::frontier::{Frontier, Frontiers};
 use pagetide_swap::held::Held;
 use pagetide_sys::shared::Shared;
 use std::path::PathBuf;
@@ -93,6 +93,11 @@ impl Group {
     pub fn frontier(&self) -> Frontier {
         let words = self.header[Header::Frontier as usize..].first_chunk();
         Frontier::new(self.setup.blocks, words.expect("the header has room for all its words"))
+    }
+
+    /// Returns the frontiers of all tiers.
+    pub fn frontiers(&self) -> Frontiers {
+        Frontiers::new([self.frontier()])
     }
 
     /// Returns the bitmap of the blocks that a process holds.

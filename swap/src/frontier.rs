@@ -1,4 +1,4 @@
-//! The frontier of the device: blocks are taken below it only, and it moves up an extent at a time.
+//! The frontier of a tier of the device: blocks are taken below it only, and it moves up an extent at a time.
 //!
 //! So a sparse file takes the room that was once written, not the room that it may grow to, and the books beyond the
 //! frontier are never looked at. The launcher *allows* as many blocks as the disk has room for. That may be less than
@@ -13,7 +13,10 @@ use std::sync::atomic::{
 /// Blocks of an extent: 2 MiB.
 pub const EXTENT: u64 = 512;
 
-/// The frontier of a device.
+/// Tiers that a device may have: a swap file, and a remote tier behind it.
+pub const TIERS: usize = 2;
+
+/// The frontier of a tier, whose blocks it counts from the tier's first.
 #[derive(Clone, Copy, Debug)]
 pub struct Frontier {
     total: u64,
@@ -29,12 +32,12 @@ impl Frontier {
     /// Words of shared memory that a frontier takes.
     pub const WORDS: usize = 3;
 
-    /// Returns the frontier of a device of `total` blocks, in words that are zero at first.
+    /// Returns the frontier of a tier of `total` blocks, in words that are zero at first.
     pub fn new(total: u64, words: &'static [AtomicU64; Self::WORDS]) -> Self {
         Self { total, words }
     }
 
-    /// Returns the frontier of a device of `total` blocks, all allowed, that no other process shares.
+    /// Returns the frontier of a tier of `total` blocks, all allowed, that no other process shares.
     pub fn private(total: u64) -> Self {
         let this = Self::new(total, Box::leak(Box::default()));
         this.allow(total);
@@ -83,6 +86,54 @@ impl Frontier {
     pub fn stamp(&self) -> u64 {
         // Both go up only.
         self.words[FREED].load(Relaxed).wrapping_add(self.open())
+    }
+}
+
+/// The frontiers of a device's tiers, which lie one behind the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Frontiers([Option<Frontier>; TIERS]);
+
+impl Frontiers {
+    /// Returns the frontiers of these tiers.
+    ///
+    /// # Panics
+    /// If there are more than [`TIERS`], or one that is followed by another does not end with an extent.
+    pub fn new(tiers: impl IntoIterator<Item = Frontier>) -> Self {
+        let mut this = Self([None; TIERS]);
+        for (place, frontier) in tiers.into_iter().enumerate() {
+            assert!(this.total().is_multiple_of(EXTENT), "an extent lies in one tier");
+            this.0[place] = Some(frontier);
+        }
+        this
+    }
+
+    /// Returns the frontiers, each with the number of the tier's first block.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, Frontier)> {
+        self.0.into_iter().flatten().scan(0, |end, frontier| {
+            let start = *end;
+            *end += frontier.total();
+            Some((start, frontier))
+        })
+    }
+
+    /// Returns the frontier of the tier in which a block lies.
+    pub fn of(&self, block: u64) -> Option<Frontier> {
+        self.iter().find(|(start, frontier)| block < start + frontier.total()).map(|(_, frontier)| frontier)
+    }
+
+    /// Returns the number of blocks that there may ever be.
+    pub fn total(&self) -> u64 {
+        self.iter().map(|(_, frontier)| frontier.total()).sum()
+    }
+
+    /// Returns the number of blocks below the frontiers.
+    pub fn open(&self) -> u64 {
+        self.iter().map(|(_, frontier)| frontier.open()).sum()
+    }
+
+    /// Returns the number of blocks up to which the frontiers may move just now.
+    pub fn allowed(&self) -> u64 {
+        self.iter().map(|(_, frontier)| frontier.allowed()).sum()
     }
 }
 

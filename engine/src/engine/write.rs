@@ -93,7 +93,7 @@ impl<M: Memory> Engine<M> {
     /// Blocks to write to, while the device is in use.
     pub(super) fn allocate(&self, count: usize) -> Option<BlockRun> {
         if self.outage.full.is_due(self.now()) {
-            self.swap.blocks().unpark();
+            self.retry_refused_blocks();
         }
         let Some(run) = self.swap.blocks().allocate(count) else {
             self.outage.full.note(self.now());

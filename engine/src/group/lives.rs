@@ -132,7 +132,7 @@ impl Group {
             word.fetch_add(count, Relaxed);
         }
         to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
-        pagetide_swap::blocks::sweep(self.block_counts(), &self.held(slot), &self.frontier());
+        pagetide_swap::blocks::sweep(self.block_counts(), &self.held(slot), &self.frontiers());
         self.give_granted(slot);
         slot.word(Field::Taken).store(0, Release);
     }

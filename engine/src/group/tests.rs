@@ -47,7 +47,8 @@ fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
     slot.set(Field::Grant, 300);
     slot.counters().add(Counter::pswpin, 5);
     slot.latency().record(Duration::from_micros(3));
-    let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(slot), group.frontier());
+    let blocks =
+        pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(slot), group.frontiers());
     blocks.allocate(100).unwrap();
     assert_eq!(group.live().count(), 1);
     group.release([slot]);
@@ -56,7 +57,8 @@ fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
     assert_eq!(group.dead().counters().get(Counter::pswpin), 5);
     let next = group.claim(process(9)).unwrap();
     assert_eq!(next.counters().get(Counter::pswpin), 0);
-    let blocks = pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(next), group.frontier());
+    let blocks =
+        pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(next), group.frontiers());
     assert_eq!(blocks.allocate(200).unwrap().length, 128);
 }
 

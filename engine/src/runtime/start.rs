@@ -407,7 +407,7 @@ fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartE
     let setup = group.setup();
     let blocks = match setup.blocks {
         0 => Blocks::none(),
-        _ => Blocks::new(group.block_counts(), group.held(slot), group.frontier()),
+        _ => Blocks::new(group.block_counts(), group.held(slot), group.frontiers()),
     };
     let config = Config {
         zpool: setup.zpool,
