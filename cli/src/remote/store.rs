@@ -6,6 +6,7 @@ use pagetide_device::BLOCK;
 use redis::cluster::{ClusterClient, ClusterConnection, cluster_pipe};
 use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
 use redis::{Client, Cmd, Connection, ErrorKind, RedisError, Value, cmd, pipe};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long one try may take: a server that does not answer is then connected to anew.
@@ -14,6 +15,8 @@ const TRY: Duration = Duration::from_secs(2);
 const REPLICA_MS: u64 = 500;
 /// How often it is looked whether there are replicas.
 const LOOK_FOR_REPLICAS: Duration = Duration::from_secs(10);
+/// Interruptions after which a request counts as not answered.
+const INTERRUPTIONS: usize = 64;
 /// The prefix of all keys.
 pub(crate) const PREFIX: &str = "pagetide";
 
@@ -26,12 +29,17 @@ pub(crate) enum StoreError {
     Full(String),
     /// It refuses: nothing will change that.
     Refused(String),
+    /// A call was interrupted, which says nothing of the server. A socket with a timeout does that without a signal too:
+    /// at the end of an io_uring, or when the process is frozen for a moment (signal(7)).
+    Interrupted,
 }
 
 impl std::fmt::Display for StoreError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Away(text) | Self::Full(text) | Self::Refused(text)) = self;
-        f.write_str(text)
+        match self {
+            Self::Away(text) | Self::Full(text) | Self::Refused(text) => f.write_str(text),
+            Self::Interrupted => f.write_str("a call was interrupted"),
+        }
     }
 }
 
@@ -44,6 +52,7 @@ impl From<RedisError> for StoreError {
             None => String::new(),
         };
         match (code.as_str(), error.kind()) {
+            (_, ErrorKind::Io) if is_interrupted(&error) => Self::Interrupted,
             ("OOM", _) => Self::Full(text),
             ("NOAUTH" | "WRONGPASS" | "NOPERM" | "MISCONF", _)
             | (_, ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig) => Self::Refused(text),
@@ -124,7 +133,7 @@ impl Store {
     pub(crate) fn about(&self) -> Result<About, StoreError> {
         let mut failed = no_address();
         for url in &self.target.urls {
-            match self.connect_to(url) {
+            match again(|| self.connect_to(url)) {
                 Ok((_, about)) => return Ok(about),
                 Err(error) => failed = error,
             }
@@ -145,7 +154,7 @@ impl Store {
     fn link(&self) -> Result<Link, StoreError> {
         let mut failed = no_address();
         for url in &self.target.urls {
-            match self.connect_to(url) {
+            match again(|| self.connect_to(url)) {
                 Ok((_, about)) if about.is_cluster => {
                     return self.connect_to_cluster().map(|cluster| Link::Cluster(Box::new(cluster)));
                 }
@@ -181,20 +190,21 @@ impl Store {
         Ok(answer)
     }
 
-    /// Has the server do all of this, and returns its answers.
-    fn ask(&mut self, commands: Vec<Cmd>) -> Result<Vec<Value>, StoreError> {
-        self.over(|link| match link {
+    /// Has the server do all of this, and returns its answers. Each may be done twice.
+    fn ask(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let ask = |link: &mut Link| match link {
             Link::One(one) => {
                 let mut all = pipe();
-                commands.into_iter().for_each(|command| _ = all.add_command(command));
+                commands.iter().for_each(|command| _ = all.add_command(command.clone()));
                 all.query(one.as_mut())
             }
             Link::Cluster(cluster) => {
                 let mut all = cluster_pipe();
-                commands.into_iter().for_each(|command| _ = all.add_command(command));
+                commands.iter().for_each(|command| _ = all.add_command(command.clone()));
                 all.query(cluster.as_mut())
             }
-        })
+        };
+        again(|| self.over(ask))
     }
 
     fn key(&self, value: u64) -> String {
@@ -208,7 +218,7 @@ impl Store {
             let last = first + segment.count * BLOCK - 1;
             cmd("GETRANGE").arg(self.key(segment.value)).arg(first).arg(last).to_owned()
         };
-        let answers = self.ask(segments.iter().map(range).collect())?;
+        let answers = self.ask(&segments.iter().map(range).collect::<Vec<_>>())?;
         let whole = |(answer, segment): (Value, &Segment)| match answer {
             Value::BulkString(bytes) if bytes.len() == segment.count * BLOCK => Some(bytes),
             _ => None,
@@ -222,7 +232,7 @@ impl Store {
         let set = |(value, bytes): &(u64, Vec<u8>)| {
             cmd("SET").arg(self.key(*value)).arg(bytes.as_slice()).arg("EX").arg(ttl).to_owned()
         };
-        self.ask(values.iter().map(set).collect())?;
+        self.ask(&values.iter().map(set).collect::<Vec<_>>())?;
         if self.is_replicated()? { self.await_replica() } else { Ok(()) }
     }
 
@@ -234,13 +244,14 @@ impl Store {
             return Ok(replicated);
         }
         let info = cmd("INFO").arg("replication").to_owned();
-        let answer: Value = self.over(|link| match link {
+        let ask = |link: &mut Link| match link {
             Link::One(one) => info.query(one.as_mut()),
             Link::Cluster(cluster) => {
                 let primaries = RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None));
                 cluster.route_command(&info, primaries)
             }
-        })?;
+        };
+        let answer: Value = again(|| self.over(ask))?;
         let mut texts = Vec::new();
         collect_texts(&answer, &mut texts);
         texts.retain(|text| text.contains("connected_slaves"));
@@ -256,10 +267,16 @@ impl Store {
         if self.link.is_none() {
             return Err(StoreError::Away("the connection was lost".to_owned()));
         }
-        let reached: i64 = self.over(|link| match link {
-            Link::One(one) => wait.query(one.as_mut()),
-            Link::Cluster(cluster) => wait.query(cluster.as_mut()),
-        })?;
+        let reached = self
+            .over(|link| match link {
+                Link::One(one) => wait.query::<i64>(one.as_mut()),
+                Link::Cluster(cluster) => wait.query::<i64>(cluster.as_mut()),
+            })
+            .map_err(|error| match error {
+                // What was asked over a new connection would be said of nothing.
+                StoreError::Interrupted => StoreError::Away(error.to_string()),
+                other => other,
+            })?;
         if reached > 0 {
             return Ok(());
         }
@@ -274,14 +291,14 @@ impl Store {
     /// Deletes values.
     pub(crate) fn delete(&mut self, values: &[u64]) -> Result<(), StoreError> {
         let keys = values.iter().map(|&value| cmd("UNLINK").arg(self.key(value)).to_owned());
-        self.ask(keys.collect()).map(drop)
+        self.ask(&keys.collect::<Vec<_>>()).map(drop)
     }
 
     /// Has the server keep values for the full time again. Returns how many it does not have any more.
     pub(crate) fn renew(&mut self, values: &[u64]) -> Result<usize, StoreError> {
         let ttl = self.target.ttl.as_secs();
         let expire = |&value: &u64| cmd("EXPIRE").arg(self.key(value)).arg(ttl).to_owned();
-        let answers = self.ask(values.iter().map(expire).collect())?;
+        let answers = self.ask(&values.iter().map(expire).collect::<Vec<_>>())?;
         Ok(answers.iter().filter(|answer| **answer == Value::Int(0)).count())
     }
 
@@ -293,12 +310,12 @@ impl Store {
     /// Says that the run goes on, for so many seconds.
     pub(crate) fn note_alive(&mut self, seconds: u64) -> Result<(), StoreError> {
         let key = Self::sign_of_life(&self.run);
-        self.ask(vec![cmd("SET").arg(key).arg(1).arg("EX").arg(seconds).to_owned()]).map(drop)
+        self.ask(&[cmd("SET").arg(key).arg(1).arg("EX").arg(seconds).to_owned()]).map(drop)
     }
 
     /// Takes back that the run goes on.
     pub(crate) fn note_over(&mut self) -> Result<(), StoreError> {
-        self.ask(vec![cmd("UNLINK").arg(Self::sign_of_life(&self.run)).to_owned()]).map(drop)
+        self.ask(&[cmd("UNLINK").arg(Self::sign_of_life(&self.run)).to_owned()]).map(drop)
     }
 }
 
@@ -311,6 +328,24 @@ fn collect_texts(answer: &Value, into: &mut Vec<String>) {
         Value::Map(all) => all.iter().for_each(|(_, one)| collect_texts(one, into)),
         _ => {}
     }
+}
+
+fn is_interrupted(error: &RedisError) -> bool {
+    let cause = std::error::Error::source(error);
+    let cause = cause.and_then(|cause| cause.downcast_ref::<Arc<dyn std::error::Error + Send + Sync>>());
+    let cause = cause.and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::Interrupted)
+}
+
+/// Asks until it is not interrupted, and for so often: what stops it again and again may do so for ever.
+pub(super) fn again<T>(mut ask: impl FnMut() -> Result<T, StoreError>) -> Result<T, StoreError> {
+    for _ in 0..INTERRUPTIONS {
+        match ask() {
+            Err(StoreError::Interrupted) => {}
+            other => return other,
+        }
+    }
+    Err(StoreError::Away("calls were interrupted again and again".to_owned()))
 }
 
 fn no_address() -> StoreError {
@@ -363,5 +398,22 @@ mod tests {
         for refused in ["NOAUTH", "WRONGPASS", "NOPERM"] {
             assert!(matches!(of(&format!("{refused} no")), StoreError::Refused(_)), "{refused}");
         }
+    }
+
+    #[test]
+    fn what_is_interrupted_is_asked_again_and_not_for_ever() {
+        let of = |kind: std::io::ErrorKind| StoreError::from(RedisError::from(std::io::Error::from(kind)));
+        assert_eq!(of(std::io::ErrorKind::Interrupted), StoreError::Interrupted);
+        assert!(matches!(of(std::io::ErrorKind::ConnectionReset), StoreError::Away(_)));
+        let mut asked = 0;
+        let mut ask = |interruptions: usize| {
+            again(|| {
+                asked += 1;
+                if asked <= interruptions { Err(StoreError::Interrupted) } else { Ok(asked) }
+            })
+        };
+        assert_eq!(ask(3), Ok(4));
+        assert!(matches!(ask(usize::MAX), Err(StoreError::Away(_))));
+        assert_eq!(asked, 4 + INTERRUPTIONS);
     }
 }
