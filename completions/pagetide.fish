@@ -48,7 +48,7 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l stats-interval
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-stall -d 'End the run when it did little but wait for its pages for TIME' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-dir -d 'Directory of the swap file [default: $TMPDIR, or /var/tmp]' -r -f -a "(__fish_complete_directories)"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l swap-size -d 'What the swap file may grow to [default: half of what is free there; in a container at most 4 times the cap]' -r
-complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote -d 'Swap to a Valkey or Redis server in place of a file: redis://HOST:PORT, or rediss:// for TLS' -r -f
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote -d 'Swap to a Valkey or Redis server: redis://HOST:PORT, or rediss:// for TLS' -r -f
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-size -d 'What the run may have on the remote server [default: 4 times the cap]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-timeout -d 'Wait for an answer of the remote server for TIME at most' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-ttl -d 'Have the remote server forget what nobody renews for TIME' -r

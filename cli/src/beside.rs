@@ -27,11 +27,10 @@ pub(crate) fn failure(word: &str, text: &str) -> Failure {
 }
 
 /// Joins the run that the environment names, in the process that is started with `word`.
-pub(crate) fn join(word: &str) -> Result<(Group, Ticket), Failure> {
+pub(crate) fn join(word: &str) -> Result<Group, Failure> {
     let no_run = || failure(word, "no run is named");
     let path: PathBuf = std::env::var_os(ENVIRONMENT).ok_or_else(no_run)?.into();
     let ticket = std::env::var(ticket::ENVIRONMENT).ok().and_then(|text| text.parse::<Ticket>().ok());
     let ticket = ticket.ok_or_else(no_run)?;
-    let group = Group::join(&path, &ticket).map_err(|error| failure(word, &error.to_string()))?;
-    Ok((group, ticket))
+    Group::join(&path, &ticket).map_err(|error| failure(word, &error.to_string()))
 }

@@ -2,6 +2,7 @@
 
 use crate::{Completion, Cost, Device, Direction, Request, Told, lock};
 use std::io;
+use std::ops::Range;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +23,7 @@ pub enum Failure {
 #[derive(Debug)]
 enum Which {
     Nth { nth: u64, count: AtomicU64 },
-    Block(u64),
+    Blocks(Range<u64>),
 }
 
 /// A device of which some requests of one direction fail.
@@ -60,9 +61,9 @@ impl Faulty {
         Self { inner, direction, which, failure, failing: Mutex::default() }
     }
 
-    /// Returns a device that fails the requests of `direction` which comprise `block`.
-    pub fn at_block(inner: Box<dyn Device>, direction: Direction, block: u64, failure: Failure) -> Self {
-        Self { inner, direction, which: Which::Block(block), failure, failing: Mutex::default() }
+    /// Returns a device that fails the requests of `direction` which comprise one of `blocks`.
+    pub fn at(inner: Box<dyn Device>, direction: Direction, blocks: Range<u64>, failure: Failure) -> Self {
+        Self { inner, direction, which: Which::Blocks(blocks), failure, failing: Mutex::default() }
     }
 
     fn is_failing(&self, token: u64) -> bool {
@@ -79,8 +80,8 @@ impl Device for Faulty {
     fn cost(&self, block: u64) -> Cost {
         self.inner.cost(block)
     }
-    fn told(&self) -> Told {
-        self.inner.told()
+    fn told(&self, block: u64) -> Told {
+        self.inner.told(block)
     }
     fn submit(&self, mut request: Request) -> Result<(), Request> {
         let fails = request.direction == self.direction
@@ -88,9 +89,9 @@ impl Device for Faulty {
                 Which::Nth { nth, count } => {
                     *nth != 0 && (count.fetch_add(1, Relaxed) + 1).is_multiple_of(*nth)
                 }
-                Which::Block(block) => {
-                    let blocks = (request.buffer.len() / crate::BLOCK) as u64;
-                    (request.block..request.block + blocks).contains(block)
+                Which::Blocks(blocks) => {
+                    let count = (request.buffer.len() / crate::BLOCK) as u64;
+                    request.block < blocks.end && blocks.start < request.block + count
                 }
             };
         if !fails {

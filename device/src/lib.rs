@@ -109,8 +109,9 @@ pub trait Device: Send + Sync + std::fmt::Debug {
     /// Returns the cost that a read of `block` is expected to have.
     fn cost(&self, block: u64) -> Cost;
 
-    /// Returns what messages call it, and the options that make it larger or another.
-    fn told(&self) -> Told {
+    /// Returns what messages call the device, or the part of it in which `block` lies, and the options that make that
+    /// larger or another.
+    fn told(&self, _block: u64) -> Told {
         Told::FILE
     }
 

@@ -202,7 +202,7 @@ impl Device for Remote {
         }
     }
 
-    fn told(&self) -> Told {
+    fn told(&self, _block: u64) -> Told {
         Told { name: "remote server", options: "--remote-size, --remote", full: "it takes no more" }
     }
 

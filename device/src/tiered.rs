@@ -1,13 +1,17 @@
 //! A device that is made of others: each has a range of its blocks.
 
-use crate::{BLOCK, Buffer, Completion, Cost, Device, Direction, Mailbox, Request, lock};
+use crate::{BLOCK, Buffer, Completion, Cost, Device, Direction, Mailbox, Request, Told, lock};
 use pagetide_sys::engine_thread;
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// A tier stands still when a request there has been under way for so long.
+const STANDS_STILL: Duration = Duration::from_secs(1);
 
 /// A device of tiers, one behind the other: the first has blocks `0..n`, the second `n..m`, and so on.
 ///
@@ -53,6 +57,8 @@ struct Tier {
     device: Box<dyn Device>,
     /// Its blocks, as the whole device counts.
     blocks: Range<u64>,
+    /// The time that reads have taken, in nanoseconds: a mean in which each new one counts an eighth; 0 before the first.
+    read_ns: AtomicU64,
     /// Parts of split requests that it has refused: other parts were under way by then. They are tried again, ahead of
     /// all that is new, whenever something has ended.
     put_off: Mutex<VecDeque<Request>>,
@@ -69,6 +75,7 @@ struct UnderWay {
     /// Parts that have not ended.
     left: usize,
     result: io::Result<()>,
+    begun: Instant,
 }
 
 impl Tiered {
@@ -81,7 +88,7 @@ impl Tiered {
         let tiers = devices.into_iter().map(|device| {
             let start = end;
             end += device.blocks();
-            Tier { device, blocks: start..end, put_off: Mutex::default() }
+            Tier { device, blocks: start..end, read_ns: AtomicU64::new(0), put_off: Mutex::default() }
         });
         let shared = Arc::new(Shared {
             tiers: tiers.collect(),
@@ -112,11 +119,20 @@ impl Device for Tiered {
         self.shared.blocks()
     }
 
-    /// Returns what the tier says in which the block lies; beyond the last one, what the last says.
+    /// Returns what reads have taken of late in the tier in which the block lies (beyond the last one: in the last), or
+    /// what the tier says where there were none. A tier that stands still costs as much as the oldest request there has
+    /// waited.
     fn cost(&self, block: u64) -> Cost {
-        let tiers = &self.shared.tiers;
-        let tier = tiers.iter().find(|tier| block < tier.blocks.end).or(tiers.last());
-        tier.map_or(Cost::MEMORY, |tier| tier.device.cost(block.saturating_sub(tier.blocks.start)))
+        let Some(tier) = self.shared.tier_of(block) else { return Cost::MEMORY };
+        let age = self.shared.oldest(tier).map_or(Duration::ZERO, |begun| begun.elapsed());
+        let declared = || tier.device.cost(block.saturating_sub(tier.blocks.start));
+        cost(tier.read_ns.load(Relaxed), age, declared)
+    }
+
+    /// Returns what the tier says in which the block lies; beyond the last one, what the last says.
+    fn told(&self, block: u64) -> Told {
+        let tier = self.shared.tier_of(block);
+        tier.map_or(Told::FILE, |tier| tier.device.told(block.saturating_sub(tier.blocks.start)))
     }
 
     fn submit(&self, request: Request) -> Result<(), Request> {
@@ -147,7 +163,15 @@ impl Shared {
                 parts.push((tier, part));
             }
         }
-        let entry = UnderWay { token, direction, block, buffer: None, left: parts.len(), result: Ok(()) };
+        let entry = UnderWay {
+            token,
+            direction,
+            block,
+            buffer: None,
+            left: parts.len(),
+            result: Ok(()),
+            begun: Instant::now(),
+        };
         let number = self.note(entry);
         if let [(tier, _)] = parts[..] {
             let block = block - tier.blocks.start;
@@ -181,6 +205,17 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Returns when the oldest request began that is under way and begins in this tier.
+    fn oldest(&self, tier: &Tier) -> Option<Instant> {
+        let under_way = lock(&self.under_way);
+        let here = under_way.iter().flatten().filter(|entry| tier.blocks.contains(&entry.block));
+        here.map(|entry| entry.begun).min()
+    }
+
+    fn tier_of(&self, block: u64) -> Option<&Tier> {
+        self.tiers.iter().find(|tier| block < tier.blocks.end).or(self.tiers.last())
     }
 
     fn blocks(&self) -> u64 {
@@ -225,6 +260,9 @@ impl Shared {
         let place = &mut under_way[number as usize];
         let entry = place.as_mut().expect("a part of it was under way");
         entry.left -= 1;
+        if entry.direction == Direction::Read && result.is_ok() {
+            tier.note_read(entry.begun.elapsed());
+        }
         match &mut entry.buffer {
             None => entry.buffer = Some(own),
             Some(buffer) if entry.direction == Direction::Read && result.is_ok() => {
@@ -247,6 +285,16 @@ impl Shared {
     }
 }
 
+/// Returns the cost of a read where reads have taken `mean` nanoseconds (0: there were none) and the oldest request under
+/// way is of this `age`.
+fn cost(mean: u64, age: Duration, declared: impl FnOnce() -> Cost) -> Cost {
+    match mean {
+        _ if age >= STANDS_STILL => Cost { read_ns: age.as_nanos().try_into().unwrap_or(u64::MAX) },
+        0 => declared(),
+        read_ns => Cost { read_ns },
+    }
+}
+
 /// Returns the bytes of a part in the buffer of a request that begins at `block`.
 fn bytes_of(block: u64, part: &Range<u64>) -> Range<usize> {
     let offset = |at: u64| (at - block) as usize * BLOCK;
@@ -254,6 +302,13 @@ fn bytes_of(block: u64, part: &Range<u64>) -> Range<usize> {
 }
 
 impl Tier {
+    /// Notes the time that a read took. One thread does so.
+    fn note_read(&self, took: Duration) {
+        let (new, mean) = (took.as_nanos().clamp(1, u64::MAX.into()) as u64, self.read_ns.load(Relaxed));
+        let next = if mean == 0 { new } else { mean - mean / 8 + new / 8 };
+        self.read_ns.store(next.max(1), Relaxed);
+    }
+
     /// Submits what is new, unless something older waits.
     fn submit(&self, request: Request) -> Result<(), Request> {
         if self.try_again() { self.device.submit(request) } else { Err(request) }
@@ -305,6 +360,26 @@ mod tests {
         let device = Tiered::new(vec![Box::new(Ram::new(4)), Box::new(Deferred::new(4))]).unwrap();
         assert_eq!([0, 3].map(|block| device.cost(block)), [Cost::MEMORY; 2]);
         assert_eq!([4, 7, 8].map(|block| device.cost(block)), [Cost::FLASH; 3]);
+        device.submit(request(1, Direction::Read, 2, 2)).unwrap();
+        wait_for(&device, 1);
+        assert_ne!(device.cost(0), Cost::MEMORY, "it was measured");
+    }
+
+    #[test]
+    fn a_tier_that_stands_still_costs_what_its_oldest_request_has_waited() {
+        let (young, old) = (STANDS_STILL / 2, STANDS_STILL * 2);
+        let declared = || Cost::FLASH;
+        assert_eq!(cost(0, young, declared), Cost::FLASH);
+        assert_eq!(cost(7, young, declared), Cost { read_ns: 7 });
+        assert_eq!(cost(7, old, declared), Cost { read_ns: 2_000_000_000 });
+        let held = Arc::new(Deferred::new(4));
+        let device = Tiered::new(vec![Box::new(Ram::new(4)), Box::new(Held(Arc::clone(&held), 8))]).unwrap();
+        device.submit(request(1, Direction::Write, 5, 1)).unwrap();
+        let oldest = |tier: usize| device.shared.oldest(&device.shared.tiers[tier]);
+        assert!(oldest(0).is_none() && oldest(1).is_some());
+        held.release(0);
+        wait_for(&device, 1);
+        assert!(oldest(1).is_none());
     }
 
     #[test]

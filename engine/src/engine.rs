@@ -22,6 +22,7 @@ mod staging;
 mod store;
 mod swapoff;
 mod takeout;
+mod tiers;
 mod wait_list;
 mod waits;
 mod write;
@@ -41,6 +42,7 @@ use crate::recorder::Recorder;
 use crate::regions::Regions;
 use limits::Watermarks;
 use pagetide_device::{Buffer, Device};
+use pagetide_swap::frontier::TIERS;
 use pagetide_swap::probation::Probation;
 use pagetide_swap::reclaimer::Reclaimer;
 use pagetide_swap::streams::Streams;
@@ -103,9 +105,10 @@ pub struct Usage {
 /// The reasons for which pages do not go to the device.
 #[derive(Debug, Default)]
 struct Outage {
-    /// Whether a write has failed: then no more are tried. Stored pages stay readable.
+    /// Of each tier.
+    tiers: [tiers::TierOutage; TIERS],
+    /// Whether a write to each tier has failed.
     failed: AtomicBool,
-    full: full::Full,
     /// Whether the device is, or goes, out of use.
     off: AtomicBool,
     leaving: Mutex<swapoff::Leaving>,
@@ -280,23 +283,6 @@ impl<M: Memory> Engine<M> {
     /// Returns the time that reads from the device have taken so far, in nanoseconds.
     pub fn read_ns(&self) -> u64 {
         self.meters.read_ns.load(Relaxed)
-    }
-    /// Returns whether nothing is written to the device any more, since a write failed.
-    pub fn has_failed_writes(&self) -> bool {
-        self.outage.failed.load(Relaxed)
-    }
-    /// Returns whether the device had no room of late.
-    pub fn is_full(&self) -> bool {
-        self.outage.full.is_recent(self.now())
-    }
-    /// Returns whether the device had no room for the last write to it, or for blocks that were not tried again since.
-    pub fn is_refused(&self) -> bool {
-        self.outage.full.is_refused() || self.swap.blocks().has_parked()
-    }
-    /// Has the next writes try blocks again for which the device had no room.
-    pub fn retry_refused_blocks(&self) {
-        let blocks = self.swap.blocks();
-        (0..blocks.tiers()).for_each(|tier| blocks.unpark(tier));
     }
     /// Returns the number of requests to the device that are under way.
     pub fn requests(&self) -> usize {

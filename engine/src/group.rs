@@ -35,7 +35,7 @@ mod swapoff;
 #[cfg(test)]
 mod tests;
 
-pub use device_spec::{Access, DeviceKind, DeviceSpec, OpenDevice};
+pub use device_spec::{Access, DeviceKind, DeviceSpec, OpenDevice, TierSpec};
 pub use figures::Figures;
 pub use inquiry::{Ended, Responsiveness};
 pub use layout::{Field, bytes_needed};
@@ -45,7 +45,7 @@ pub use slot::ProcessSlot;
 pub use swapoff::OffState;
 
 use layout::{HEADER_WORDS, Header, SLOT_WORDS, counts_bytes, held_words};
-use pagetide_swap::frontier::{Frontier, Frontiers};
+use pagetide_swap::frontier::{Frontier, Frontiers, TIERS};
 use pagetide_swap::held::Held;
 use pagetide_sys::shared::Shared;
 use std::path::PathBuf;
@@ -68,9 +68,9 @@ pub struct Group {
 }
 
 impl Group {
-    /// Returns the path under which processes of this run open the swap file.
-    pub fn swap_path(&self) -> PathBuf {
-        self.setup.device.path(self.setup.launcher.pid)
+    /// Returns the path under which processes of this run open a tier of the device.
+    pub fn tier_path(&self, tier: usize) -> PathBuf {
+        self.setup.tiers[tier].device.path(self.setup.launcher.pid)
     }
 
     /// Returns the path under which processes of this run open the trace, if there is one.
@@ -83,27 +83,31 @@ impl Group {
         self.shared.words((HEADER_WORDS + index * SLOT_WORDS) * 8, SLOT_WORDS)
     }
 
-    /// Returns the number of processes that hold each block of the swap file.
+    /// Returns the number of processes that hold each block of the device.
     pub fn block_counts(&self) -> &'static [AtomicU8] {
         let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8;
-        self.shared.bytes(offset, self.setup.blocks as usize)
+        self.shared.bytes(offset, self.setup.blocks() as usize)
     }
 
-    /// Returns the frontier of the swap file, below which blocks are in use.
-    pub fn frontier(&self) -> Frontier {
-        let words = self.header[Header::Frontier as usize..].first_chunk();
-        Frontier::new(self.setup.blocks, words.expect("the header has room for all its words"))
+    /// Returns the frontier of a tier, below which blocks are in use.
+    ///
+    /// # Panics
+    /// If a device cannot have so many tiers.
+    pub fn frontier(&self, tier: usize) -> Frontier {
+        let words = self.header[Header::Frontiers as usize + tier * Frontier::WORDS..].first_chunk();
+        Frontier::new(self.setup.tiers[tier].blocks, words.expect("the header has room for all its words"))
     }
 
-    /// Returns the frontiers of all tiers.
+    /// Returns the frontiers of the device's tiers.
     pub fn frontiers(&self) -> Frontiers {
-        Frontiers::new([self.frontier()])
+        let tiers = (0..TIERS).filter(|&tier| self.setup.tiers[tier].blocks > 0);
+        Frontiers::new(tiers.map(|tier| self.frontier(tier)))
     }
 
     /// Returns the bitmap of the blocks that a process holds.
     pub fn held(&self, slot: ProcessSlot) -> Held {
-        let words = held_words(self.setup.blocks);
-        let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8 + counts_bytes(self.setup.blocks);
-        Held::new(self.shared.words(offset + slot.index() * words * 8, words), self.setup.blocks as usize)
+        let words = held_words(self.setup.blocks());
+        let offset = (HEADER_WORDS + SLOT_WORDS * (SLOTS + 1)) * 8 + counts_bytes(self.setup.blocks());
+        Held::new(self.shared.words(offset + slot.index() * words * 8, words), self.setup.blocks() as usize)
     }
 }

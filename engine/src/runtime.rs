@@ -33,6 +33,7 @@ use crate::readers::Readers;
 use crate::recorder::Writer;
 use control::ControlTask;
 use pagetide_swap::balance::{Balance, Copies};
+use pagetide_swap::frontier::TIERS;
 use pagetide_sys::procfs;
 use sample::Discount;
 use sharing::Sharing;
@@ -83,9 +84,9 @@ pub struct Runtime {
     lifted: AtomicBool,
     /// Whether all that is in memory is asked to leave: then the pool may take what it can, whatever is worth it.
     in_need: AtomicBool,
-    /// Paths at which children find the swap file when they do not find the launcher: in the `/proc` that this process
-    /// saw when it started, and in one of its own pid namespace.
-    swap_paths: Vec<PathBuf>,
+    /// Of each tier of the device, paths at which children find it when they do not find the launcher: in the `/proc`
+    /// that this process saw when it started, and in one of its own pid namespace.
+    tier_paths: [Vec<PathBuf>; TIERS],
     /// The writer of the run's trace, if there is one.
     trace: Mutex<Option<Writer>>,
 }
@@ -108,6 +109,12 @@ impl Runtime {
     /// Returns whether pages can come in although no others leave.
     pub fn has_room(&self) -> bool {
         self.engine.budget().free() > self.engine.limits().low
+    }
+
+    /// Releases the slots of processes that have died, if nobody else does.
+    fn sweep_dead(&self) {
+        // A swap file is the first tier.
+        self.group.sweep(self.tier_paths[0].first());
     }
 
     /// Lifts the cap for this process from now on, since it is about to end.

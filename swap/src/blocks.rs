@@ -194,6 +194,11 @@ impl Blocks {
         self.preferred.store(tier, Relaxed);
     }
 
+    /// Returns the number of the tier from which blocks are taken first.
+    pub fn preferred(&self) -> usize {
+        self.preferred.load(Relaxed)
+    }
+
     /// Takes no block from this tier any more.
     ///
     /// # Panics

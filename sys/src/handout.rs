@@ -47,6 +47,8 @@ pagetide_page::numbered_enum! {
         Maps = 6,
         /// A connection to the keeper of the run's shared memory, see [`crate::keeper::wire`].
         Keeper = 7,
+        /// The ring by which the remote tier is asked.
+        RemoteRing = 8,
     }
 }
 

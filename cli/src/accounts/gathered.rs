@@ -40,6 +40,7 @@ pub(crate) struct Gathered {
 impl Gathered {
     /// Adds up the parts of a group page.
     pub(crate) fn from(group: &Group) -> Self {
+        let setup = group.setup();
         let mut this = Self {
             counters: [0; Counter::ALL.len()],
             distances: [[0; distances::BUCKETS]; 2],
@@ -48,8 +49,11 @@ impl Gathered {
             stored_raw: 0,
             same_filled: 0,
             loose: 0,
-            file: [group.frontier().open(), group.frontier().allowed(), group.setup().blocks],
-            remote: (group.setup().device.kind == DeviceKind::Remote).then(|| group.remote_figures()),
+            file: setup.tier(DeviceKind::File).map_or([0; 3], |tier| {
+                let frontier = group.frontier(tier);
+                [frontier.open(), frontier.allowed(), frontier.total()]
+            }),
+            remote: setup.tier(DeviceKind::Remote).map(|_| group.remote_figures()),
             stalled: 0,
             processes: 0,
             armed: 0,

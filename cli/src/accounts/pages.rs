@@ -43,6 +43,8 @@ pages! {
     shared,
     /// Blocks held on the device.
     disk,
+    /// Blocks of those that are on the remote server.
+    on_server,
     /// Pages out of the programs that have a place.
     swapped,
     /// Pages on probation.
@@ -69,6 +71,7 @@ impl Pages {
             frames: get(Field::Frames),
             unmanaged: get(Field::Unmanaged),
             disk: get(Field::Disk),
+            on_server: get(Field::OnServer),
             swapped: get(Field::Swapped),
             cached: get(Field::Cached),
             ..Self::default()
@@ -107,6 +110,7 @@ impl Pages {
             "unmanaged": self.unmanaged * PAGE,
             "shared": self.shared * PAGE,
             "disk": self.disk * PAGE,
+            "on_server": self.on_server * PAGE,
             "swapped": self.swapped * PAGE,
         })
     }

@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::out;
 use crate::processes::runs::{Purpose, Run};
 use crate::units::{PAGE, show_bytes};
-use pagetide::group::{Field, Group, OffState, ProcessSlot};
+use pagetide::group::{DeviceKind, Field, Group, OffState, ProcessSlot};
 use pagetide_cli::options::{SwapoffArgs, SwaponArgs};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Brings back all pages that a run has in its swap file. Returns the exit status when none is left there.
 pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
     let run = with_file(args.pid, "pagetide swapoff PID")?;
-    let (name, group) = (run.name(), run.group);
+    let (name, group, device) = (run.name(), run.group, device(run.group));
     let before: u64 = group.live().map(|slot| slot.get(Field::Disk)).sum();
     group.set_swapped_off(true);
     loop {
@@ -24,7 +24,7 @@ pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
         }
         // `pagetide swapon` may have run meanwhile.
         if !group.is_swapped_off() {
-            return Err(Failure::new(NOT_DONE, format!("the swap file of {name} was put into use again")));
+            return Err(Failure::new(NOT_DONE, format!("the {device} of {name} was put into use again")));
         }
         if let Some(slot) = group.live().find(|&slot| group.off_state(slot) == OffState::NoRoom) {
             let left = show_bytes(slot.get(Field::Disk) * PAGE);
@@ -33,14 +33,14 @@ pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
             return Err(Failure::new(
                 NOT_DONE,
                 format!(
-                    "{name}: process {process} has no room for {left} that it has in the swap file, which stays in use (end \
+                    "{name}: process {process} has no room for {left} that it has in the {device}, which stays in use (end \
                      something, or start the run with more --memory)"
                 ),
             ));
         }
         if group.live().all(|slot| is_off(&group, slot)) {
             let before = show_bytes(before * PAGE);
-            out::print(&format!("{name}: {before} came back; the swap file is out of use\n"))?;
+            out::print(&format!("{name}: {before} came back; the {device} is out of use\n"))?;
             return Ok(0);
         }
         std::thread::sleep(LOOK);
@@ -53,16 +53,26 @@ pub(crate) fn swapon(args: &SwaponArgs) -> Result<u8, Failure> {
     let was_off = run.group.is_swapped_off();
     run.group.set_swapped_off(false);
     let done = if was_off { "in use again" } else { "in use, as it was" };
-    out::print(&format!("{}: the swap file is {done}\n", run.name()))?;
+    out::print(&format!("{}: the {} is {done}\n", run.name(), device(run.group)))?;
     Ok(0)
 }
 
 fn with_file(pid: Option<u32>, usage: &str) -> Result<Run, Failure> {
     let run = Run::open(pid, Purpose::Change, usage)?;
-    if run.group.setup().blocks == 0 {
-        return Err(Failure::new(NOT_DONE, format!("{} has no swap file", run.name())));
+    if run.group.setup().blocks() == 0 {
+        return Err(Failure::new(NOT_DONE, format!("{} has no swap file and no remote tier", run.name())));
     }
     Ok(run)
+}
+
+/// Returns what the device of a run is called.
+fn device(group: Group) -> &'static str {
+    let has = |kind| group.setup().tier(kind).is_some();
+    match (has(DeviceKind::File), has(DeviceKind::Remote)) {
+        (true, true) => "swap file with the remote tier",
+        (false, true) => "remote tier",
+        _ => "swap file",
+    }
 }
 
 /// Returns whether a process has left the swap file. One without an engine has nothing there, and its engine will

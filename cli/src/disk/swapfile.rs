@@ -4,9 +4,9 @@ use crate::disk::growth::{Growth, News, Seen, Use};
 use crate::machine::container;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide::group::{self, DeviceKind, DeviceSpec};
+use pagetide::group::{self, DeviceKind, DeviceSpec, TierSpec};
 use pagetide_device::file;
-use pagetide_swap::frontier::Frontier;
+use pagetide_swap::frontier::{EXTENT, Frontier};
 use rustix::process::{Resource, getrlimit};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -82,10 +82,21 @@ impl SwapFile {
     }
 
     /// Returns what processes of the run are told of it: they open it by paths that may come to name another file.
-    pub(crate) fn spec(&self) -> Result<DeviceSpec, String> {
+    pub(crate) fn spec(&self) -> Result<TierSpec, String> {
         let identity =
             file::identity(&self.fd).map_err(|error| format!("cannot look at the swap file: {error}"))?;
-        Ok(DeviceSpec { kind: DeviceKind::File, fd: self.fd.as_raw_fd() as u64, identity })
+        let device = DeviceSpec { kind: DeviceKind::File, fd: self.fd.as_raw_fd() as u64, identity };
+        Ok(TierSpec { device, blocks: self.blocks() })
+    }
+
+    /// Has the file end with an extent, for another tier is behind it.
+    pub(crate) fn end_with_extent(&mut self) -> Result<(), String> {
+        let extent = EXTENT * BLOCK;
+        self.bytes -= self.bytes % extent;
+        if self.bytes == 0 {
+            return Err(format!("--swap-size: beside --remote it takes {} at least", show_bytes(extent)));
+        }
+        Ok(())
     }
 
     /// Creates a swap file. Returns `None` if no default directory will do.

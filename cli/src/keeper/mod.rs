@@ -76,7 +76,7 @@ struct Keeper {
 /// standard input. Returns the exit status.
 pub(crate) fn keep() -> Result<u8, Failure> {
     let failed = |text: &str| beside::failure(link::COMMAND, text);
-    let (group, _) = beside::join(link::COMMAND)?;
+    let group = beside::join(link::COMMAND)?;
     let _ = rustix::thread::set_name(c"pagetide-keeper");
     let breaks = Breaks::watch().map_err(|error| failed(&error.to_string()))?;
     engine_thread::make_by(|name, run| std::thread::Builder::new().name(name.into()).spawn(run).map(drop));

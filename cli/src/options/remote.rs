@@ -10,12 +10,13 @@ use std::time::Duration;
 /// Options of the remote tier.
 #[derive(clap::Args, Clone, Debug)]
 pub struct RemoteOptions {
-    /// Swap to a Valkey or Redis server in place of a file: redis://HOST:PORT, or rediss:// for TLS
+    /// Swap to a Valkey or Redis server: redis://HOST:PORT, or rediss:// for TLS
     ///
+    /// In place of a swap file; with `--swap-dir` or `--swap-size` beside one, and pages go first to what answers sooner.
     /// More than once for the seeds of a cluster. The password of redis://USER@HOST comes from
     /// `PAGETIDE_REMOTE_PASSWORD` or `--remote-password-file`. Pages are encrypted before they leave this machine. A server
     /// that evicts is refused.
-    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, conflicts_with_all = ["swap_dir", "swap_size", "no_encrypt"], help_heading = PLACES)]
+    #[arg(long, value_name = "URL", value_hint = ValueHint::Url, conflicts_with_all = ["no_encrypt"], help_heading = PLACES)]
     pub remote: Vec<String>,
     /// What the run may have on the remote server [default: 4 times the cap]
     #[arg(long, value_name = "SIZE", value_parser = parse_size, requires = "remote", help_heading = PLACES)]

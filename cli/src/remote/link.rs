@@ -6,7 +6,7 @@ use super::target::{PASSWORD, Target};
 use crate::beside;
 use crate::units::show_bytes;
 use crate::verbosity::Verbosity;
-use pagetide::group::{DeviceKind, DeviceSpec};
+use pagetide::group::{DeviceKind, DeviceSpec, TierSpec};
 use pagetide_cli::options::RemoteOptions;
 use pagetide_device::ring::Ring;
 use pagetide_device::{BLOCK, file};
@@ -69,16 +69,12 @@ impl RemoteTier {
         Ok(Some(Self { fd, ring, bytes, target, version: about.version, server: None }))
     }
 
-    /// Returns the number of its blocks.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.bytes / BLOCK as u64
-    }
-
     /// Returns what processes of the run are told of it.
-    pub(crate) fn spec(&self) -> Result<DeviceSpec, String> {
+    pub(crate) fn spec(&self) -> Result<TierSpec, String> {
         let identity =
             file::identity(&self.fd).map_err(|error| format!("cannot look at the ring: {error}"))?;
-        Ok(DeviceSpec { kind: DeviceKind::Remote, fd: self.fd.as_raw_fd() as u64, identity })
+        let device = DeviceSpec { kind: DeviceKind::Remote, fd: self.fd.as_raw_fd() as u64, identity };
+        Ok(TierSpec { device, blocks: self.bytes / BLOCK as u64 })
     }
 
     /// Returns a phrase that says what the tier is.

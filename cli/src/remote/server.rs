@@ -10,7 +10,7 @@ use super::target::Target;
 use super::values::{Segment, Values};
 use crate::beside;
 use crate::failure::Failure;
-use pagetide::group::{Field, Group, RemoteFigure};
+use pagetide::group::{DeviceKind, Field, Group, RemoteFigure};
 use pagetide_device::ring::{Member, Ring, Taken};
 use pagetide_device::{BLOCK, Direction, remote};
 use pagetide_sys::lock;
@@ -52,6 +52,8 @@ struct Server {
     run: String,
     /// Its own slot in the group page.
     slot: usize,
+    /// The first block of the tier, as the whole device counts.
+    first_block: usize,
     values: Mutex<Values>,
     outage: Outage,
     ends: AtomicBool,
@@ -61,11 +63,13 @@ struct Server {
 /// keeps open for as long as it lives. Returns the exit status.
 pub(crate) fn serve() -> Result<u8, Failure> {
     let failed = |text: &str| beside::failure(COMMAND, text);
-    let (group, ticket) = beside::join(COMMAND)?;
+    let group = beside::join(COMMAND)?;
     let mut line = String::new();
     std::io::stdin().lock().read_line(&mut line).map_err(|error| failed(&error.to_string()))?;
     let target = Target::from_line(&line).ok_or_else(|| failed("no server is named"))?;
-    let device = ticket.device.path(ticket.launcher.pid);
+    let setup = group.setup();
+    let tier = setup.tier(DeviceKind::Remote).ok_or_else(|| failed("the run has no remote tier"))?;
+    let device = group.tier_path(tier);
     let ring = rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(std::io::Error::from)
         .and_then(|file| remote::serve(&file).map(|()| file))
@@ -86,12 +90,17 @@ pub(crate) fn serve() -> Result<u8, Failure> {
         target,
         run,
         slot: slot.index(),
+        first_block: setup.first_block(tier) as usize,
         values: Mutex::default(),
         outage,
         ends: AtomicBool::new(false),
     });
     let mut store = server.store();
     store.note_alive(ALIVE_SECONDS).map_err(|error| failed(&error.to_string()))?;
+    // Over the connection that there is now: engines have to know what the tier costs before they read from it.
+    let asked = Instant::now();
+    store.note_alive(ALIVE_SECONDS).map_err(|error| failed(&error.to_string()))?;
+    server.outage.answered(asked.elapsed());
     let workers: Vec<_> = (0..WORKERS)
         .map(|number| {
             let server = Arc::clone(&server);
@@ -320,7 +329,7 @@ impl Server {
 
     /// Gives up what no process holds any more, of some blocks. Returns where to go on.
     fn sweep(&self, from: usize) -> usize {
-        let counts = self.group.block_counts();
+        let counts = &self.group.block_counts()[self.first_block..];
         let mut values = lock(&self.values);
         let range = from..from + SWEPT;
         let done = range.end >= values.end();
@@ -375,7 +384,7 @@ mod tests {
         let target = Target::new(&urls, None, timeout, Duration::from_secs(60)).unwrap();
         let outage = Outage::new(timeout, ring, group);
         let (values, ends) = (Mutex::default(), AtomicBool::new(false));
-        Server { ring, group, target, run: "test".to_owned(), slot: 0, values, outage, ends }
+        Server { ring, group, target, run: "test".to_owned(), slot: 0, first_block: 0, values, outage, ends }
     }
 
     #[test]

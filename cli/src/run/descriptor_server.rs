@@ -44,8 +44,10 @@ impl Drop for SocketDirectory {
 pub(crate) struct Descriptors {
     /// The group page.
     pub(crate) group: OwnedFd,
-    /// The swap file, or the ring of the remote tier, if there is one.
+    /// The swap file, if there is one.
     pub(crate) swap: Option<OwnedFd>,
+    /// The ring of the remote tier, if there is one.
+    pub(crate) ring: Option<OwnedFd>,
     /// The trace, if there is one.
     pub(crate) trace: Option<OwnedFd>,
     /// The device that makes userfaultfds, if the broker gave it.
@@ -167,6 +169,7 @@ impl Descriptors {
                 Err(Errno::INVAL) => again(&self.swap, OFlags::RDWR),
                 other => other,
             },
+            Thing::RemoteRing => again(&self.ring, OFlags::RDWR),
             Thing::Trace => again(&self.trace, OFlags::WRONLY | OFlags::APPEND),
             Thing::Userfaultfd => match &self.device {
                 Some(device) => rustix::io::fcntl_dupfd_cloexec(device, 0),
@@ -194,7 +197,13 @@ mod tests {
         let descriptor_server = DescriptorServer::new().unwrap();
         let (_fd, zero) = (0, fs::File::open("/dev/zero").unwrap());
         let giver = RunGiver {
-            descriptors: Descriptors { group: zero.into(), swap: None, trace: None, device: None },
+            descriptors: Descriptors {
+                group: zero.into(),
+                swap: None,
+                ring: None,
+                trace: None,
+                device: None,
+            },
             keeper: KeeperLink::none(),
             launcher: std::process::id(),
         };

@@ -259,8 +259,11 @@ impl<'a> Launcher<'a> {
     fn look_at_swap(&mut self, look: fn(&mut SwapFile, Frontier, Use) -> Vec<News>) {
         let Some(swap) = &mut self.resources.swap else { return };
         let now = self.sampler.now();
-        let now = Use { held: now.pages.disk, refused: now.counter(Counter::write_full) };
-        for news in look(swap, self.resources.group.frontier(), now) {
+        let now = Use {
+            held: now.pages.disk.saturating_sub(now.pages.on_server),
+            refused: now.counter(Counter::write_full),
+        };
+        for news in look(swap, self.resources.group.frontier(0), now) {
             match news {
                 News::Passed(line) => self.verbosity().tell(&line),
                 News::Full(line) => self.verbosity().warn(&line),

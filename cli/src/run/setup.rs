@@ -8,12 +8,13 @@ use crate::remote::link::RemoteTier;
 use crate::run::descriptor_server::Descriptors;
 use crate::units::{PAGE, show_bytes};
 use crate::verbosity::Verbosity;
-use pagetide::group::{DeviceSpec, Group, Knobs, Setup};
+use pagetide::group::{Group, Knobs, Setup, TierSpec};
 use pagetide::injection::Plan;
 use pagetide::mask::Mask;
 use pagetide::ticket::Ticket;
 use pagetide_cli::options::RunArgs;
 use pagetide_cli::options::size::Size;
+use pagetide_swap::frontier::TIERS;
 use pagetide_swap::{Switches, trace};
 use pagetide_sys::handout::Address;
 use pagetide_sys::procfs::Identity;
@@ -39,7 +40,7 @@ pub(crate) struct Resources {
     pub(crate) group_fd: OwnedFd,
     /// The swap file, if there is one.
     pub(crate) swap: Option<SwapFile>,
-    /// The remote tier, if there is one: then there is no swap file.
+    /// The remote tier, if there is one.
     pub(crate) remote: Option<RemoteTier>,
     /// The trace, if there is one.
     pub(crate) trace: Option<File>,
@@ -58,13 +59,20 @@ impl Resources {
     ) -> Result<Self, String> {
         let memory = memory(args, verbosity)?;
         let remote = RemoteTier::create(&args.remote, memory, Limits::read()?.whole(), verbosity)?;
-        let mut swap = if remote.is_some() { None } else { swap_file(args, memory, verbosity)? };
-        let device = match (&swap, &remote) {
-            (Some(swap), _) => swap.spec()?,
-            (None, Some(remote)) => remote.spec()?,
-            (None, None) => DeviceSpec::default(),
-        };
-        let blocks = swap.as_ref().map(SwapFile::blocks).or(remote.as_ref().map(RemoteTier::blocks));
+        // A server alone is in place of a file; a file that is asked for is a tier beside it.
+        let has_file = remote.is_none() || args.swap_dir.is_some() || args.swap_size.is_some();
+        let mut swap = if has_file { swap_file(args, memory, verbosity)? } else { None };
+        let mut tiers = Vec::new();
+        if let Some(swap) = &mut swap {
+            if remote.is_some() {
+                swap.end_with_extent()?;
+            }
+            tiers.push(swap.spec()?);
+        }
+        if let Some(remote) = &remote {
+            tiers.push(remote.spec()?);
+        }
+        tiers.resize(TIERS, TierSpec::default());
         let most = if remote.is_some() { remote::link::PAGE_CLUSTER_MAX } else { u32::MAX };
         let trace = args.trace.as_deref().map(|path| create_trace(path, memory, args)).transpose()?;
         let setup = Setup {
@@ -74,9 +82,8 @@ impl Resources {
             reclaim: args.rules.reclaim.into(),
             readahead: args.rules.readahead.into(),
             page_cluster: args.rules.page_cluster.min(most),
-            blocks: blocks.unwrap_or(0),
             launcher: Identity::own(),
-            device,
+            tiers: std::array::from_fn(|tier| tiers[tier]),
             trace_fd: trace.as_ref().map(|file| file.as_raw_fd() as u64),
             mask,
             encrypt: !args.no_encrypt,
@@ -100,14 +107,16 @@ impl Resources {
         let memory = self.setup.cap_pages * PAGE;
         let pool = show_bytes(memory / 100 * args.rules.max_pool_percent);
         verbosity.detail(&format!("memory {}, of which the pool may take {pool}", show_bytes(memory)));
-        verbosity.detail(&match (&self.swap, &self.remote) {
-            (Some(swap), _) => {
+        match &self.swap {
+            Some(swap) => {
                 let (directory, bytes) = (swap.directory.display(), show_bytes(swap.bytes));
-                format!("swap file in {directory}, up to {bytes}, {}", swap.bound)
+                verbosity.detail(&format!("swap file in {directory}, up to {bytes}, {}", swap.bound));
             }
-            (None, Some(remote)) => remote.describe(),
-            (None, None) => "no swap file".to_owned(),
-        });
+            None => verbosity.detail("no swap file"),
+        }
+        if let Some(remote) = &self.remote {
+            verbosity.detail(&remote.describe());
+        }
     }
 
     /// Returns the ticket by which processes find the run; `address` is that of the descriptor server.
@@ -132,11 +141,8 @@ impl Resources {
         };
         Ok(Descriptors {
             group: clone(self.group_fd.as_fd())?,
-            swap: match (&self.swap, &self.remote) {
-                (Some(swap), _) => Some(clone(swap.fd.as_fd())?),
-                (None, Some(remote)) => Some(clone(remote.fd.as_fd())?),
-                (None, None) => None,
-            },
+            swap: self.swap.as_ref().map(|swap| clone(swap.fd.as_fd())).transpose()?,
+            ring: self.remote.as_ref().map(|remote| clone(remote.fd.as_fd())).transpose()?,
             trace: self.trace.as_ref().map(|trace| clone(trace.as_fd())).transpose()?,
             device: self.uffd_device.as_ref().map(|device| clone(device.as_fd())).transpose()?,
         })
@@ -145,8 +151,8 @@ impl Resources {
 
 /// Takes the first look at a swap file, and warns if it may not grow.
 fn look_first(swap: &mut SwapFile, group: Group, verbosity: Verbosity) {
-    swap.look_now(group.frontier(), Use { held: 0, refused: 0 });
-    if group.frontier().allowed() == 0 {
+    swap.look_now(group.frontier(0), Use { held: 0, refused: 0 });
+    if group.frontier(0).allowed() == 0 {
         let directory = swap.directory.display();
         verbosity.warn(&format!(
             "{directory} is 95 % full: no page goes to the swap file until there is room (--swap-dir, --swap-size)"

@@ -154,7 +154,11 @@ impl Report {
         let [zero, pool, disk, reuse] =
             ways.map(|pages| (u128::from(pages) * 100 + u128::from(out / 2)) / u128::from(out.max(1)));
         let ratio = self.ratio.map(|ratio| format!(" at {ratio:.1}:1")).unwrap_or_default();
-        let device = if self.now.remote.is_some() { "server" } else { "disk" };
+        let device = match (self.now.file[2], self.now.remote) {
+            (0, Some(_)) => "server",
+            (_, Some(_)) => "disk and server",
+            _ => "disk",
+        };
         let reuse = if reuse > 0 { format!(", {reuse} % unchanged") } else { String::new() };
         format!(
             "out {} pages ({zero} % zero, {pool} % pool{ratio}, {disk} % {device} {} written{reuse}), \

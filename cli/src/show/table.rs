@@ -40,15 +40,17 @@ fn memory(out: &mut String, report: &Report) {
         ("  unmanaged", now.unmanaged),
         ("    shared", now.shared),
         ("swapped", now.swapped),
-        (if report.now.remote.is_some() { "  on server" } else { "  on disk" }, now.disk),
     ] {
         let _ = writeln!(out, "{label:<14}{:>10}", bytes(pages));
     }
-    if let Some(line) = report.now.remote_line() {
-        let _ = writeln!(out, "{line}");
-        return;
+    let ([size, allowed, most], remote) = (report.now.file, report.now.remote_line());
+    if most > 0 || remote.is_none() {
+        let _ = writeln!(out, "{:<14}{:>10}", "  on disk", bytes(now.disk.saturating_sub(now.on_server)));
     }
-    let [size, allowed, most] = report.now.file;
+    if let Some(line) = remote {
+        let _ = writeln!(out, "{:<14}{:>10}", "  on server", bytes(now.on_server));
+        let _ = writeln!(out, "{line}");
+    }
     if most > 0 {
         let _ = write!(out, "{:<14}{:>10}", "  file", bytes(size));
         let now = if allowed > size || size == most { "" } else { ", not just now" };

@@ -2,6 +2,7 @@
 
 use crate::common::*;
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -130,8 +131,44 @@ fn a_server_that_will_not_do_is_refused_with_what_mends_it() {
     refused(&url.replace("://", "://:secret@"), "", "PAGETIDE_REMOTE_PASSWORD");
     refused("redis://127.0.0.1:1", "", "cannot reach");
     refused("127.0.0.1", "", "redis://HOST:PORT");
-    let both = start(pagetide("32M", "", &["--remote", &url, "--swap-size", "1G"], &["true"])).end();
-    assert!(both.status.code() == Some(125) && both.stderr.contains("--swap-size"), "{}", both.stderr);
+}
+
+#[test]
+fn beside_a_swap_file_a_server_takes_what_that_has_no_room_for() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let stats = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("beside-{}.json", std::process::id()));
+    let (random, forks) = (program("incompressible"), program("forks"));
+    let commands: [&[&str]; 2] =
+        [&[&random, "--mib", "64", "--threads", "2", "--passes", "1"], &[&forks, "--mib", "24"]];
+    for command in commands {
+        let options = [&POOL[..], &["--swap-size", "6M", "--stats", stats.to_str().unwrap()]].concat();
+        start(run("32M", &server, &options, command)).end().succeeds();
+        assert_eq!(server.keys(), 0, "what the run had there is deleted at its end");
+        let said: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
+        let (most, peak) = (&said["swap_file"]["may_grow_to"], &said["bytes"]["peak"]);
+        assert_eq!(most, 6 << 20, "{said}");
+        let [all, on_server] = ["disk", "on_server"].map(|name| peak[name].as_u64().unwrap());
+        assert!(on_server > 0 && said["remote"]["written_bytes"].as_u64().unwrap() > 0, "{said}");
+        assert!(all > on_server, "some of it is in the file: {said}");
+    }
+    let small = start(run("32M", &server, &["--swap-size", "1M"], &["true"])).end();
+    assert!(small.status.code() == Some(125) && small.stderr.contains("2 MiB at least"), "{}", small.stderr);
+}
+
+#[test]
+fn beside_a_swap_file_a_server_that_stands_still_loses_nothing() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let options = [&POOL[..], &["--swap-size", "24M"]].concat();
+    let run = start(run("24M", &server, &options, &[&program("lost"), "--rounds", "4"]));
+    run.until("pages on the server", || server.keys() > 20);
+    server.signal("-STOP");
+    std::thread::sleep(Duration::from_secs(3));
+    server.signal("-CONT");
+    assert_eq!(run.end().succeeds(), "0 of 24576 pages lost\n");
+    assert_eq!(server.keys(), 0);
 }
 
 #[test]

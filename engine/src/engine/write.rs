@@ -92,11 +92,11 @@ impl<M: Memory> Engine<M> {
 
     /// Blocks to write to, while the device is in use.
     pub(super) fn allocate(&self, count: usize) -> Option<BlockRun> {
-        if self.outage.full.is_due(self.now()) {
-            self.retry_refused_blocks();
-        }
+        let now = self.now();
+        let is_due = |tier: &usize| self.outage.tiers[*tier].full.is_due(now);
+        (0..self.swap.blocks().tiers()).filter(is_due).for_each(|tier| self.swap.blocks().unpark(tier));
         let Some(run) = self.swap.blocks().allocate(count) else {
-            self.outage.full.note(self.now());
+            self.tier_outages().for_each(|tier| tier.full.note(now));
             return None;
         };
         // Either this is seen, or whoever takes the device out of use sees that blocks are held.
@@ -156,7 +156,7 @@ impl<M: Memory> Engine<M> {
     ) {
         match result {
             Ok(()) => {
-                self.outage.full.end();
+                self.tier_outage(block).full.end();
                 self.count(Counter::pswpout, pages.len());
                 let mut arrived = Arrived { engine: self, slot: slot_id };
                 self.reclaimer.end_written(&self.swap, slot_id, pages, block, &mut arrived);
@@ -169,25 +169,33 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// A write to blocks failed, of which nothing is used. Where the disk has no room they are not tried again for a
+    /// A write to blocks failed, of which nothing is used. Where their tier has no room they are not tried again for a
     /// while.
     pub(super) fn write_failed(&self, error: &std::io::Error, run: BlockRun) {
+        let tier = self.swap.blocks().tier_of(run.start);
         if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) {
-            self.count(Counter::write_full, 1);
+            if tier == 0 {
+                // What a server refuses that is the second tier its process counts.
+                self.count(Counter::write_full, 1);
+            }
             self.swap.blocks().park(run);
             if !self.is_full() {
                 pagetide_sys::log!(Info, "the device has no room: {error}");
             }
-            self.outage.full.refuse(self.now());
+            self.outage.tiers[tier].full.refuse(self.now());
             return;
         }
         self.free_blocks(run.start, run.length);
         self.count(Counter::write_error, 1);
-        if !self.outage.failed.swap(true, Relaxed) {
-            let Told { name, options, .. } = self.device.as_ref().expect("it was written to").told();
+        self.swap.blocks().close(tier);
+        if !self.outage.tiers[tier].failed.swap(true, Relaxed) {
+            let none = self.tier_outages().all(|tier| tier.failed.load(Relaxed));
+            self.outage.failed.store(none, Relaxed);
+            let Told { name, options, .. } = self.device.as_ref().expect("it was written to").told(run.start);
             pagetide_sys::log!(Error, "a write to the {name} failed: {error}");
+            let then = if none { "stay in memory" } else { "go to the other tier" };
             pagetide_sys::task::say(&format!(
-                "cannot write to the {name}: {error}; pages stay in memory from now on ({options})"
+                "cannot write to the {name}: {error}; pages {then} from now on ({options})"
             ));
         }
     }

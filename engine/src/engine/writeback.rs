@@ -63,7 +63,7 @@ impl<M: Memory> Engine<M> {
             self.write_failed(&error, BlockRun { start: block, length: entries.len() });
             return;
         }
-        self.outage.full.end();
+        self.tier_outage(block).full.end();
         self.count(Counter::pswpout, entries.len());
         for (&(owner, handle, hash), block) in entries.iter().zip(block..) {
             if !self.swap.finish_writeback(owner, handle, hash, Some(block)) {

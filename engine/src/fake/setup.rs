@@ -36,6 +36,8 @@ pub struct Setup {
     pub config: Config,
     /// The device, if there is one.
     pub device: Option<Box<dyn Device>>,
+    /// Blocks of each tier of the device; none says that it is one.
+    pub tiers: Vec<usize>,
     /// The ways of moving pages that are masked.
     pub mask: Mask,
 }
@@ -49,6 +51,7 @@ impl Default for Setup {
             span_pages: 1 << 16,
             config: Config::for_cap(4096),
             device: None,
+            tiers: Vec::new(),
             mask: Mask::default(),
         }
     }
@@ -91,11 +94,13 @@ fn engine_of<M>(memory: M, slots: Vec<FakeSlot>, setup: Setup) -> Engine<M>
 where
     M: Memory<Slot = FakeSlot, Spans = HeapSpans>,
 {
-    let Setup { limits, pool_pages_max, span_pages, config, device, mask, .. } = setup;
-    let count = device.as_ref().map_or(0, |device| device.blocks()) as usize;
+    let Setup { limits, pool_pages_max, span_pages, config, device, mut tiers, mask, .. } = setup;
+    if tiers.is_empty() {
+        tiers.push(device.as_ref().map_or(0, |device| device.blocks()) as usize);
+    }
     let swap = Swap::new(
         HeapSpans::new(span_pages),
-        Blocks::private(count),
+        Blocks::private_tiers(&tiers),
         Keys { hash: HashKey::new([1, 2, 3, 4]), cipher: Some(Cipher::new([5, 6])) },
         config,
         Counters::new(words(Counters::CELLS)),

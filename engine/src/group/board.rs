@@ -13,7 +13,7 @@ const LEVEL_BITS: u32 = 8;
 impl Group {
     fn board_words(&self, slot: ProcessSlot) -> &'static [AtomicU64] {
         assert!(slot.index() < SLOTS);
-        self.shared.words(boards_at(self.setup().blocks) + slot.index() * BOARD_BYTES, WORDS)
+        self.shared.words(boards_at(self.setup().blocks()) + slot.index() * BOARD_BYTES, WORDS)
     }
 
     /// Returns the board of a process, to be read.

@@ -1,5 +1,6 @@
-//! The device that the pages of a run go to, as its processes are told of it.
+//! The device that the pages of a run go to, as its processes are told of it: its tiers.
 
+use super::layout::TierWord;
 use pagetide_device::file::{self, Identity};
 use pagetide_device::ring::Member;
 use pagetide_device::{Device, File, FileKind, OpenError, Remote};
@@ -18,7 +19,76 @@ pagetide_page::numbered_enum! {
     }
 }
 
-/// The device of a run, as its processes find it.
+/// A tier of a run's device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct TierSpec {
+    /// What it is, and where.
+    pub device: DeviceSpec,
+    /// Its blocks; 0 if there is no such tier.
+    pub blocks: u64,
+}
+
+impl TierSpec {
+    /// Returns the words that the group page has of it.
+    pub(super) fn words(self) -> [(TierWord, u64); TierWord::COUNT] {
+        let Self { device: DeviceSpec { kind, fd, identity: (device, inode) }, blocks } = self;
+        [
+            (TierWord::Blocks, blocks),
+            (TierWord::Kind, kind.to_bits()),
+            (TierWord::Fd, fd),
+            (TierWord::Device, device),
+            (TierWord::Inode, inode),
+        ]
+    }
+
+    /// Returns the tier of which the group page has these words.
+    pub(super) fn of_words(get: impl Fn(TierWord) -> u64) -> Self {
+        let kind = DeviceKind::from_bits(get(TierWord::Kind)).unwrap_or_default();
+        let identity = (get(TierWord::Device), get(TierWord::Inode));
+        let device = DeviceSpec { kind, fd: get(TierWord::Fd), identity };
+        Self { device, blocks: get(TierWord::Blocks) }
+    }
+
+    /// Opens the tier at the first of `paths` where it is, or else takes it from the launcher,
+    /// which hands it out to processes that have given up their privileges.
+    ///
+    /// # Errors
+    /// The error at the last path, where no path leads to the device and the launcher hands it out to nobody:
+    /// [`OpenError::Another`] if another file is there by now, [`OpenError::System`] if it cannot be opened.
+    ///
+    /// # Panics
+    /// If there is no path.
+    pub fn open(&self, paths: &[PathBuf], by: Access) -> Result<OpenDevice, OpenError> {
+        let &Self { device: DeviceSpec { kind, identity, .. }, blocks } = self;
+        let open = |path: &PathBuf| match kind {
+            DeviceKind::File => File::open(path, identity, blocks, by.kind).map(OpenDevice::of_file),
+            DeviceKind::Remote => Remote::open(path, identity, blocks, by.member).map(OpenDevice::of_remote),
+        };
+        let (first, others) = paths.split_first().expect("there is a path");
+        let opened = others.iter().fold(open(first), |opened, path| opened.or_else(|_| open(path)));
+        opened.or_else(|error| match handout::ask(kind.thing()) {
+            Ok(file) => match kind {
+                DeviceKind::File => File::adopt(file, identity, blocks, by.kind).map(OpenDevice::of_file),
+                DeviceKind::Remote => {
+                    Remote::adopt(file, identity, blocks, by.member).map(OpenDevice::of_remote)
+                }
+            },
+            Err(_) => Err(error),
+        })
+    }
+}
+
+impl DeviceKind {
+    /// Returns the thing that the launcher hands out.
+    fn thing(self) -> Thing {
+        match self {
+            Self::File => Thing::SwapFile,
+            Self::Remote => Thing::RemoteRing,
+        }
+    }
+}
+
+/// The device that is a tier of a run, as its processes find it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct DeviceSpec {
     /// What its file is.
@@ -35,44 +105,10 @@ impl DeviceSpec {
         format!("/proc/{launcher}/fd/{}", self.fd).into()
     }
 
-    /// Opens the device at the first of `paths` where it is, or else takes it from the launcher,
-    /// which hands it out to processes that have given up their privileges.
-    ///
-    /// # Errors
-    /// The error at the last path, where no path leads to the device and the launcher hands it out to nobody:
-    /// [`OpenError::Another`] if another file is there by now, [`OpenError::System`] if it cannot be opened.
-    ///
-    /// # Panics
-    /// If there is no path.
-    pub fn open(&self, paths: &[PathBuf], by: &Access) -> Result<OpenDevice, OpenError> {
-        let &Access { blocks, kind, member } = by;
-        let open = |path: &PathBuf| match self.kind {
-            DeviceKind::File => File::open(path, self.identity, blocks, kind).map(OpenDevice::of_file),
-            DeviceKind::Remote => {
-                Remote::open(path, self.identity, blocks, member).map(OpenDevice::of_remote)
-            }
-        };
-        let (first, others) = paths.split_first().expect("there is a path");
-        let opened = others.iter().fold(open(first), |opened, path| opened.or_else(|_| open(path)));
-        opened.or_else(|error| match handout::ask(Thing::SwapFile) {
-            Ok(file) => match self.kind {
-                DeviceKind::File => File::adopt(file, self.identity, blocks, kind).map(OpenDevice::of_file),
-                DeviceKind::Remote => {
-                    Remote::adopt(file, self.identity, blocks, member).map(OpenDevice::of_remote)
-                }
-            },
-            Err(_) => Err(error),
-        })
-    }
-
     /// Waits for the writes that ended threads began, by `path` or as the launcher hands the device out: see
     /// [`file::await_writes`]. Writes that cannot be waited for have ended by now, as a rule; and a read of a wrong
     /// block is found by its hash.
     pub fn await_writes(&self, path: &Path) {
-        if self.kind == DeviceKind::Remote {
-            // Its server lets no write come over a later one.
-            return;
-        }
         if file::await_writes(path, self.identity).is_err()
             && let Ok(file) = handout::ask(Thing::SwapFile)
         {
@@ -81,11 +117,9 @@ impl DeviceSpec {
     }
 }
 
-/// How a process uses the device.
+/// How a process uses a tier.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// Blocks of the device.
-    pub blocks: u64,
     /// The calls by which a swap file is read and written.
     pub kind: FileKind,
     /// The process, as the server of a remote tier knows it.
@@ -122,15 +156,17 @@ mod tests {
         let [file, other] = [(); 2].map(|()| file::create(directory).unwrap());
         let path = |fd: i32| PathBuf::from(format!("/proc/self/fd/{fd}"));
         let kind = DeviceKind::File;
-        let spec = DeviceSpec { kind, fd: file.as_raw_fd() as u64, identity: file::identity(&file).unwrap() };
-        let by = Access { blocks: 8, kind: FileKind::Auto, member: Member { index: 0, tenancy: 1 } };
-        assert_eq!(spec.path(7), PathBuf::from(format!("/proc/7/fd/{}", file.as_raw_fd())));
+        let device =
+            DeviceSpec { kind, fd: file.as_raw_fd() as u64, identity: file::identity(&file).unwrap() };
+        let spec = TierSpec { device, blocks: 8 };
+        let by = Access { kind: FileKind::Auto, member: Member { index: 0, tenancy: 1 } };
+        assert_eq!(device.path(7), PathBuf::from(format!("/proc/7/fd/{}", file.as_raw_fd())));
         let missing = PathBuf::from("/proc/self/fd/none");
         let paths = [missing.clone(), path(other.as_raw_fd()), path(file.as_raw_fd())];
-        assert!(spec.open(&paths, &by).is_ok());
-        assert!(matches!(spec.open(&paths[..2], &by), Err(OpenError::Another)));
-        let last = spec.open(&[path(other.as_raw_fd()), missing], &by);
+        assert!(spec.open(&paths, by).is_ok());
+        assert!(matches!(spec.open(&paths[..2], by), Err(OpenError::Another)));
+        let last = spec.open(&[path(other.as_raw_fd()), missing], by);
         assert!(matches!(last, Err(OpenError::System(_))), "{last:?}");
-        spec.await_writes(&path(file.as_raw_fd()));
+        device.await_writes(&path(file.as_raw_fd()));
     }
 }

@@ -2,7 +2,7 @@
 //! for ever.
 
 use super::inquiry::{Ended, Responsiveness};
-use super::layout::{Field, HEADER_WORDS, Header, PAGES_MAX, SLOT_WORDS};
+use super::layout::{Field, HEADER_WORDS, Header, PAGES_MAX, SLOT_WORDS, TierWord};
 use super::tests::{process, setup};
 use super::{Group, ProcessSlot, SLOTS};
 use crate::census::Tally;
@@ -33,8 +33,8 @@ fn call_all(group: &Group, slot: ProcessSlot, number: u64) {
     let few = pages.unsigned_abs();
     let _ = (group.knobs(), group.is_swapped_off(), group.off_state(slot), group.is_launcher_dead());
     let _ = (group.own_pages(), group.shared_pages(), group.unmanaged_pages(), group.stuck(), group.ended());
-    let _ = (group.free(), group.uncharged_left(), group.step(), group.demand(), group.frontier().stamp());
-    let _ = (group.take(pages, pages), group.take_up_to(pages), group.frontier().advance());
+    let _ = (group.free(), group.uncharged_left(), group.step(), group.demand(), group.frontiers().allowed());
+    let _ = (group.take(pages, pages), group.take_up_to(pages), group.frontier(0).advance());
     group.give(pages);
     group.take_anyway(pages);
     group.charge_own(few, few);
@@ -93,7 +93,8 @@ fn a_setup_of_any_numbers_is_one_that_may_be_and_names_the_files_of_the_ticket()
     let (fd, group) = Group::create(told).unwrap();
     let words = group.shared.words(0, HEADER_WORDS);
     // With others there it is no group page of this version.
-    let kept = [Header::Magic, Header::Version, Header::Blocks].map(|word| word as usize);
+    let blocks = [0, 1].map(|tier| TierWord::Blocks.of(tier));
+    let kept = [Header::Magic as usize, Header::Version as usize, blocks[0], blocks[1]];
     let ticket = Ticket::new(&told, 3, None);
     for seed in 0..200 {
         let mut random = seed;
@@ -104,7 +105,7 @@ fn a_setup_of_any_numbers_is_one_that_may_be_and_names_the_files_of_the_ticket()
         assert!((1..=PAGES_MAX as u64).contains(&opened.cap_pages), "seed {seed}: {opened:?}");
         assert!(opened.knobs.max_pool_percent <= 100 && opened.page_cluster <= PAGE_CLUSTER_MAX);
         assert_eq!(Plan::from_bits(opened.injection.bits()), opened.injection);
-        assert_eq!((opened.device, opened.launcher), (told.device, told.launcher));
+        assert_eq!((opened.tiers, opened.launcher), (told.tiers, told.launcher));
         assert_eq!((opened.trace_fd, opened.encrypt), (told.trace_fd, told.encrypt));
     }
 }

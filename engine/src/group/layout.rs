@@ -4,10 +4,10 @@ use super::SLOTS;
 use crate::dump::board;
 use crate::latency;
 use pagetide_swap::Counters;
-use pagetide_swap::frontier::Frontier;
+use pagetide_swap::frontier::{Frontier, TIERS};
 use pagetide_swap::held::Held;
 
-pub(super) const HEADER_WORDS: usize = 64;
+pub(super) const HEADER_WORDS: usize = 80;
 pub(super) const SLOT_HEADER_WORDS: usize = 60;
 pub(super) const COUNTER_WORDS: usize = 128;
 pub(super) const SLOT_WORDS: usize = 320;
@@ -36,14 +36,9 @@ pub(super) enum Header {
     Reclaim,
     Readahead,
     PageCluster,
-    Blocks,
     LauncherPid,
     LauncherStart,
     LauncherNamespace,
-    SwapKind,
-    SwapFd,
-    SwapDevice,
-    SwapInode,
     /// One more than the trace's descriptor in the launcher; 0 if there is none.
     TraceFd,
     Mask,
@@ -67,10 +62,12 @@ pub(super) enum Header {
     StartReserve,
     /// The number of times that the swap file went out of use and into use: odd if it is to be used no more.
     Swapoffs,
-    /// The swap file's [`Frontier`], in several words.
-    Frontier,
+    /// The tiers of the device, several words each: see [`TierWord`].
+    Tiers,
+    /// The [`Frontier`] of each tier, in several words.
+    Frontiers = Self::Tiers as usize + TIERS * TierWord::COUNT,
     /// Inquiries so far, and the last that the launcher has answered: see [`inquiry`].
-    Inquiries = Self::Frontier as usize + Frontier::WORDS,
+    Inquiries = Self::Frontiers as usize + TIERS * Frontier::WORDS,
     LauncherAnswered,
     /// 1 since a file was put on the list of those that the keeper serves.
     ServedFiles,
@@ -84,6 +81,28 @@ pub(super) enum Header {
     EndedStuck,
     /// The first of the figures of the remote tier, see [`super::RemoteFigure`].
     Remote = Self::EndedStuck as usize + crate::census::Reason::ALL.len(),
+}
+
+/// A word that says what a tier of the device is.
+#[derive(Clone, Copy)]
+#[repr(usize)]
+pub(super) enum TierWord {
+    /// Blocks; 0 if there is no such tier.
+    Blocks,
+    Kind,
+    Fd,
+    /// Device and inode of its file.
+    Device,
+    Inode,
+}
+
+impl TierWord {
+    pub(super) const COUNT: usize = 5;
+
+    /// Returns the place of the word of a tier in the header.
+    pub(super) fn of(self, tier: usize) -> usize {
+        Header::Tiers as usize + tier * Self::COUNT + self as usize
+    }
 }
 
 /// A word of a slot.
@@ -120,6 +139,8 @@ pub enum Field {
     Swapped,
     /// Blocks held on the device.
     Disk,
+    /// Blocks of those that are on the remote server.
+    OnServer,
     /// Pages stored in the pool.
     StoredPages,
     /// Bytes of the payload of the stored pages.
@@ -214,7 +235,7 @@ impl Field {
     }
 }
 
-/// Returns the bytes of a group page for a swap file of `blocks` blocks: a 127th of the file. Parts that were never
+/// Returns the bytes of a group page for a device of `blocks` blocks: a 127th of it. Parts that were never
 /// used take no memory.
 pub fn bytes_needed(blocks: u64) -> usize {
     served_files_at(blocks) + SERVED_FILES_MAX * SERVED_FILE_WORDS * 8

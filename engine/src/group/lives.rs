@@ -1,7 +1,7 @@
 //! The lives of slots: processes take them when they start, and they are given back when the processes have ended.
 
 use super::layout::{COUNTER_WORDS, Field, Header, SLOT_HEADER_WORDS};
-use super::{Group, ProcessSlot};
+use super::{DeviceKind, Group, ProcessSlot};
 use crate::latency;
 use crate::recorder;
 use pagetide_swap::Counter;
@@ -98,16 +98,28 @@ impl Group {
         }
         if !self.held(slot).is_empty() {
             // As for the dead.
-            self.setup.device.await_writes(&self.swap_path());
+            self.await_writes(&self.swap_path());
         }
         self.give_back(slot);
+    }
+
+    /// Returns the path of the swap file for the launcher; any, if there is none.
+    fn swap_path(&self) -> PathBuf {
+        self.setup.tier(DeviceKind::File).map_or_else(PathBuf::new, |tier| self.tier_path(tier))
+    }
+
+    /// Waits for the writes that ended threads began. (Those to a remote tier: its server lets none come over a later one.)
+    fn await_writes(&self, swap: &Path) {
+        if let Some(tier) = self.setup.tier(DeviceKind::File) {
+            self.setup.tiers[tier].device.await_writes(swap);
+        }
     }
 
     fn release_when_written(&self, swap: &Path, slots: impl IntoIterator<Item = ProcessSlot>) {
         let slots: Vec<_> = slots.into_iter().collect();
         if slots.iter().any(|&slot| !self.held(slot).is_empty()) {
             // A write that is still under way must not come after one of whoever has the block next.
-            self.setup.device.await_writes(swap);
+            self.await_writes(swap);
         }
         slots.into_iter().for_each(|slot| self.release_written(slot));
     }

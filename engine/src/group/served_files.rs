@@ -18,7 +18,7 @@ fn device(file: FileId) -> u64 {
 
 impl Group {
     fn served_words(&self) -> &'static [AtomicU64] {
-        self.shared.words(served_files_at(self.setup().blocks), SERVED_FILES_MAX * SERVED_FILE_WORDS)
+        self.shared.words(served_files_at(self.setup().blocks()), SERVED_FILES_MAX * SERVED_FILE_WORDS)
     }
 
     /// Puts a file on the list. False if that is full.

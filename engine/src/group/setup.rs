@@ -1,10 +1,11 @@
 //! The setup of a run: its settings, and the making and opening of its group page.
 
-use super::layout::{HEADER_WORDS, Header, PAGES_MAX, bytes_needed};
-use super::{DeviceKind, DeviceSpec, Group, SLOTS};
+use super::layout::{HEADER_WORDS, Header, PAGES_MAX, TierWord, bytes_needed};
+use super::{DeviceKind, Group, SLOTS, TierSpec};
 use crate::injection::Plan;
 use crate::mask::Mask;
 use pagetide_swap::config::PAGE_CLUSTER_MAX;
+use pagetide_swap::frontier::{EXTENT, TIERS};
 use pagetide_swap::{Allocator, Readahead, Reclaim, Switches};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::shared::Shared;
@@ -15,7 +16,7 @@ use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 
 /// The form of the group page. It rises with every change of its layout, and of the list of counters.
-pub const VERSION: u64 = 22;
+pub const VERSION: u64 = 23;
 
 /// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,12 +33,10 @@ pub struct Setup {
     pub readahead: Readahead,
     /// log2 of the pages that are read from the swap file at once at most.
     pub page_cluster: u32,
-    /// Blocks of the swap file; 0 for none.
-    pub blocks: u64,
     /// The identity of the launcher.
     pub launcher: Identity,
-    /// The device, if there is one.
-    pub device: DeviceSpec,
+    /// The tiers of the device, one behind the other; without any there is no device.
+    pub tiers: [TierSpec; TIERS],
     /// The number of the trace's descriptor in the launcher, if the run writes a trace.
     pub trace_fd: Option<u64>,
     /// The ways of moving pages that are masked, for tests.
@@ -58,14 +57,35 @@ impl Setup {
             reclaim: Reclaim::default(),
             readahead: Readahead::default(),
             page_cluster: PAGE_CLUSTER_MAX,
-            blocks: 0,
             launcher,
-            device: DeviceSpec::default(),
+            tiers: Default::default(),
             trace_fd: None,
             mask: Mask::default(),
             encrypt: true,
             injection: Plan::default(),
         }
+    }
+
+    /// Returns the number of blocks of the device; 0 if there is none.
+    pub fn blocks(&self) -> u64 {
+        self.tiers.iter().map(|tier| tier.blocks).sum()
+    }
+
+    /// Returns the number of the tier of this kind, if there is one.
+    pub fn tier(&self, kind: DeviceKind) -> Option<usize> {
+        self.tiers.iter().position(|tier| tier.blocks > 0 && tier.device.kind == kind)
+    }
+
+    /// Returns the first block of a tier.
+    pub fn first_block(&self, tier: usize) -> u64 {
+        self.tiers.iter().take(tier).map(|tier| tier.blocks).sum()
+    }
+
+    /// Returns whether there may be such tiers: of a size that some machine has, and no extent in two of them.
+    fn has_possible_tiers(&self) -> bool {
+        let most = PAGES_MAX as u64 / TIERS as u64;
+        self.tiers.iter().all(|tier| tier.blocks <= most)
+            && self.tiers.windows(2).all(|pair| pair[1].blocks == 0 || pair[0].blocks.is_multiple_of(EXTENT))
     }
 }
 
@@ -104,7 +124,7 @@ impl Group {
     /// # Errors
     /// The error of the system: there is no memory for the page, or no descriptor.
     pub fn create(setup: Setup) -> Result<(OwnedFd, Self), std::io::Error> {
-        let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks))?;
+        let (fd, shared) = Shared::create("pagetide-group", bytes_needed(setup.blocks()))?;
         let header = shared.words(0, HEADER_WORDS);
         let set = |word: Header, value: u64| header[word as usize].store(value, Relaxed);
         set(Header::Version, VERSION);
@@ -115,21 +135,19 @@ impl Group {
         set(Header::Reclaim, setup.reclaim.to_bits());
         set(Header::Readahead, setup.readahead.to_bits());
         set(Header::PageCluster, setup.page_cluster.into());
-        set(Header::Blocks, setup.blocks);
         set(Header::LauncherPid, setup.launcher.pid.into());
         set(Header::LauncherStart, setup.launcher.start_time);
         set(Header::LauncherNamespace, setup.launcher.namespace);
-        set(Header::SwapKind, setup.device.kind.to_bits());
-        set(Header::SwapFd, setup.device.fd);
-        set(Header::SwapDevice, setup.device.identity.0);
-        set(Header::SwapInode, setup.device.identity.1);
         set(Header::TraceFd, setup.trace_fd.map_or(0, |fd| fd + 1));
         set(Header::Mask, setup.mask.bits());
         set(Header::Encrypt, setup.encrypt.into());
         set(Header::Injection, setup.injection.bits());
         set(Header::Free, setup.cap_pages);
         let this = Self { shared, header, slots: SLOTS, setup };
-        this.frontier().allow(setup.blocks);
+        for (tier, spec) in setup.tiers.iter().enumerate() {
+            spec.words().into_iter().for_each(|(word, value)| header[word.of(tier)].store(value, Relaxed));
+            this.frontier(tier).allow(spec.blocks);
+        }
         header[Header::Magic as usize].store(MAGIC, Release);
         Ok((fd, this))
     }
@@ -172,23 +190,20 @@ impl Group {
             reclaim: Reclaim::from_bits(get(Header::Reclaim)).unwrap_or_default(),
             readahead: Readahead::from_bits(get(Header::Readahead)).unwrap_or_default(),
             page_cluster: get(Header::PageCluster).min(PAGE_CLUSTER_MAX.into()) as u32,
-            blocks: get(Header::Blocks),
             launcher: Identity {
                 pid: get(Header::LauncherPid) as u32,
                 start_time: get(Header::LauncherStart),
                 namespace: get(Header::LauncherNamespace),
             },
-            device: DeviceSpec {
-                kind: DeviceKind::from_bits(get(Header::SwapKind)).unwrap_or_default(),
-                fd: get(Header::SwapFd),
-                identity: (get(Header::SwapDevice), get(Header::SwapInode)),
-            },
+            tiers: std::array::from_fn(|tier| {
+                TierSpec::of_words(|word: TierWord| header[word.of(tier)].load(Acquire))
+            }),
             trace_fd: get(Header::TraceFd).checked_sub(1),
             mask: Mask::from_bits(get(Header::Mask)),
             encrypt: get(Header::Encrypt) != 0,
             injection: Plan::from_bits(get(Header::Injection)),
         };
-        if setup.blocks > PAGES_MAX as u64 || shared.len() != bytes_needed(setup.blocks) {
+        if !setup.has_possible_tiers() || shared.len() != bytes_needed(setup.blocks()) {
             return Err(OpenError::Foreign);
         }
         Ok(Self { shared, header, slots: SLOTS, setup })

@@ -1,24 +1,29 @@
 //! Tests of the group page.
 
+use super::layout::TierWord;
 use super::*;
 use pagetide_swap::{Counter, Switches};
 use pagetide_sys::procfs::Identity;
 use std::os::fd::AsRawFd;
 use std::path::Path;
-use std::sync::atomic::Ordering::AcqRel;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
 use std::time::Duration;
 
 pub(super) fn process(pid: u32) -> Identity {
     Identity { pid, start_time: 1, namespace: 0 }
 }
 
+/// A swap file of so many blocks, and a remote tier.
+fn tiers(file: u64, remote: u64) -> [TierSpec; TIERS] {
+    let device = |kind, fd| DeviceSpec { kind, fd, identity: (3, fd) };
+    [
+        TierSpec { device: device(DeviceKind::File, 2), blocks: file },
+        TierSpec { device: device(DeviceKind::Remote, 5), blocks: remote },
+    ]
+}
+
 pub(super) fn setup(blocks: u64) -> Setup {
-    Setup {
-        blocks,
-        device: DeviceSpec { kind: DeviceKind::File, fd: 2, identity: (3, 4) },
-        trace_fd: Some(0),
-        ..Setup::new(1000, Identity::own())
-    }
+    Setup { tiers: tiers(blocks, 0), trace_fd: Some(0), ..Setup::new(1000, Identity::own()) }
 }
 
 #[test]
@@ -60,6 +65,31 @@ fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
     let blocks =
         pagetide_swap::blocks::Blocks::new(group.block_counts(), group.held(next), group.frontiers());
     assert_eq!(blocks.allocate(200).unwrap().length, 128);
+}
+
+#[test]
+fn tiers_have_frontiers_of_their_own_and_no_extent_lies_in_two() {
+    let told = Setup { tiers: tiers(1024, 300), ..setup(0) };
+    let (fd, group) = Group::create(told).unwrap();
+    assert_eq!((told.blocks(), told.first_block(1), told.tier(DeviceKind::Remote)), (1324, 1024, Some(1)));
+    let opened = Group::adopt(&fd).unwrap();
+    assert_eq!(opened.setup(), told);
+    // The disk of the file is full.
+    group.frontier(0).allow(0);
+    let slot = opened.claim(process(7)).unwrap();
+    let blocks =
+        pagetide_swap::blocks::Blocks::new(opened.block_counts(), opened.held(slot), opened.frontiers());
+    assert_eq!(blocks.allocate(300).unwrap().start, 1024);
+    assert_eq!((group.frontiers().open(), blocks.used_of(1), blocks.allocate(1)), (300, 300, None));
+    group.release([slot]);
+    assert!(group.block_counts().iter().all(|count| count.load(Relaxed) == 0));
+    let split = TierWord::Blocks;
+    for (first, second) in [(1023, 301), (1024, 90_000), (0, 1324), (u64::MAX, 1325)] {
+        [first, second].iter().enumerate().for_each(|(tier, &blocks)| {
+            group.header[split.of(tier)].store(blocks, Relaxed);
+        });
+        assert_eq!(Group::adopt(&fd).is_ok(), first == 0, "{first} {second}");
+    }
 }
 
 #[test]

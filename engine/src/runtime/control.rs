@@ -150,8 +150,9 @@ impl Control {
     fn look(&mut self) {
         let runtime = self.runtime;
         runtime.look_for_pins();
+        runtime.engine.prefer_cheapest_tier();
         if runtime.group.free() <= 0 {
-            runtime.group.sweep(runtime.swap_paths.first());
+            runtime.sweep_dead();
         }
         let now = runtime.times();
         let load = now.since(&self.looked);

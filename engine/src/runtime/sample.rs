@@ -1,7 +1,7 @@
 //! Samples that the control thread takes from time to time: memory that is not managed, times, the pool's share.
 
 use super::{Runtime, clock, lock};
-use crate::group::{Field, Knobs};
+use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
 use pagetide_swap::PageIndex;
 use pagetide_swap::balance::{POOL_FAULT_NS, ReclaimLoad, Totals};
@@ -167,6 +167,12 @@ impl Runtime {
         self.engine.keep_copies(keep);
     }
 
+    /// Returns the number of blocks that this process holds on the remote server.
+    fn blocks_on_server(&self) -> u64 {
+        let tier = self.group.setup().tier(DeviceKind::Remote);
+        tier.map_or(0, |tier| self.engine.swap().blocks().used_of(tier))
+    }
+
     pub(super) fn publish(&self) {
         let usage = self.engine.usage();
         let (entries, bytes) = self.engine.swap().zswap().stored();
@@ -179,6 +185,7 @@ impl Runtime {
             (Field::Swapped, self.engine.swap().swapped()),
             (Field::Cached, self.engine.swap().cached()),
             (Field::Disk, self.engine.swap().blocks().used() as i64),
+            (Field::OnServer, self.blocks_on_server() as i64),
             (Field::StoredPages, entries as i64),
             (Field::StoredBytes, bytes as i64),
             (Field::StoredRaw, self.engine.swap().zswap().stored_raw() as i64),

@@ -16,10 +16,12 @@ use crate::readers::Readers;
 use crate::recorder::{Recorder, Writer};
 use crate::regions::{AtFork, Region, Regions};
 use pagetide_device::ring::Member;
+use pagetide_device::tiered::Tiered;
 use pagetide_device::{Device, FileKind};
 use pagetide_swap::balance::Balance;
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::cipher::Cipher;
+use pagetide_swap::frontier::TIERS;
 use pagetide_swap::hash::HashKey;
 use pagetide_swap::swap::Keys;
 use pagetide_swap::zswap::pool::{FOLIO_SPAN_BYTES, SPAN_BYTES};
@@ -43,8 +45,8 @@ pub(super) const RESERVED_UNITS: u32 = 32;
 pub enum StartError {
     /// No userfaultfd can be had.
     Userfault(std::io::Error),
-    /// The device cannot be opened.
-    SwapFile(pagetide_device::OpenError),
+    /// A tier of the device cannot be opened.
+    Device(pagetide_device::OpenError),
     /// There is no memory or no thread.
     Resources(std::io::Error),
 }
@@ -57,7 +59,9 @@ impl std::fmt::Display for StartError {
                 "cannot open a userfaultfd: {error} (without privileges it takes a /dev/userfaultfd that this process, or \
                  the launcher, may open, or vm.unprivileged_userfaultfd=1)"
             ),
-            Self::SwapFile(error) => write!(f, "cannot open the swap file: {error}"),
+            Self::Device(error) => {
+                write!(f, "cannot open the swap file or the ring of the remote tier: {error}")
+            }
             Self::Resources(error) => write!(f, "cannot start the engine: {error}"),
         }
     }
@@ -177,7 +181,7 @@ impl Runtime {
             pagetide_sys::log!(Info, "the engine starts{}", if forked { ", in a forked child" } else { "" });
             let readers = Readers::new(task::processors());
             // First, while the program goes on.
-            Self::spawn_threads(&gate, readers.count(), group.setup().blocks != 0)?;
+            Self::spawn_threads(&gate, readers.count(), group.setup().blocks() != 0)?;
             Self::assemble(group, slot, mode, memory, readers, stop)
         });
         match &started {
@@ -205,19 +209,8 @@ impl Runtime {
     ) -> Started {
         let setup = group.setup();
         let injection = Injection::new(setup.injection);
-        let (device, swap_paths) = match setup.blocks {
-            0 => (None, Vec::new()),
-            _ => {
-                let (device, paths) = open_device(&group, slot, &mode)?;
-                pagetide_sys::log!(
-                    Info,
-                    "the {} is open, {} blocks at most",
-                    device.told().name,
-                    setup.blocks
-                );
-                (Some(injection.device(device)), paths)
-            }
-        };
+        let OpenTiers { device, paths: tier_paths } = open_tiers(&group, slot, &mode)?;
+        let device = device.map(|device| injection.device(device));
         let (swap, sharing) = match &mode {
             StartMode::Forked(parent) => inherit(parent, &group, slot),
             StartMode::None => (new_swap(&group, slot)?, Sharing::default()),
@@ -239,7 +232,7 @@ impl Runtime {
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
             sharing: Mutex::new(sharing),
-            swap_paths,
+            tier_paths,
             trace: Mutex::new(trace),
             ..Self::new(engine, group, slot, readers, injection)
         }));
@@ -287,7 +280,7 @@ impl Runtime {
             relief_after: AtomicU64::new(0),
             lifted: AtomicBool::new(false),
             in_need: AtomicBool::new(false),
-            swap_paths: Vec::new(),
+            tier_paths: Default::default(),
             trace: Mutex::default(),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
         }
@@ -371,26 +364,40 @@ impl Runtime {
     }
 }
 
-/// Opens the device. Returns it with the paths by which a forked child finds it.
-fn open_device(
-    group: &Group,
-    slot: ProcessSlot,
-    mode: &StartMode,
-) -> Result<(Box<dyn Device>, Vec<PathBuf>), StartError> {
+/// The device of a process.
+#[derive(Default)]
+struct OpenTiers {
+    /// Its tiers in one, if there are any.
+    device: Option<Box<dyn Device>>,
+    /// The paths by which a forked child finds each tier.
+    paths: [Vec<PathBuf>; TIERS],
+}
+
+/// Opens the tiers of the device.
+fn open_tiers(group: &Group, slot: ProcessSlot, mode: &StartMode) -> Result<OpenTiers, StartError> {
     let setup = group.setup();
     let kind = if setup.mask.masks(Mask::NO_RING) { FileKind::Positioned } else { FileKind::Auto };
-    let mut paths = vec![group.swap_path()];
-    if let StartMode::Forked(parent) = mode {
-        // The launcher is gone, or `/proc` is another one.
-        paths.extend_from_slice(&parent.swap_paths);
-    }
     let member = Member { index: slot.index(), tenancy: slot.get(Field::Tenancy) };
-    let by = Access { blocks: setup.blocks, kind, member };
-    let OpenDevice { device, number } = setup.device.open(&paths, &by).map_err(StartError::SwapFile)?;
-    let task = format!("{}/task/{}", std::process::id(), task::tid());
-    let seen = procfs::own_task().unwrap_or_else(|| task.clone());
-    let paths = [seen, task].map(|task| format!("/proc/{task}/fd/{number}").into());
-    Ok((device, paths.into()))
+    let (mut devices, mut own_paths) = (Vec::new(), <[Vec<PathBuf>; TIERS]>::default());
+    for (number, tier) in setup.tiers.iter().enumerate().filter(|(_, tier)| tier.blocks > 0) {
+        let mut paths = vec![group.tier_path(number)];
+        if let StartMode::Forked(parent) = mode {
+            // The launcher is gone, or `/proc` is another one.
+            paths.extend_from_slice(&parent.tier_paths[number]);
+        }
+        let opened = tier.open(&paths, Access { kind, member });
+        let OpenDevice { device, number: fd } = opened.map_err(StartError::Device)?;
+        pagetide_sys::log!(Info, "the {} is open, {} blocks at most", device.told(0).name, tier.blocks);
+        let task = format!("{}/task/{}", std::process::id(), task::tid());
+        let seen = procfs::own_task().unwrap_or_else(|| task.clone());
+        own_paths[number] = [seen, task].map(|task| format!("/proc/{task}/fd/{fd}").into()).into();
+        devices.push(device);
+    }
+    let device = match devices.len() {
+        0 | 1 => devices.pop(),
+        _ => Some(Box::new(Tiered::new(devices).map_err(StartError::Resources)?) as Box<dyn Device>),
+    };
+    Ok(OpenTiers { device, paths: own_paths })
 }
 
 /// Makes the swap subsystem of a forked child of its parent's, and notes what the child shares with the parent.
@@ -405,7 +412,7 @@ fn inherit(parent: &Runtime, group: &Group, slot: ProcessSlot) -> (Swap<PoolMemo
 /// Makes the swap subsystem of the first engine of a process.
 fn new_swap(group: &Group, slot: ProcessSlot) -> Result<Swap<PoolMemory>, StartError> {
     let setup = group.setup();
-    let blocks = match setup.blocks {
+    let blocks = match setup.blocks() {
         0 => Blocks::none(),
         _ => Blocks::new(group.block_counts(), group.held(slot), group.frontiers()),
     };

@@ -67,7 +67,7 @@ impl Runtime {
             }
             return self.wakeup.wait(Duration::from_millis(20));
         }
-        let (seen, allowed) = (self.group.demand(), self.group.frontier().allowed());
+        let (seen, allowed) = (self.group.demand(), self.group.frontiers().allowed());
         self.group.ask(self.slot, self.engine.limits().high);
         // Forks are charged for what they may come to copy, so the sum can exceed the cap although the
         // memory does not: a process keeps a little to run in.
@@ -206,7 +206,7 @@ impl Runtime {
         let unchanged = || {
             self.group.demand() == seen
                 // The disk has no more room than when it was looked at.
-                && self.group.frontier().allowed() <= allowed
+                && self.group.frontiers().allowed() <= allowed
                 && self.group.free() <= 0
                 && self.engine.budget().free() <= 0
                 && self.engine.waiting() > 0
@@ -222,7 +222,7 @@ impl Runtime {
                 break;
             }
             self.group.wait_free(seen, PATIENCE);
-            self.group.sweep(self.swap_paths.first());
+            self.sweep_dead();
             if self.pause.is_closed() {
                 return;
             }
@@ -324,31 +324,43 @@ impl Runtime {
         } else {
             String::new()
         };
-        let Told { name, options, .. } = self.engine.device().map_or(Told::FILE, |device| device.told());
+        let tiers: Vec<(Told, String)> = match self.engine.device() {
+            None => vec![(Told::FILE, "none".to_owned())],
+            Some(device) => (0..self.engine.swap().blocks().tiers())
+                .map(|tier| {
+                    let told = device.told(self.engine.swap().blocks().first_of(tier));
+                    (told, self.tier_state(tier, told, &own.0))
+                })
+                .collect(),
+        };
+        let states: Vec<_> =
+            tiers.iter().map(|(told, state)| format!("the {}: {state}", told.name)).collect();
+        let options: Vec<_> = tiers.iter().map(|(told, _)| told.options).collect();
         task::say(&format!(
-            "out of memory: nothing more can leave it. Of this process {}{all}. The pool has {} of at most {} MiB, the \
-             {name}: {}; allow more with --memory, {options} or --max-pool-percent",
+            "out of memory: nothing more can leave it. Of this process {}{all}. The pool has {} of at most {} MiB, {}; \
+             allow more with --memory, {} or --max-pool-percent",
             reasons(&own.0, own.1),
             mib(self.engine.usage().pool as u64),
             mib(self.engine.swap().zswap().pages_max() as u64),
-            self.device_state(&own.0),
+            states.join(", "),
+            options.join(", "),
         ));
         task::kill_self();
     }
 
-    fn device_state(&self, stuck: &Tally) -> String {
-        match self.engine.device() {
-            None => "none".to_owned(),
-            Some(_) if self.engine.has_failed_writes() => "failing".to_owned(),
-            Some(_) if self.engine.is_swapped_off() => "out of use".to_owned(),
-            Some(device) => {
-                let (taken, most) = (self.engine.swap().blocks().taken(), self.group.setup().blocks);
-                // Of its blocks some are left, and yet pages found no place.
-                let is_full = taken < most && stuck.get(Reason::NoPlace) > 0;
-                let why = if is_full { format!(", for {}", device.told().full) } else { String::new() };
-                format!("{} of {} MiB taken{why}", mib(taken), mib(most))
-            }
+    fn tier_state(&self, tier: usize, told: Told, stuck: &Tally) -> String {
+        if self.engine.has_failed_writes(tier) {
+            return "failing".to_owned();
         }
+        if self.engine.is_swapped_off() {
+            return "out of use".to_owned();
+        }
+        let (taken, most) =
+            (self.engine.swap().blocks().taken_of(tier), self.group.setup().tiers[tier].blocks);
+        // Of its blocks some are left, and yet pages found no place.
+        let is_full = taken < most && stuck.get(Reason::NoPlace) > 0;
+        let why = if is_full { format!(", for {}", told.full) } else { String::new() };
+        format!("{} of {} MiB taken{why}", mib(taken), mib(most))
     }
 }
 

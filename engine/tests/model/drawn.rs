@@ -58,6 +58,10 @@ pub(crate) fn world(random: &mut Random) -> (World, String) {
     let Drawn { device, deferred, may_lose } = any_device(random, kind, blocks, refuse_every);
     let ways = ["", "", "remap", "copy", "remap,copy", "move"][random.below(6) as usize];
     let pool_pages_max = [0, 8, 40, 200][random.below(4) as usize];
+    // Some devices have two tiers. (What is drawn stays what it was, for the seeds that are kept.)
+    const EXTENT: u64 = pagetide_swap::frontier::EXTENT;
+    let has_two = kind != 0 && blocks > EXTENT && blocks.is_multiple_of(2);
+    let tiers = if has_two { vec![EXTENT as usize, (blocks - EXTENT) as usize] } else { Vec::new() };
     let granted = 64 + random.below(536) as i64;
     let setup = Setup {
         slots: 3 + random.below(6) as usize,
@@ -74,6 +78,7 @@ pub(crate) fn world(random: &mut Random) -> (World, String) {
             ..Config::for_cap(4096)
         },
         device,
+        tiers,
         mask: Mask::parse(ways).unwrap(),
     };
     let text = format!(
@@ -82,6 +87,9 @@ pub(crate) fn world(random: &mut Random) -> (World, String) {
     let mut world = World::new(setup, granted);
     if ways == "move" {
         world.memory().set_can_move(false);
+    }
+    if blocks.is_multiple_of(4) {
+        world.engine.swap().blocks().prefer(1);
     }
     (world.deferred, world.may_lose) = (deferred, may_lose);
     world.swaps_off = random.one_in(3);

@@ -39,7 +39,7 @@ fn a_read_error_poisons_that_page_only() {
 fn a_block_that_cannot_be_read_loses_its_page_and_none_that_is_read_with_it() {
     for failure in [Failure::Errno(5), Failure::Corrupt, Failure::Short] {
         for downwards in [false, true] {
-            let device = Faulty::at_block(Box::new(Ram::new(4096)), Direction::Read, 100, failure);
+            let device = Faulty::at(Box::new(Ram::new(4096)), Direction::Read, 100..101, failure);
             let mut world = written_in_order(Some(Box::new(device)));
             world.may_lose = true;
             world.scan(BASE..BASE + 512, downwards);
@@ -101,7 +101,7 @@ fn a_write_error_keeps_the_pages() {
         assert_eq!(world.counter(Counter::pswpout), 0);
         assert!(world.counter(counter) > 0);
         assert_eq!(
-            (world.engine.has_failed_writes(), world.engine.can_write()),
+            (world.engine.has_failed_writes(0), world.engine.can_write()),
             (errno == EIO, errno != EIO)
         );
         scattered().for_each(|number| assert!(!on_device(&world, number)));

@@ -22,5 +22,6 @@ mod reclaim;
 mod seeds;
 mod small;
 mod swapoff;
+mod tiers;
 mod waiting;
 mod world;

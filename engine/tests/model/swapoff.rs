@@ -74,7 +74,7 @@ fn swapoff_without_room_leaves_the_device_in_use_and_loses_nothing() {
 
 #[test]
 fn swapoff_loses_the_page_that_cannot_be_read_and_no_other() {
-    let device = Faulty::at_block(Box::new(Ram::new(4096)), Direction::Read, 100, Failure::Errno(5));
+    let device = Faulty::at(Box::new(Ram::new(4096)), Direction::Read, 100..101, Failure::Errno(5));
     let mut world = written_in_order(Some(Box::new(device)));
     world.may_lose = true;
     assert_eq!(swapoff(&mut world), Swapoff::Done);

@@ -52,7 +52,6 @@ impl TierSpace {
         Self {
             cursor: AtomicU64::new(self.cursor.load(Relaxed)),
             used: AtomicU64::new(self.used()),
-            closed: AtomicBool::new(self.closed.load(Relaxed)),
             parked: Mutex::new(self.lock_parked().clone()),
             ..Self::new(self.start(), self.frontier)
         }
