@@ -45,12 +45,14 @@ pub(crate) struct Finding {
     pub(crate) cost: &'static str,
     /// The remedy; empty if there is none, or none is needed.
     pub(crate) remedy: String,
+    /// The observation in figures, by name; `null` without any.
+    pub(crate) figures: Value,
 }
 
 impl Finding {
     /// Returns a finding without cost or remedy.
     pub(crate) fn new(name: &'static str, state: State, found: impl Into<String>) -> Self {
-        Self { name, state, found: found.into(), cost: "", remedy: String::new() }
+        Self { name, state, found: found.into(), cost: "", remedy: String::new(), figures: Value::Null }
     }
 
     /// Adds cost and remedy, unless the feature is available.
@@ -58,14 +60,23 @@ impl Finding {
         if self.state == State::Good { self } else { Self { cost, remedy: remedy.into(), ..self } }
     }
 
+    /// Adds figures to the observation.
+    pub(crate) fn with(self, figures: Value) -> Self {
+        Self { figures, ..self }
+    }
+
     /// Returns it as JSON.
     pub(crate) fn json(&self) -> Value {
-        json!({
+        let mut json = json!({
             "name": self.name,
             "state": self.state.name(),
             "found": self.found,
             "cost": self.cost,
             "remedy": self.remedy,
-        })
+        });
+        if !self.figures.is_null() {
+            json["figures"] = self.figures.clone();
+        }
+        json
     }
 }

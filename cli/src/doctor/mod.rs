@@ -21,7 +21,7 @@ const SICK: u8 = 1;
 fn text(findings: &[Finding]) -> String {
     use std::fmt::Write as _;
     let mut text = String::new();
-    for Finding { name, state, found, cost, remedy } in findings {
+    for Finding { name, state, found, cost, remedy, .. } in findings {
         let _ = writeln!(text, "{:8} {name:26} {found}", state.name());
         for (what, why) in [("cost", *cost), ("mend", remedy)] {
             if !why.is_empty() {
