@@ -295,7 +295,7 @@ mod tests {
         let mut blocks: HashMap<u64, Vec<u8>> = HashMap::new();
         while !ends.load(SeqCst) {
             let seen = ring.server_bell();
-            let taken = ring.take(4, 4);
+            let taken = ring.take(4);
             if taken.is_empty() {
                 ring.wait_as_server(seen, Duration::from_millis(100));
             }

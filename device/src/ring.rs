@@ -17,7 +17,7 @@
 //! whoever reads one proves it by its hash: a member that writes where it should not can lose pages, and read none.
 
 use crate::{BLOCK, Direction};
-use pagetide_sys::shared::{Shared, futex_wait, futex_wake};
+use pagetide_sys::shared::{Shared, futex_wait, futex_wake, futex_wake_one};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 use std::io;
@@ -155,7 +155,7 @@ pub struct Ended {
 /// let member = Member { index: 3, tenancy: 1 };
 /// ring.submit(member, Direction::Write, 7, 5, &[1; BLOCK]).expect("all places are free");
 /// // The server's side.
-/// let taken = ring.take(8, 8).remove(0);
+/// let taken = ring.take(8).remove(0);
 /// assert_eq!((taken.block, taken.count, ring.bytes(&taken)), (7, 1, vec![1; BLOCK]));
 /// ring.end(&taken, Ok(()));
 /// // And the member's again.
@@ -289,7 +289,10 @@ impl Ring {
         set(Word::Token, token);
         set(Word::Number, self.header(Header::Number).fetch_add(1, AcqRel) + 1);
         self.place(place, Word::State).store(word(State::Submitted, member), Release);
-        ring(self.header(Header::Bell));
+        // Threads of the server that are awake look before they wait: one more is enough for this request.
+        let bell = self.header(Header::Bell);
+        bell.fetch_add(1, AcqRel);
+        futex_wake_one(bell);
         Some(place)
     }
 
@@ -366,16 +369,24 @@ impl Ring {
         futex_wait(self.header(Header::Bell), seen, timeout);
     }
 
-    /// Rings the server's bell.
+    /// Rings the server's bell, for all its threads.
     pub fn call_server(&self) {
         ring(self.header(Header::Bell));
     }
 
-    /// Takes up to so many requests: reads only, if there are any, for threads wait for them.
-    pub fn take(&self, reads: usize, writes: usize) -> Vec<Taken> {
-        for (direction, most) in [(Direction::Read, reads), (Direction::Write, writes)] {
-            let taken: Vec<_> =
-                (0..PLACES).rev().filter_map(|place| self.take_from(place, direction)).take(most).collect();
+    /// Takes requests until they are of so many blocks: reads only, if there are any, for threads wait for them.
+    pub fn take(&self, blocks: usize) -> Vec<Taken> {
+        for direction in [Direction::Read, Direction::Write] {
+            let (mut taken, mut count) = (Vec::new(), 0);
+            for place in (0..PLACES).rev() {
+                if let Some(request) = self.take_from(place, direction) {
+                    count += request.count;
+                    taken.push(request);
+                }
+                if count >= blocks {
+                    break;
+                }
+            }
             if !taken.is_empty() {
                 return taken;
             }
@@ -476,9 +487,9 @@ mod tests {
         assert_eq!(written, WRITE_PLACES);
         let read = (0..).take_while(|&block| submit(Direction::Read, block).is_some()).count();
         assert_eq!(written + read, PLACES);
-        let taken = ring.take(PLACES, PLACES);
+        let taken = ring.take(PLACES * PLACE_BLOCKS);
         assert!(taken.len() == read && taken.iter().all(|taken| taken.direction == Direction::Read));
-        assert!(ring.take(PLACES, PLACES).iter().all(|taken| taken.direction == Direction::Write));
+        assert!(ring.take(PLACES * PLACE_BLOCKS).iter().all(|taken| taken.direction == Direction::Write));
         for taken in taken {
             ring.fill(&taken, 0, &[3; BLOCK]);
             ring.end(&taken, Err(Errno::IO));
@@ -499,10 +510,10 @@ mod tests {
         for index in [1, 2] {
             ring.submit(member(index), Direction::Write, 5, 0, &[1; BLOCK]).unwrap();
         }
-        let taken = ring.take(1, 1).remove(0);
+        let taken = ring.take(1).remove(0);
         ring.release_dead(|gone| gone.index == owner_of(taken.word).index);
         // It is the server's until it has ended.
-        assert_eq!(ring.take(8, 8).len(), 1);
+        assert_eq!(ring.take(8).len(), 1);
         ring.end(&taken, Ok(()));
         ring.release_dead(|_| true);
         assert!([1, 2].iter().all(|&index| ring.ended(member(index)).is_empty()));
@@ -515,7 +526,7 @@ mod tests {
         for count in [0, PLACE_BLOCKS as u64 + 1, u64::MAX] {
             ring.place(place, Word::Count).store(count, Relaxed);
             ring.place(place, Word::State).store(word(State::Submitted, member(1)), Relaxed);
-            assert!(ring.take(8, 8).is_empty());
+            assert!(ring.take(8).is_empty());
             assert!(ring.ended(member(1)).remove(0).result.is_err());
         }
     }

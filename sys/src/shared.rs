@@ -125,8 +125,17 @@ pub fn futex_wait(word: &AtomicU64, seen: u32, timeout: std::time::Duration) {
 
 /// Wakes everyone who waits on `word`.
 pub fn futex_wake(word: &AtomicU64) {
+    wake(word, i32::MAX);
+}
+
+/// Wakes one of those who wait on `word`.
+pub fn futex_wake_one(word: &AtomicU64) {
+    wake(word, 1);
+}
+
+fn wake(word: &AtomicU64, most: i32) {
     // SAFETY: as above; the kernel only looks the address up.
-    let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX, 0, 0, 0) };
+    let woken = unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, most, 0, 0, 0) };
     debug_assert!(woken >= 0, "{}", last_errno());
 }
 const _: () = assert!(cfg!(target_endian = "little"));

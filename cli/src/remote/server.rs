@@ -11,7 +11,7 @@ use super::values::{Segment, Values};
 use crate::beside;
 use crate::failure::Failure;
 use pagetide::group::{DeviceKind, Field, Group, RemoteFigure};
-use pagetide_device::ring::{Member, Ring, Taken};
+use pagetide_device::ring::{Member, PLACE_BLOCKS, Ring, Taken};
 use pagetide_device::{BLOCK, Direction, remote};
 use pagetide_sys::lock;
 use pagetide_sys::procfs::Identity;
@@ -26,9 +26,9 @@ use std::time::{Duration, Instant};
 
 /// Connections, each with a thread of its own: while one waits for the network another is asked.
 const WORKERS: usize = 4;
-/// Reads, and writes, that are asked for in one round trip at most. Writes have 32 pages as a rule, and reads one.
-const READS: usize = 8;
-const WRITES: usize = 2;
+/// Blocks after which no more requests are put into a round trip: many reads of single pages, or one whole value. What is
+/// asked for together comes back together, so a read that could have gone to another thread must not wait for a second.
+const BLOCKS: usize = PLACE_BLOCKS;
 /// Keys that are deleted or renewed in one round trip.
 const KEYS: usize = 256;
 /// Pages that its buffers and connections come to take: 6 MiB. What it takes in fact is sampled.
@@ -129,7 +129,7 @@ impl Server {
         let mut store = self.store();
         while !self.ends.load(SeqCst) {
             let seen = self.ring.server_bell();
-            let taken = self.ring.take(READS, WRITES);
+            let taken = self.ring.take(BLOCKS);
             if taken.is_empty() {
                 self.ring.wait_as_server(seen, LOOK);
                 continue;
