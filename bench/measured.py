@@ -78,6 +78,14 @@ SECTIONS = (
         "kernel's tmpfs on zram with LZ4. A ratio is the median of interleaved pairs; in parentheses are its quartiles.",
     ),
     (
+        "remote",
+        "The remote tier",
+        "A redis-server on the same machine, to which all that leaves goes; pages do not compress. *Client library*: one connection, "
+        "one request after the other, values of 32 pages, as `pagetide doctor --remote` measures it. *Pagetide*: a program whose "
+        "buffer is four times its cap (at random: sixteen times). A ratio is the median of interleaved pairs; in parentheses are "
+        "its quartiles. Program, engine, the process with the connection and the server share the processors.",
+    ),
+    (
         "fault",
         "Where the time of a fault goes",
         "One thread, single pages at random from the pool, means. The tracepoints themselves cost about a third of it.",

@@ -328,6 +328,15 @@ def versions(run):
     yield table(("row", ("old", 2), ("new", 2), ("old / new", 3), "CPU s, old / new", "goal"), rows)
 
 
+def remote(run):
+    """Ours by the client library's."""
+    rows = []
+    for one in run["rows"]:
+        held = verdict(one["goal"], one["ratio_median"]) if one["goal"] else None
+        rows.append((f"{one['what']}, {one['unit']}", quartiles(one["library"]), quartiles(one["ours"]), quartiles(one["ratios"]), held))
+    yield table(("row", ("client library", 0), ("Pagetide", 0), ("Pagetide / client library", 2), "goal"), rows)
+
+
 def plain(run):
     """A benchmark that is not known here: what of its rows is text or number."""
     rows = [{name: value for name, value in row.items() if isinstance(value, (str, int, float))} for row in run["rows"]]
@@ -337,5 +346,5 @@ def plain(run):
 
 TABLES = {
     made.__name__: made
-    for made in (speed, shared, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions, versus)
+    for made in (speed, shared, fault, fits, start, cap, build, shrinkers, overhead, readahead, codecs, programs, versions, versus, remote)
 }

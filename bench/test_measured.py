@@ -32,6 +32,13 @@ class Tables(unittest.TestCase):
         missed = made("speed", [{**pages, "ratio_median": 2.4}])[""]
         self.assertEqual(cells(missed, 0)[-1], "2.5: missed")
 
+    def test_remote(self):
+        row = {"what": "out", "unit": "MiB/s", "goal": 0.8, "library": [100.0, 110.0, 120.0], "ours": [88.0, 88.0, 88.0]}
+        row |= {"ratios": [0.7, 0.8, 0.9], "ratio_median": 0.8}
+        table = made("remote", [row, {**row, "unit": "µs", "goal": None}])[""]
+        self.assertEqual(cells(table, 0), ["out, MiB/s", "110 (105–115)", "88 (88–88)", "0.80 (0.75–0.85)", "0.8: holds"])
+        self.assertEqual(cells(table, 1)[-1], "")
+
     def test_fault(self):
         means = dict.fromkeys(("trap", "wake-up", "work", "map", "return"), 2000)
         table = made("fault", [{"fill": "zero", "means": means}, {"fill": "heap", "means": {**means, "work": 12_000}}])[""]
