@@ -247,6 +247,10 @@ impl Shared {
             if self.closed.load(SeqCst) {
                 return;
             }
+            if done.is_empty() {
+                // It may take more now.
+                self.mailbox.nudge();
+            }
             for completion in done.drain(..) {
                 self.end_part(tier, completion);
             }

@@ -292,6 +292,10 @@ impl<M: Memory> Engine<M> {
     pub fn waiting(&self) -> usize {
         self.parked.waiting()
     }
+    /// Returns the number of faults for which the device had too much to do.
+    pub fn waiting_for_device(&self) -> usize {
+        self.parked.refused()
+    }
 
     /// Returns whether there are clusters that should leave however much room there is.
     pub fn is_hastened(&self) -> bool {

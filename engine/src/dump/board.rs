@@ -150,6 +150,8 @@ numbered! {
         Rest => "the end of the rest of its process",
         /// The page, which another brings in or stores.
         Page => "its page, which is on its way",
+        /// The device, which had too much to do.
+        Device => "the device, which has too much to do",
     }
 }
 

@@ -323,7 +323,7 @@ impl<M: Memory> Engine<M> {
         self.meters.stalled.fetch_sub(asked, Relaxed);
         // The queue is full of requests: each that ends lets a waiting fault try again.
         if !transfer.ahead {
-            self.park(transfer.demanded(), write, since);
+            self.park_for_device(transfer.demanded(), write, since);
         }
         false
     }
@@ -358,6 +358,7 @@ impl<M: Memory> Engine<M> {
             }
         }
         self.charge_pool();
+        self.retry_refused(work);
         self.retry_waiting(work);
     }
 

@@ -112,7 +112,10 @@ impl<M: Memory> Engine<M> {
 
     /// Returns whether pages may be read that nobody waits for.
     fn may_read_ahead(&self) -> bool {
-        self.requests() < AHEAD_MAX && self.waiting() == 0 && !self.parked.held.load(SeqCst)
+        self.requests() < AHEAD_MAX
+            && self.waiting() == 0
+            && self.parked.refused() == 0
+            && !self.parked.held.load(SeqCst)
     }
 
     /// Leaves a fault parked until [`Engine::retry_waiting`].
@@ -120,6 +123,25 @@ impl<M: Memory> Engine<M> {
         self.count(Counter::allocstall, 1);
         self.meters.stalled.fetch_add(1, Relaxed);
         self.parked.push(Parked { page, write, since, parked: self.now() });
+    }
+
+    /// Leaves a fault parked until a request has ended: the device has too much to do.
+    pub(super) fn park_for_device(&self, page: PageIndex, write: bool, since: u64) {
+        self.count(Counter::allocstall, 1);
+        self.meters.stalled.fetch_add(1, Relaxed);
+        self.parked.refuse(Parked { page, write, since, parked: self.now() });
+    }
+
+    /// Answers the faults for which the device had too much to do, also while others are held back: a fork may wait for
+    /// one of them, and nobody waits for room. To be called when the device has ended something, or may take more.
+    pub(super) fn retry_refused(&self, work: &mut Workspace) {
+        // Each once: what is refused again waits again, behind the others.
+        for _ in 0..self.parked.refused() {
+            let Some(Parked { page, write, since, parked }) = self.parked.pop_refused() else { return };
+            self.meters.stalled.fetch_sub(1, Relaxed);
+            self.swap.counters().add(Counter::parked_ns, self.now().saturating_sub(parked));
+            self.fault(page, write, since, work);
+        }
     }
 
     /// Leaves a fault parked until [`Engine::end_rest`], however much room there is: the process makes way for others.
@@ -156,6 +178,7 @@ impl<M: Memory> Engine<M> {
     /// threads, which may have locks that it needs.
     pub fn answer_waiting(&self, work: &mut Workspace) {
         debug_assert!(self.cannot_wait(), "a fault that waits again would wait for the end of the fork");
+        self.retry_refused(work);
         for _ in 0..self.waiting() {
             let Some(Parked { page, write, since, .. }) = self.parked.pop() else { return };
             self.meters.stalled.fetch_sub(1, Relaxed);
@@ -170,8 +193,11 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Answers faults that waited for room. To be called when there is some.
+    /// Answers faults that waited for room, or for the device. To be called when there is some.
     pub fn retry_waiting(&self, work: &mut Workspace) {
+        if !self.parked.held.load(SeqCst) {
+            self.retry_refused(work);
+        }
         // Each is tried once a call: what finds no room waits again, behind the others.
         for _ in 0..self.waiting() {
             let overdrawing = self.parked.overdrawing.load(SeqCst);

@@ -20,11 +20,12 @@ pub(super) struct Parked {
     pub(super) parked: u64,
 }
 
-/// The parked faults of an engine, in the order in which they were parked: those that wait for room, and those of a
-/// process that rests.
+/// The parked faults of an engine, in the order in which they were parked: those that wait for room, those that the
+/// device had too much to do for, and those of a process that rests.
 #[derive(Debug)]
 pub(super) struct WaitList {
     waiting: Mutex<VecDeque<Entry>>,
+    refused: Mutex<VecDeque<Entry>>,
     resting: Mutex<VecDeque<Entry>>,
     board: OnceLock<Board>,
     /// Whether waiting faults are held back.
@@ -41,7 +42,14 @@ impl WaitList {
     pub(super) fn new() -> Self {
         let list = || Mutex::new(VecDeque::with_capacity(64));
         let off = || AtomicBool::new(false);
-        Self { waiting: list(), resting: list(), board: OnceLock::new(), held: off(), overdrawing: off() }
+        Self {
+            waiting: list(),
+            refused: list(),
+            resting: list(),
+            board: OnceLock::new(),
+            held: off(),
+            overdrawing: off(),
+        }
     }
 
     /// Shows parked faults on `board` from now on.
@@ -69,6 +77,21 @@ impl WaitList {
     /// Adds a fault that waits for the end of a rest, however much room there is.
     pub(super) fn rest(&self, fault: Parked) {
         lock(&self.resting).push_back(self.shown(fault, Why::Rest));
+    }
+
+    /// Adds a fault for which the device had too much to do.
+    pub(super) fn refuse(&self, fault: Parked) {
+        lock(&self.refused).push_back(self.shown(fault, Why::Device));
+    }
+
+    /// Takes the fault that has waited for the device the longest.
+    pub(super) fn pop_refused(&self) -> Option<Parked> {
+        lock(&self.refused).pop_front().map(|entry| self.hidden(entry))
+    }
+
+    /// Returns the number of faults for which the device had too much to do.
+    pub(super) fn refused(&self) -> usize {
+        lock(&self.refused).len()
     }
 
     /// Takes the fault that has waited for room the longest.

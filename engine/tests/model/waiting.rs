@@ -1,9 +1,13 @@
 //! Faults that wait for room, or for the end of a rest.
 
 use crate::common::{noise, page};
-use crate::small::{BASE, plain};
+use crate::small::{BASE, on_device, plain};
 use crate::world::Action;
 use pagetide::fake;
+use pagetide_device::ram::Ram;
+use pagetide_device::{Completion, Cost, Device, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 #[test]
 fn a_fault_without_room_is_answered_when_there_is_some() {
@@ -24,6 +28,58 @@ fn a_fault_without_room_is_answered_when_there_is_some() {
     assert!(world.step(&mut access));
     world.check_books();
     world.check_end();
+}
+
+/// A device that takes no request while it is shut.
+#[derive(Debug)]
+struct Door {
+    inner: Ram,
+    shut: Arc<AtomicBool>,
+}
+
+impl Device for Door {
+    fn blocks(&self) -> u64 {
+        self.inner.blocks()
+    }
+    fn cost(&self, block: u64) -> Cost {
+        self.inner.cost(block)
+    }
+    fn submit(&self, request: Request) -> Result<(), Request> {
+        if self.shut.load(SeqCst) { Err(request) } else { self.inner.submit(request) }
+    }
+    fn wait(&self, into: &mut Vec<Completion>) {
+        self.inner.wait(into);
+    }
+    fn nudge(&self) {
+        self.inner.nudge();
+    }
+}
+
+#[test]
+fn a_fault_that_the_device_refused_is_answered_when_that_takes_more_also_during_a_fork() {
+    for forks in [false, true] {
+        let shut = Arc::new(AtomicBool::new(false));
+        let mut world = plain(Some(Box::new(Door { inner: Ram::new(64), shut: Arc::clone(&shut) })), 0, 300);
+        world.put(BASE, noise(1));
+        world.push_out();
+        assert!(on_device(&world, BASE));
+        shut.store(true, SeqCst);
+        world.engine.hold_waiting(forks);
+        let mut access = world.access(page(BASE), Action::Read);
+        assert!(!world.step(&mut access) && !world.step(&mut access));
+        // It wants for no memory.
+        let engine = &world.engine;
+        assert_eq!((engine.waiting(), engine.waiting_for_device(), engine.stalled()), (0, 1, 1));
+        assert!(!engine.is_short());
+        engine.complete(&mut Vec::new(), &mut world.work);
+        assert_eq!((world.engine.waiting_for_device(), world.engine.stalled()), (1, 1));
+        shut.store(false, SeqCst);
+        world.engine.complete(&mut Vec::new(), &mut world.work);
+        world.drain_requests();
+        assert!(world.step(&mut access));
+        world.engine.hold_waiting(false);
+        world.check_end();
+    }
 }
 
 #[test]
