@@ -33,8 +33,8 @@ pub(crate) fn swapoff(args: &SwapoffArgs) -> Result<u8, Failure> {
             return Err(Failure::new(
                 NOT_DONE,
                 format!(
-                    "{name}: process {process} has no room for {left} that it has in the {device}, which stays in use (end \
-                     something, or start the run with more --memory)"
+                    "{name}: {left} of process {process} cannot come back from the {device}, which stays in use: there is no room \
+                     (end something, or start the run with more --memory), or it cannot be read"
                 ),
             ));
         }

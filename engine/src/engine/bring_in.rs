@@ -131,6 +131,11 @@ impl<M: Memory> Engine<M> {
         if loaded == 0 {
             self.budget.give(transfer.length as i64);
             return match error.expect("a load that stopped has a reason") {
+                // Nobody has asked for it, and the device may read it later.
+                LoadError::Io(_) if transfer.ahead => {
+                    self.count(Counter::read_error, 1);
+                    self.release(transfer);
+                }
                 error if transfer.length == 1 => self.fail(transfer, error),
                 _ => self.release(transfer),
             };

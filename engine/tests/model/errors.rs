@@ -19,9 +19,9 @@ fn a_read_error_poisons_that_page_only() {
     world.push_out();
     assert!(scattered().all(|number| on_device(&world, number)));
     scattered().for_each(|number| world.read(number));
-    assert_eq!(world.counter(Counter::read_error), 6, "one read in five of 32");
-    let poisoned = world.memory().poisoned();
-    assert_eq!(poisoned.len(), 6);
+    // One read in five. Five of them were of pages that nobody had asked for yet, which were read again then.
+    let (errors, poisoned) = (world.counter(Counter::read_error), world.memory().poisoned());
+    assert_eq!((errors, poisoned.len()), (7, 2));
     // Those stay lost, the others stay right.
     scattered().for_each(|number| world.read(number));
     assert_eq!(world.memory().poisoned(), poisoned);

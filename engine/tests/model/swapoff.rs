@@ -73,11 +73,14 @@ fn swapoff_without_room_leaves_the_device_in_use_and_loses_nothing() {
 }
 
 #[test]
-fn swapoff_loses_the_page_that_cannot_be_read_and_no_other() {
+fn swapoff_leaves_the_page_that_cannot_be_read_where_it_is() {
     let device = Faulty::at(Box::new(Ram::new(4096)), Direction::Read, 100..101, Failure::Errno(5));
     let mut world = written_in_order(Some(Box::new(device)));
     world.may_lose = true;
-    assert_eq!(swapoff(&mut world), Swapoff::Done);
+    assert_eq!(swapoff(&mut world), Swapoff::NoRoom);
+    assert_eq!((world.memory().poisoned().len(), world.engine.swap().blocks().used()), (0, 1));
+    // Whoever touches it finds that it is lost.
+    (BASE..BASE + 512).for_each(|number| world.read(number));
     assert_eq!(world.memory().poisoned().len(), 1);
     world.check_end();
 }
