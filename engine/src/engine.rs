@@ -219,6 +219,7 @@ impl<M: Memory> Engine<M> {
             store_ns: AtomicU64::new(STORE_NS_FIRST),
         };
         let streams = Streams::new(memory.scans());
+        let second_tier = (swap.blocks().tiers() > 1).then(|| swap.blocks().first_of(1));
         Self {
             swap,
             memory,
@@ -228,7 +229,7 @@ impl<M: Memory> Engine<M> {
             watermarks: Watermarks::new(limits),
             reclaimer: Reclaimer::new(slots.len() as u16, limits.probation),
             staging: Staging::new(slots),
-            requests: Requests::default(),
+            requests: Requests::new(second_tier),
             parked: WaitList::new(),
             streams,
             outage: Outage::default(),

@@ -241,10 +241,23 @@ impl Blocks {
         if wanted == 0 {
             return None;
         }
-        let (before, preferred) = self.tiers.split_at(self.preferred.load(Relaxed).min(self.tiers.len()));
-        let order = || preferred.iter().chain(before);
-        let of = |parked| order().filter(move |tier| tier.has_parked() == parked);
-        of(false).chain(of(true)).find_map(|tier| tier.allocate(&self.books, wanted))
+        self.in_order().find_map(|tier| self.tiers[tier].allocate(&self.books, wanted))
+    }
+
+    /// Returns the number of the tier that is tried first for the next blocks, if there is one that takes pages.
+    pub fn next_tier(&self) -> Option<usize> {
+        self.in_order().next()
+    }
+
+    /// Returns the numbers of the tiers that take pages, the first choice first.
+    fn in_order(&self) -> impl Iterator<Item = usize> {
+        let (preferred, count) = (self.preferred(), self.tiers.len());
+        let order = move || (0..count).map(move |step| (preferred + step) % count);
+        let of = move |parked| {
+            order()
+                .filter(move |&tier| self.tiers[tier].has_parked() == parked && !self.tiers[tier].is_closed())
+        };
+        of(false).chain(of(true))
     }
 
     /// Sets blocks aside that were taken and could not be written to: they are not taken again before

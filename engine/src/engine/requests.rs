@@ -2,6 +2,7 @@
 
 use super::lock;
 use crate::dump::board::{Board, Purpose, RequestShown, Root};
+use pagetide_swap::frontier::TIERS;
 use pagetide_swap::hash::PageHash;
 use pagetide_swap::{Handle, PageIndex, Source, Transfer};
 use std::sync::{Mutex, OnceLock};
@@ -42,8 +43,12 @@ pub(super) enum Pending {
 }
 
 impl Pending {
-    fn is_write(&self) -> bool {
-        matches!(self, Self::Store { .. } | Self::Writeback { .. })
+    /// Returns the first block of a write.
+    fn written(&self) -> Option<u64> {
+        match self {
+            Self::Store { block, .. } | Self::Writeback { block, .. } => Some(*block),
+            Self::Read { .. } | Self::Move { .. } => None,
+        }
     }
 
     fn shown(&self) -> RequestShown {
@@ -79,34 +84,56 @@ struct Places {
     free: Vec<usize>,
     count: usize,
     writes: usize,
+    /// Writes by tier of the device.
+    writes_to: [usize; TIERS],
 }
 
 /// The requests of an engine that are under way. A request is until all that it led to is done: a fork waits for that.
-#[derive(Debug, Default)]
-pub(super) struct Requests(Mutex<Places>, OnceLock<Board>);
+#[derive(Debug)]
+pub(super) struct Requests {
+    places: Mutex<Places>,
+    board: OnceLock<Board>,
+    /// The first block of the device's second tier.
+    second: u64,
+}
 
 /// A request that has come back from the device. It is under way until this is dropped.
 pub(super) struct Ended<'a> {
     requests: &'a Requests,
     token: u64,
-    is_write: bool,
+    /// The tier to which it wrote.
+    wrote_to: Option<usize>,
 }
 
 impl Requests {
+    /// Returns the requests to a device whose second tier begins with block `second`.
+    pub(super) fn new(second: Option<u64>) -> Self {
+        let (places, board) = Default::default();
+        Self { places, board, second: second.unwrap_or(u64::MAX) }
+    }
+
+    fn tier_of(&self, pending: &Pending) -> Option<usize> {
+        pending.written().map(|block| usize::from(block >= self.second))
+    }
+
     /// Shows requests on `board` from now on.
     pub(super) fn show_on(&self, board: Board) {
-        let places = lock(&self.0);
+        let places = lock(&self.places);
         board.show(Root::Requests, &places.count);
         board.show(Root::Writes, &places.writes);
-        let _ = self.1.set(board);
+        let _ = self.board.set(board);
     }
 
     /// Notes a request. Returns its token.
     pub(super) fn begin(&self, pending: Pending) -> u64 {
-        let shown = self.1.get().map(|board| (board, pending.shown()));
-        let mut places = lock(&self.0);
+        let shown = self.board.get().map(|board| (board, pending.shown()));
+        let tier = self.tier_of(&pending);
+        let mut places = lock(&self.places);
         places.count += 1;
-        places.writes += usize::from(pending.is_write());
+        places.writes += usize::from(tier.is_some());
+        if let Some(tier) = tier {
+            places.writes_to[tier] += 1;
+        }
         let at = match places.free.pop() {
             Some(at) => at,
             None => {
@@ -126,31 +153,34 @@ impl Requests {
     /// # Panics
     /// If the token is of no request.
     pub(super) fn end(&self, token: u64) -> (Pending, Ended<'_>) {
-        let pending = lock(&self.0).pending[token as usize].take().expect("a request ends once");
-        let is_write = pending.is_write();
-        (pending, Ended { requests: self, token, is_write })
+        let pending = lock(&self.places).pending[token as usize].take().expect("a request ends once");
+        let wrote_to = self.tier_of(&pending);
+        (pending, Ended { requests: self, token, wrote_to })
     }
 
     /// Returns the number of requests under way.
     pub(super) fn count(&self) -> usize {
-        lock(&self.0).count
+        lock(&self.places).count
     }
 
-    /// Returns how many of them are writes.
-    pub(super) fn writes(&self) -> usize {
-        lock(&self.0).writes
+    /// Returns how many of them are writes to this tier of the device.
+    pub(super) fn writes_to(&self, tier: usize) -> usize {
+        lock(&self.places).writes_to[tier]
     }
 }
 
 impl Drop for Ended<'_> {
     fn drop(&mut self) {
-        let mut places = lock(&self.requests.0);
-        if let Some(board) = self.requests.1.get() {
+        let mut places = lock(&self.requests.places);
+        if let Some(board) = self.requests.board.get() {
             board.end_request(self.token);
         }
         places.free.push(self.token as usize);
         places.count -= 1;
-        places.writes -= usize::from(self.is_write);
+        places.writes -= usize::from(self.wrote_to.is_some());
+        if let Some(tier) = self.wrote_to {
+            places.writes_to[tier] -= 1;
+        }
     }
 }
 
@@ -160,18 +190,18 @@ mod tests {
 
     #[test]
     fn a_request_is_under_way_until_it_is_dealt_with() {
-        let requests = Requests::default();
+        let requests = Requests::new(Some(9));
         let store = |block| Pending::Store { slot: 3, pages: Vec::new(), block };
         let tokens = [7, 8].map(|block| requests.begin(store(block)));
         let read = requests.begin(Pending::Writeback { entries: Vec::new(), block: 9 });
-        assert_eq!((requests.count(), requests.writes()), (3, 3));
+        assert_eq!((requests.count(), requests.writes_to(0), requests.writes_to(1)), (3, 2, 1));
         let (pending, ended) = requests.end(tokens[1]);
         assert!(matches!(pending, Pending::Store { slot: 3, block: 8, .. }));
-        assert_eq!((requests.count(), requests.writes()), (3, 3));
+        assert_eq!((requests.count(), requests.writes_to(0), requests.writes_to(1)), (3, 2, 1));
         let other = requests.begin(store(10));
         assert!(!tokens.contains(&other) && other != read, "its token is its own for as long");
         drop(ended);
-        assert_eq!((requests.count(), requests.writes()), (3, 3));
+        assert_eq!((requests.count(), requests.writes_to(0), requests.writes_to(1)), (3, 1, 2));
         assert_eq!(requests.begin(store(11)), tokens[1], "and is used again then");
     }
 }

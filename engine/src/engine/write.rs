@@ -6,6 +6,7 @@ use crate::memory::Memory;
 use pagetide_device::{BLOCK, Buffer, Direction, Request, Told};
 use pagetide_swap::blocks::BlockRun;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
+use pagetide_swap::frontier::TIERS;
 use pagetide_swap::hash::PageHash;
 use pagetide_swap::reclaimer::{Ending, writes_max};
 use pagetide_swap::{Counter, PageIndex, StoreOutcome};
@@ -85,9 +86,12 @@ impl<M: Memory> Engine<M> {
         self.device.is_some() && !self.outage.failed.load(Relaxed) && !self.is_swapped_off()
     }
 
-    /// Returns whether as many writes are under way as may be.
+    /// Returns whether as many writes are under way as may be: to the tier that is to take the next (one that stands still
+    /// does not hold up those to the other), and twice as many in all, for that tier may be full.
     pub(super) fn is_writing(&self) -> bool {
-        self.requests.writes() >= writes_max(self.watermarks.high())
+        let Some(next) = self.swap.blocks().next_tier() else { return false };
+        let (most, to) = (writes_max(self.watermarks.high()), |tier| self.requests.writes_to(tier));
+        to(next) >= most || (0..TIERS).map(to).sum::<usize>() >= 2 * most
     }
 
     /// Blocks to write to, while the device is in use.

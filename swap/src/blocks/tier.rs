@@ -69,8 +69,12 @@ impl TierSpace {
         self.closed.store(true, Relaxed);
     }
 
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
     pub(super) fn limit(&self) -> u64 {
-        if self.closed.load(Relaxed) { 0 } else { self.frontier.allowed().max(self.frontier.open()) }
+        if self.is_closed() { 0 } else { self.frontier.allowed().max(self.frontier.open()) }
     }
 
     /// Notes that this process has given up a block.
@@ -91,7 +95,7 @@ impl TierSpace {
 
     /// Takes up to `wanted` free blocks that lie together.
     pub(super) fn allocate(&self, books: &Books, wanted: usize) -> Option<BlockRun> {
-        if self.closed.load(Relaxed) || self.frontier.total() == 0 {
+        if self.frontier.total() == 0 {
             return None;
         }
         let stamp = self.frontier.stamp().wrapping_add(1).max(1);
