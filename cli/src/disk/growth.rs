@@ -30,6 +30,8 @@ pub(crate) struct Growth {
     /// 4 × the cap, in blocks; `None` if a size was given, which is then the only limit.
     pledge: Option<u64>,
     next: Instant,
+    /// Where pages are for which the file has no room.
+    otherwise: &'static str,
     passed: Said,
     full: Said,
 }
@@ -74,7 +76,20 @@ impl Growth {
     /// pledge all of them are allowed at once.
     pub(crate) fn new(most: u64, pledge: Option<u64>) -> Self {
         let [most, pledge] = [Some(most), pledge].map(|bytes| bytes.map(|bytes| bytes / BLOCK));
-        Self { most: most.expect("given"), pledge, next: Instant::now(), passed: Said::No, full: Said::No }
+        Self {
+            most: most.expect("given"),
+            pledge,
+            next: Instant::now(),
+            otherwise: "stay in memory",
+            passed: Said::No,
+            full: Said::No,
+        }
+    }
+
+    /// Has the file grow to so many bytes at most; behind it is a remote tier.
+    pub(crate) fn end_before_remote(&mut self, most: u64) {
+        self.most = most / BLOCK;
+        self.otherwise = "go to the remote server";
     }
 
     /// Returns whether a look is due: its time has come, or the file is about to reach the size it may grow to.
@@ -112,13 +127,15 @@ impl Growth {
         }
         if self.full.once(self.is_stopped(seen)) {
             news.push(News::Full(format!(
-                "{directory} is 95 % full: the swap file grows again when there is room, and pages stay in memory until \
-                 then (--swap-dir)"
+                "{directory} is 95 % full: the swap file grows again when there is room, and pages {} until then \
+                 (--swap-dir)",
+                self.otherwise
             )));
         }
         if self.full.once(refused > 0) {
             news.push(News::Full(format!(
-                "{directory} is full: pages stay in memory until there is room for the swap file (--swap-dir)"
+                "{directory} is full: pages {} until there is room for the swap file (--swap-dir)",
+                self.otherwise
             )));
         }
         news

@@ -96,6 +96,7 @@ impl SwapFile {
         if self.bytes == 0 {
             return Err(format!("--swap-size: beside --remote it takes {} at least", show_bytes(extent)));
         }
+        self.growth.end_before_remote(self.bytes);
         Ok(())
     }
 
