@@ -31,8 +31,11 @@ pub(crate) fn remote(args: &RemoteArgs) -> Result<u8, Failure> {
     let failed = |error: StoreError| Failure::new(UNREACHABLE, format!("{target:?}: {error}"));
     let about = Store::new(target.clone(), "").about().map_err(failed)?;
     let mut found = Found::default();
-    // Signs of life lie on any node of a cluster, so all are looked for before anything is deleted.
     let mut nodes = nodes(&target, &about).map_err(failed)?;
+    // Values before signs of life: a run says that it lives before it writes its first value. Signs lie on any node of a
+    // cluster, so all are looked for before anything is deleted.
+    let values = nodes.iter_mut().map(|node| scan(node, &format!("{PREFIX}:*")));
+    let values = values.collect::<Result<Vec<_>, _>>().map_err(failed)?;
     for node in &mut nodes {
         for key in scan(node, &format!("{PREFIX}-run:*")).map_err(failed)? {
             if let Some((_, run)) = key.split_once(':') {
@@ -40,8 +43,7 @@ pub(crate) fn remote(args: &RemoteArgs) -> Result<u8, Failure> {
             }
         }
     }
-    for node in &mut nodes {
-        let keys = scan(node, &format!("{PREFIX}:*")).map_err(failed)?;
+    for (node, keys) in nodes.iter_mut().zip(values) {
         let left: Vec<_> = keys.iter().filter(|key| !found.belongs_to_the_living(key)).collect();
         found.kept += keys.len() - left.len();
         for some in left.chunks(KEYS) {
