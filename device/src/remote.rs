@@ -240,13 +240,18 @@ impl Device for Remote {
             let seen = self.ring.bell(self.member);
             let mut requests = lock(&self.state);
             self.end_parts(&mut requests, into);
-            let waits = !requests.open.is_empty();
-            if waits && (self.ring.is_gone() || late && self.is_abandoned()) {
+            let waits = !requests.open.is_empty() || requests.refused.is_some();
+            if waits && late && !self.ring.is_gone() && self.is_abandoned() {
+                // The launcher, which would have said so, has gone too.
+                self.ring.set_gone();
+            }
+            if waits && self.ring.is_gone() {
                 requests.fail_all();
             }
             self.ask_waiting(&mut requests);
             into.append(&mut requests.failed);
-            let may_try = requests.refused.take_if(|bell| *bell != seen).is_some();
+            let is_gone = self.ring.is_gone();
+            let may_try = requests.refused.take_if(|bell| *bell != seen || is_gone).is_some();
             drop(requests);
             if !into.is_empty() || self.nudged.swap(false, SeqCst) || may_try {
                 return;
@@ -295,7 +300,7 @@ mod tests {
         let mut blocks: HashMap<u64, Vec<u8>> = HashMap::new();
         while !ends.load(SeqCst) {
             let seen = ring.server_bell();
-            let taken = ring.take(4);
+            let taken = ring.take(4, true);
             if taken.is_empty() {
                 ring.wait_as_server(seen, Duration::from_millis(100));
             }

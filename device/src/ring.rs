@@ -134,6 +134,13 @@ pub struct Taken {
     pub count: usize,
 }
 
+impl Taken {
+    /// Returns who asks.
+    pub fn member(&self) -> Member {
+        owner_of(self.word)
+    }
+}
+
 /// A request of a member's that has ended.
 #[derive(Debug)]
 pub struct Ended {
@@ -155,7 +162,7 @@ pub struct Ended {
 /// let member = Member { index: 3, tenancy: 1 };
 /// ring.submit(member, Direction::Write, 7, 5, &[1; BLOCK]).expect("all places are free");
 /// // The server's side.
-/// let taken = ring.take(8).remove(0);
+/// let taken = ring.take(8, true).remove(0);
 /// assert_eq!((taken.block, taken.count, ring.bytes(&taken)), (7, 1, vec![1; BLOCK]));
 /// ring.end(&taken, Ok(()));
 /// // And the member's again.
@@ -369,14 +376,27 @@ impl Ring {
         futex_wait(self.header(Header::Bell), seen, timeout);
     }
 
+    /// Wakes one more thread of the server if a request waits that whoever was woken does not take.
+    pub fn pass_on(&self) {
+        let waits = |place| {
+            let state = self.place(place, Word::State).load(Acquire);
+            state_of(state) == State::Submitted as u8
+        };
+        if (0..PLACES).any(waits) {
+            futex_wake_one(self.header(Header::Bell));
+        }
+    }
+
     /// Rings the server's bell, for all its threads.
     pub fn call_server(&self) {
         ring(self.header(Header::Bell));
     }
 
-    /// Takes requests until they are of so many blocks: reads only, if there are any, for threads wait for them.
-    pub fn take(&self, blocks: usize) -> Vec<Taken> {
-        for direction in [Direction::Read, Direction::Write] {
+    /// Takes requests until they are of so many blocks: reads only, if there are any, for threads wait for them, else
+    /// `writes`, if they are wanted.
+    pub fn take(&self, blocks: usize, writes: bool) -> Vec<Taken> {
+        let directions = if writes { &[Direction::Read, Direction::Write][..] } else { &[Direction::Read] };
+        for &direction in directions {
             let (mut taken, mut count) = (Vec::new(), 0);
             for place in (0..PLACES).rev() {
                 if let Some(request) = self.take_from(place, direction) {
@@ -487,9 +507,11 @@ mod tests {
         assert_eq!(written, WRITE_PLACES);
         let read = (0..).take_while(|&block| submit(Direction::Read, block).is_some()).count();
         assert_eq!(written + read, PLACES);
-        let taken = ring.take(PLACES * PLACE_BLOCKS);
+        let taken = ring.take(PLACES * PLACE_BLOCKS, true);
         assert!(taken.len() == read && taken.iter().all(|taken| taken.direction == Direction::Read));
-        assert!(ring.take(PLACES * PLACE_BLOCKS).iter().all(|taken| taken.direction == Direction::Write));
+        assert!(
+            ring.take(PLACES * PLACE_BLOCKS, true).iter().all(|taken| taken.direction == Direction::Write)
+        );
         for taken in taken {
             ring.fill(&taken, 0, &[3; BLOCK]);
             ring.end(&taken, Err(Errno::IO));
@@ -510,10 +532,10 @@ mod tests {
         for index in [1, 2] {
             ring.submit(member(index), Direction::Write, 5, 0, &[1; BLOCK]).unwrap();
         }
-        let taken = ring.take(1).remove(0);
+        let taken = ring.take(1, true).remove(0);
         ring.release_dead(|gone| gone.index == owner_of(taken.word).index);
         // It is the server's until it has ended.
-        assert_eq!(ring.take(8).len(), 1);
+        assert_eq!(ring.take(8, true).len(), 1);
         ring.end(&taken, Ok(()));
         ring.release_dead(|_| true);
         assert!([1, 2].iter().all(|&index| ring.ended(member(index)).is_empty()));
@@ -526,7 +548,7 @@ mod tests {
         for count in [0, PLACE_BLOCKS as u64 + 1, u64::MAX] {
             ring.place(place, Word::Count).store(count, Relaxed);
             ring.place(place, Word::State).store(word(State::Submitted, member(1)), Relaxed);
-            assert!(ring.take(8).is_empty());
+            assert!(ring.take(8, true).is_empty());
             assert!(ring.ended(member(1)).remove(0).result.is_err());
         }
     }

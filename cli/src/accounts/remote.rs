@@ -46,7 +46,7 @@ impl Gathered {
         let [lost, refused, outage] = [RemoteFigure::Lost, RemoteFigure::Refused, RemoteFigure::OutageNs]
             .map(|figure| self.remote_figure(figure).unwrap_or(0));
         let parts: Vec<String> = [
-            (lost > 0).then(|| format!("{} could not be read and are lost", show_bytes(lost * PAGE))),
+            (lost > 0).then(|| format!("{} could not be read", show_bytes(lost * PAGE))),
             (refused > 0)
                 .then(|| format!("{} were not taken and stayed in memory", show_bytes(refused * PAGE))),
             (outage > 0).then(|| format!("it was away for {} at most", show_nanos(outage))),

@@ -1,19 +1,19 @@
 //! Times in which the remote server does not answer, and what the user is told of them.
 
 use super::store::StoreError;
-use pagetide::group::{Group, RemoteFigure};
+use pagetide::group::{DeviceKind, Group, RemoteFigure};
 use pagetide_device::BLOCK;
 use pagetide_device::ring::Ring;
 use pagetide_sys::lock;
 use pagetide_sys::task::say;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// A server that is away for less is not worth a word: 1 s.
 const SAID_AFTER: Duration = Duration::from_secs(1);
 
-/// How often a server is asked that has been given up.
+/// How long it counts that a server did not answer which has been given up.
 const PROBE: Duration = Duration::from_secs(1);
 
 /// What is known of the server's answers.
@@ -21,16 +21,34 @@ pub(crate) struct Outage {
     timeout: Duration,
     ring: Ring,
     group: Group,
+    /// Whether pages have another place than the server and memory.
+    has_file: bool,
     state: Mutex<State>,
+    /// A probe has ended.
+    probed: Condvar,
+}
+
+/// What a request is to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Turn {
+    /// It asks.
+    Ask,
+    /// It asks over a new connection, and says by [`Outage::end_probe`] whether there was an answer: others wait for that.
+    Probe,
+    /// It fails: the server has not answered for as long as an answer may take, and not within the last second. This is
+    /// why.
+    GiveUp(String),
 }
 
 #[derive(Default)]
 struct State {
     /// When it last did not answer for the first time since it did.
     since: Option<Instant>,
-    /// Why it did not answer, and when it was last asked although it had been given up.
+    /// Why it did not answer.
     why: String,
-    probed: Option<Instant>,
+    /// Since it was given up: whether somebody is asking it, and when it last did not answer over a new connection.
+    probing: bool,
+    failed: Option<Instant>,
     /// Whether the user was told that it is away, that pages were lost meanwhile, that it takes none, and that values
     /// could not be renewed.
     said: bool,
@@ -41,7 +59,8 @@ struct State {
 
 impl Outage {
     pub(crate) fn new(timeout: Duration, ring: Ring, group: Group) -> Self {
-        Self { timeout, ring, group, state: Mutex::default() }
+        let has_file = group.setup().tier(DeviceKind::File).is_some();
+        Self { timeout, ring, group, has_file, state: Mutex::default(), probed: Condvar::new() }
     }
 
     fn add(&self, figure: RemoteFigure, count: usize) {
@@ -57,6 +76,7 @@ impl Outage {
         self.ring.note_round_trip(took.as_nanos() as u64);
         self.group.remote_figure(RemoteFigure::RoundTripNs).store(self.ring.round_trip_ns(), Relaxed);
         let mut state = lock(&self.state);
+        state.failed = None;
         let Some(since) = state.since.take() else { return };
         let away = since.elapsed();
         self.note_longest(away);
@@ -81,24 +101,43 @@ impl Outage {
         }
     }
 
-    /// Returns why it is not worth to ask: it has not answered for as long as an answer may take. Now and then somebody asks
-    /// all the same, or nobody would find that it answers again.
-    pub(crate) fn given_up(&self) -> Option<String> {
-        let mut state = lock(&self.state);
-        state.since.filter(|since| since.elapsed() >= self.timeout)?;
-        if state.probed.is_none_or(|probed| probed.elapsed() >= PROBE) {
-            state.probed = Some(Instant::now());
-            return None;
-        }
-        Some(state.why.clone())
+    /// Returns whether it did not answer when it was asked last.
+    pub(crate) fn is_on(&self) -> bool {
+        lock(&self.state).since.is_some()
     }
 
-    /// Notes blocks that cannot be read. Their pages are lost.
+    /// Returns what a request is to do. Where the server has been given up one request asks it over a new connection, and
+    /// the others wait for what that finds.
+    pub(crate) fn turn(&self) -> Turn {
+        let mut state = lock(&self.state);
+        loop {
+            if state.since.is_none_or(|since| since.elapsed() < self.timeout) {
+                return Turn::Ask;
+            }
+            if state.failed.is_some_and(|failed| failed.elapsed() < PROBE) {
+                return Turn::GiveUp(state.why.clone());
+            }
+            if !std::mem::replace(&mut state.probing, true) {
+                return Turn::Probe;
+            }
+            state = pagetide_sys::wait(&self.probed, state);
+        }
+    }
+
+    /// Ends a probe.
+    pub(crate) fn end_probe(&self, answered: bool) {
+        let mut state = lock(&self.state);
+        state.probing = false;
+        state.failed = (!answered).then(Instant::now);
+        self.probed.notify_all();
+    }
+
+    /// Notes blocks that cannot be read. Pages among them that are waited for are lost.
     pub(crate) fn lost(&self, blocks: usize, why: &str) {
         self.add(RemoteFigure::Lost, blocks);
         if !std::mem::replace(&mut lock(&self.state).said_lost, true) {
             say(&format!(
-                "pages on the remote server are lost, {} KiB at first: {why}",
+                "pages on the remote server cannot be read, {} KiB at first: {why}",
                 blocks * BLOCK / 1024
             ));
         }
@@ -112,7 +151,9 @@ impl Outage {
                 StoreError::Full(text) => format!("the remote server is full ({text})"),
                 other => format!("the remote server takes no pages ({other})"),
             };
-            say(&format!("{why}: they stay in memory until it does"));
+            let then =
+                if self.has_file { "go to the swap file, or stay in memory," } else { "stay in memory" };
+            say(&format!("{why}: they {then} until it does"));
         }
     }
 

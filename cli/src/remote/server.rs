@@ -4,7 +4,7 @@
 //! then it deletes what the run has on the server.
 
 use super::link::COMMAND;
-use super::outage::Outage;
+use super::outage::{Outage, Turn};
 use super::store::{Store, StoreError};
 use super::target::Target;
 use super::values::{Segment, Values};
@@ -19,7 +19,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use std::io::BufRead;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,8 +43,10 @@ const LOOK: Duration = Duration::from_millis(250);
 const SWEPT: usize = 1 << 17;
 /// How long a server that does not answer is asked to delete what the run had: whoever started the run waits for it.
 const DELETE_MOST: Duration = Duration::from_secs(5);
-/// Seconds for which the server is told that the run goes on; it is told so again after a third of them.
-const ALIVE_SECONDS: u64 = 600;
+/// For how long the server is told that the run goes on; it is told so again after a third of that.
+const ALIVE: Duration = Duration::from_secs(600);
+/// Between two tries to renew.
+const RENEW_AGAIN: Duration = Duration::from_secs(5);
 
 struct Server {
     ring: Ring,
@@ -52,8 +55,11 @@ struct Server {
     run: String,
     /// Its own slot in the group page.
     slot: usize,
-    /// The first block of the tier, as the whole device counts.
+    /// The first block of the tier, as the whole device counts, and its blocks.
     first_block: usize,
+    blocks: u64,
+    /// The swap file beside the tier, opened: when the launcher has gone, this process waits for writes to it.
+    swap_file: Option<(PathBuf, OwnedFd)>,
     values: Mutex<Values>,
     outage: Outage,
     ends: AtomicBool,
@@ -70,6 +76,11 @@ pub(crate) fn serve() -> Result<u8, Failure> {
     let setup = group.setup();
     let tier = setup.tier(DeviceKind::Remote).ok_or_else(|| failed("the run has no remote tier"))?;
     let device = group.tier_path(tier);
+    let swap_file = setup.tier(DeviceKind::File).map(|tier| {
+        let file = rustix::fs::open(group.tier_path(tier), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
+        Ok((format!("/proc/self/fd/{}", file.as_raw_fd()).into(), file))
+    });
+    let swap_file = swap_file.transpose().map_err(|error: Errno| failed(&error.to_string()))?;
     let ring = rustix::fs::open(device, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
         .map_err(std::io::Error::from)
         .and_then(|file| remote::serve(&file).map(|()| file))
@@ -91,30 +102,31 @@ pub(crate) fn serve() -> Result<u8, Failure> {
         run,
         slot: slot.index(),
         first_block: setup.first_block(tier) as usize,
+        blocks: setup.tiers[tier].blocks,
+        swap_file,
         values: Mutex::default(),
         outage,
         ends: AtomicBool::new(false),
     });
     let mut store = server.store();
-    store.note_alive(ALIVE_SECONDS).map_err(|error| failed(&error.to_string()))?;
+    store.note_alive(ALIVE.as_secs()).map_err(|error| failed(&error.to_string()))?;
     // Over the connection that there is now: engines have to know what the tier costs before they read from it.
     let asked = Instant::now();
-    store.note_alive(ALIVE_SECONDS).map_err(|error| failed(&error.to_string()))?;
+    store.note_alive(ALIVE.as_secs()).map_err(|error| failed(&error.to_string()))?;
     server.outage.answered(asked.elapsed());
     let workers: Vec<_> = (0..WORKERS)
         .map(|number| {
             let server = Arc::clone(&server);
-            std::thread::Builder::new().name(format!("remote-{number}")).spawn(move || server.work())
+            // One of them takes reads only: writes may wait for long.
+            std::thread::Builder::new()
+                .name(format!("remote-{number}"))
+                .spawn(move || server.work(number > 0))
         })
         .collect::<Result<_, _>>()
         .map_err(|error| failed(&error.to_string()))?;
     println!("ready");
     server.keep_house(store);
-    server.ends.store(true, SeqCst);
-    server.ring.call_server();
-    for worker in workers {
-        let _ = worker.join();
-    }
+    drop(workers);
     Ok(0)
 }
 
@@ -125,12 +137,18 @@ impl Server {
 
     // --- Requests -----------------------------------------------------------------------------------------------------
 
-    fn work(&self) {
+    fn work(&self, writes: bool) {
         let mut store = self.store();
         while !self.ends.load(SeqCst) {
             let seen = self.ring.server_bell();
-            let taken = self.ring.take(BLOCKS);
+            let mut taken = self.ring.take(BLOCKS, writes);
+            // What a member may have written over the ring.
+            let beyond = |taken: &mut Taken| taken.block + taken.count as u64 > self.blocks;
+            taken.extract_if(.., beyond).for_each(|taken| self.ring.end(&taken, Err(Errno::INVAL)));
             if taken.is_empty() {
+                if !writes {
+                    self.ring.pass_on();
+                }
                 self.ring.wait_as_server(seen, LOOK);
                 continue;
             }
@@ -149,37 +167,37 @@ impl Server {
     fn until_answered<T>(
         &self,
         store: &mut Store,
+        what: Direction,
         mut ask: impl FnMut(&mut Store) -> Result<T, StoreError>,
     ) -> Result<T, StoreError> {
         let started = Instant::now();
         let mut wait = WAIT_FIRST;
         loop {
-            let asked = Instant::now();
-            if let Some(why) = self.outage.given_up() {
-                return Err(StoreError::Away(why));
+            let (asked, answer) = match self.outage.turn() {
+                Turn::Ask => (Instant::now(), ask(store)),
+                Turn::Probe => {
+                    store.disconnect();
+                    let asked = Instant::now();
+                    let answer = ask(store);
+                    self.outage.end_probe(!matches!(answer, Err(StoreError::Away(_))));
+                    (asked, answer)
+                }
+                Turn::GiveUp(why) => return Err(StoreError::Away(why)),
+            };
+            match &answer {
+                Err(StoreError::Away(text)) => self.outage.away(asked, text),
+                // It cannot give what it has: that is silence for who reads. (A server may take no writes and be read.)
+                Err(StoreError::Busy(text)) if what == Direction::Read => self.outage.away(asked, text),
+                // A server that refuses is there: what others read from it is not to be given up.
+                _ => self.outage.answered(asked.elapsed()),
             }
-            match ask(store) {
-                Ok(done) => {
-                    self.outage.answered(asked.elapsed());
-                    return Ok(done);
-                }
-                Err(StoreError::Away(text)) => {
-                    self.outage.away(asked, &text);
-                    if let Some(why) = self.outage.given_up() {
-                        return Err(StoreError::Away(why));
-                    }
-                    if started.elapsed() + wait >= self.target.timeout {
-                        return Err(StoreError::Away(text));
-                    }
-                    std::thread::sleep(wait);
-                    wait = (wait * 2).min(WAIT_MOST);
-                }
-                Err(other) => {
-                    // A server that refuses is there: what others read from it is not to be given up.
-                    self.outage.answered(asked.elapsed());
-                    return Err(other);
-                }
+            let may_pass = matches!(answer, Err(StoreError::Away(_) | StoreError::Busy(_)));
+            let is_late = started.elapsed() + wait >= self.target.timeout;
+            if !may_pass || is_late || self.ends.load(SeqCst) {
+                return answer;
             }
+            std::thread::sleep(wait);
+            wait = (wait * 2).min(WAIT_MOST);
         }
     }
 
@@ -193,13 +211,12 @@ impl Server {
         let answers = if segments.is_empty() {
             Ok(Vec::new())
         } else {
-            self.until_answered(store, |store| store.read(&segments))
+            self.until_answered(store, Direction::Read, |store| store.read(&segments))
         };
         let mut answers = match answers {
             Ok(answers) => answers.into_iter(),
             Err(error) => {
-                let blocks: usize = located.iter().map(|(taken, _)| taken.count).sum();
-                self.outage.lost(blocks, &error.to_string());
+                self.lost(located.iter().map(|(taken, _)| taken), &error.to_string());
                 located.iter().for_each(|(taken, _)| self.ring.end(taken, Err(Errno::IO)));
                 return;
             }
@@ -218,19 +235,25 @@ impl Server {
                 self.outage.read(taken.count);
                 self.ring.end(&taken, Ok(()));
             } else {
-                self.outage.lost(
-                    taken.count,
-                    "the server does not have them any more (restarted, evicted or expired)",
-                );
+                self.lost([&taken], "the server does not have them any more (restarted, evicted or expired)");
                 self.ring.end(&taken, Err(Errno::IO));
             }
+        }
+    }
+
+    /// Notes reads that fail, of members that live: what others had is deleted.
+    fn lost<'a>(&self, reads: impl IntoIterator<Item = &'a Taken>, why: &str) {
+        let blocks: usize =
+            reads.into_iter().filter(|taken| self.lives(taken.member())).map(|taken| taken.count).sum();
+        if blocks > 0 {
+            self.outage.lost(blocks, why);
         }
     }
 
     fn write(&self, store: &mut Store, requests: &[Taken]) {
         let bytes: Vec<(u64, Vec<u8>)> =
             requests.iter().map(|taken| (taken.number, self.ring.bytes(taken))).collect();
-        let written = self.until_answered(store, |store| store.write(&bytes));
+        let written = self.until_answered(store, Direction::Write, |store| store.write(&bytes));
         let blocks: usize = requests.iter().map(|taken| taken.count).sum();
         let mut values = lock(&self.values);
         for taken in requests {
@@ -266,7 +289,8 @@ impl Server {
 
     /// Sees to places of the dead, and to what is of no use on the server, until the run is over.
     fn keep_house(&self, mut store: Store) {
-        let (mut swept, mut renewed, mut alive) = (0, Instant::now(), Instant::now());
+        let (mut swept, mut renew_at, mut alive_at) =
+            (0, Instant::now() + self.target.ttl / 3, Instant::now() + ALIVE / 3);
         let mut has_launcher = true;
         loop {
             has_launcher = has_launcher && is_open();
@@ -274,28 +298,65 @@ impl Server {
             if !has_launcher && !self.has_programs() {
                 break;
             }
+            if self.outage.is_on() {
+                // Nothing else is asked of a server that does not answer, and somebody has to find that it does.
+                self.look_for_answers(&mut store);
+                self.note_held();
+                wait_for_launcher(has_launcher);
+                continue;
+            }
             swept = self.sweep(swept);
             self.note_held();
-            let condemned = lock(&self.values).take_condemned(KEYS);
-            if !condemned.is_empty() && store.delete(&condemned).is_err() {
-                // Later: the server forgets them by itself if need be.
-                condemned.iter().for_each(|&value| lock(&self.values).condemn(value));
+            let now = Instant::now();
+            if now >= renew_at {
+                let wait = if self.renew(&mut store) { self.target.ttl / 3 } else { RENEW_AGAIN };
+                renew_at = now + wait;
             }
-            if renewed.elapsed() >= self.target.ttl / 3 {
-                renewed = Instant::now();
-                self.renew(&mut store);
+            if now >= alive_at && store.note_alive(ALIVE.as_secs()).is_ok() {
+                alive_at = now + ALIVE / 3;
             }
-            if alive.elapsed() >= Duration::from_secs(ALIVE_SECONDS / 3)
-                && store.note_alive(ALIVE_SECONDS).is_ok()
-            {
-                alive = Instant::now();
-            }
-            if condemned.len() < KEYS {
+            if !self.delete_some(&mut store) {
                 wait_for_launcher(has_launcher);
             }
         }
+        // Who asks now asks for nobody.
+        self.ends.store(true, SeqCst);
+        self.ring.call_server();
         lock(&self.values).condemn_all();
         self.delete_all(&mut store);
+    }
+
+    /// Asks whether a server answers again that did not.
+    fn look_for_answers(&self, store: &mut Store) {
+        let turn = self.outage.turn();
+        if let Turn::GiveUp(_) = turn {
+            return;
+        }
+        let asked = Instant::now();
+        let answer = store.ping();
+        if turn == Turn::Probe {
+            self.outage.end_probe(!matches!(answer, Err(StoreError::Away(_))));
+        }
+        match answer {
+            Ok(true) => self.outage.answered(asked.elapsed()),
+            Err(StoreError::Away(text)) => self.outage.away(asked, &text),
+            Ok(false) | Err(_) => {}
+        }
+    }
+
+    /// Deletes some of the values that are of no use. Returns whether there may be more to delete at once.
+    fn delete_some(&self, store: &mut Store) -> bool {
+        let condemned = lock(&self.values).take_condemned(KEYS);
+        if condemned.is_empty() {
+            return false;
+        }
+        let done = store.delete(&condemned).is_ok();
+        if !done {
+            // Later: the server forgets them by itself if need be.
+            let mut values = lock(&self.values);
+            condemned.iter().for_each(|&value| values.condemn(value));
+        }
+        done && condemned.len() == KEYS
     }
 
     /// Deletes all that the run has on the server, as far as that answers.
@@ -312,19 +373,21 @@ impl Server {
                     // The server forgets them when their time is over.
                     return;
                 }
-                std::thread::sleep(WAIT_MOST);
+                std::thread::sleep(WAIT_FIRST);
             }
         }
     }
 
-    fn renew(&self, store: &mut Store) {
+    /// Has the server keep all values for longer. Returns whether it will.
+    fn renew(&self, store: &mut Store) -> bool {
         let numbers = lock(&self.values).numbers();
         for some in numbers.chunks(KEYS) {
-            if let Err(error) = self.until_answered(store, |store| store.renew(some)) {
+            if let Err(error) = store.renew(some) {
                 self.outage.not_renewed(&error.to_string(), self.target.ttl);
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Gives up what no process holds any more, of some blocks. Returns where to go on.
@@ -346,7 +409,7 @@ impl Server {
     /// Returns whether a process of the run lives beside this one. Without a launcher nobody else looks, and one that waits
     /// for this process to end does not look any more.
     fn has_programs(&self) -> bool {
-        self.group.sweep(None);
+        self.group.sweep(self.swap_file.as_ref().map(|(path, _)| path));
         let is_dead = |process: Identity| process.pids().is_ok_and(|pids| pids.is_empty());
         let mut others =
             self.group.live().filter(|slot| slot.index() != self.slot && slot.get(Field::StartTime) != 0);
@@ -383,20 +446,86 @@ mod tests {
         let urls = ["redis://127.0.0.1:1".to_owned()];
         let target = Target::new(&urls, None, timeout, Duration::from_secs(60)).unwrap();
         let outage = Outage::new(timeout, ring, group);
-        let (values, ends) = (Mutex::default(), AtomicBool::new(false));
-        Server { ring, group, target, run: "test".to_owned(), slot: 0, first_block: 0, values, outage, ends }
+        Server {
+            ring,
+            group,
+            target,
+            run: "test".to_owned(),
+            slot: 0,
+            first_block: 0,
+            blocks: 1000,
+            swap_file: None,
+            values: Mutex::default(),
+            outage,
+            ends: AtomicBool::new(false),
+        }
+    }
+
+    fn away() -> StoreError {
+        StoreError::Away("no answer".to_owned())
+    }
+
+    /// A server that has not answered for as long as an answer may take.
+    fn given_up() -> (Server, Store) {
+        let server = server(Duration::from_millis(50));
+        let mut store = server.store();
+        let answer = server.until_answered(&mut store, Direction::Read, |_| Err::<(), _>(away()));
+        assert_eq!(answer, Err(away()));
+        std::thread::sleep(Duration::from_millis(50));
+        (server, store)
     }
 
     #[test]
     fn a_server_that_refuses_is_not_given_up() {
-        let server = server(Duration::from_millis(50));
-        let mut store = server.store();
-        let away = || StoreError::Away("no answer".to_owned());
-        assert_eq!(server.until_answered(&mut store, |_| Err::<(), _>(away())), Err(away()));
-        std::thread::sleep(Duration::from_millis(50));
-        // Given up, but asked now and then: by a write for which there is no room.
+        let (server, mut store) = given_up();
         let full = || StoreError::Full("no room".to_owned());
-        while server.until_answered(&mut store, |_| Err::<(), _>(full())) != Err(full()) {}
-        assert_eq!(server.until_answered(&mut store, |_| Ok(7)), Ok(7));
+        let answer = server.until_answered(&mut store, Direction::Write, |_| Err::<(), _>(full()));
+        assert_eq!(answer, Err(full()));
+        assert!(!server.outage.is_on());
+        assert_eq!(server.until_answered(&mut store, Direction::Read, |_| Ok(7)), Ok(7));
+    }
+
+    #[test]
+    fn one_that_answers_again_loses_nothing() {
+        let (server, _) = given_up();
+        // However many ask at once: one of them finds that it answers, and the others wait for that.
+        let asked = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| {
+                    let answer = server.until_answered(&mut server.store(), Direction::Read, |_| {
+                        if !asked.swap(true, SeqCst) {
+                            std::thread::sleep(Duration::from_millis(100));
+                        }
+                        Ok(7)
+                    });
+                    assert_eq!(answer, Ok(7));
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn what_was_found_silent_within_a_second_is_not_asked() {
+        let (server, mut store) = given_up();
+        let mut asked = 0;
+        for _ in 0..100 {
+            let ask = |_: &mut Store| {
+                asked += 1;
+                Err::<(), _>(away())
+            };
+            assert_eq!(server.until_answered(&mut store, Direction::Read, ask), Err(away()));
+        }
+        assert!(asked < 10, "{asked} of 100 have asked");
+    }
+
+    #[test]
+    fn a_server_that_takes_no_writes_may_be_read() {
+        let server = server(Duration::from_millis(50));
+        let busy = || StoreError::Busy("NOREPLICAS".to_owned());
+        let answer = server.until_answered(&mut server.store(), Direction::Write, |_| Err::<(), _>(busy()));
+        assert_eq!((answer, server.outage.is_on()), (Err(busy()), false));
+        let answer = server.until_answered(&mut server.store(), Direction::Read, |_| Err::<(), _>(busy()));
+        assert_eq!((answer, server.outage.is_on()), (Err(busy()), true));
     }
 }

@@ -15,6 +15,8 @@ const TRY: Duration = Duration::from_secs(2);
 const REPLICA_MS: u64 = 500;
 /// How often it is looked whether there are replicas.
 const LOOK_FOR_REPLICAS: Duration = Duration::from_secs(10);
+/// Requests of much that are asked for at a time: of a cluster, each that is not answered takes a [`TRY`].
+const PART: usize = 32;
 /// Interruptions after which a request counts as not answered.
 const INTERRUPTIONS: usize = 64;
 /// The prefix of all keys.
@@ -23,8 +25,10 @@ pub(crate) const PREFIX: &str = "pagetide";
 /// The reason for which the server did not do what it was asked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum StoreError {
-    /// It cannot be reached, or is not ready: the same may succeed later.
+    /// It cannot be reached: the same may succeed later.
     Away(String),
+    /// It answers, and is not ready for this: the same may succeed later.
+    Busy(String),
     /// It has no room.
     Full(String),
     /// It refuses: nothing will change that.
@@ -37,7 +41,7 @@ pub(crate) enum StoreError {
 impl std::fmt::Display for StoreError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Away(text) | Self::Full(text) | Self::Refused(text) => f.write_str(text),
+            Self::Away(text) | Self::Busy(text) | Self::Full(text) | Self::Refused(text) => f.write_str(text),
             Self::Interrupted => f.write_str("a call was interrupted"),
         }
     }
@@ -56,7 +60,8 @@ impl From<RedisError> for StoreError {
             ("OOM", _) => Self::Full(text),
             ("NOAUTH" | "WRONGPASS" | "NOPERM" | "MISCONF", _)
             | (_, ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig) => Self::Refused(text),
-            _ => Self::Away(text),
+            ("", _) => Self::Away(text),
+            _ => Self::Busy(text),
         }
     }
 }
@@ -193,11 +198,7 @@ impl Store {
     /// Has the server do all of this, and returns its answers. Each may be done twice.
     fn ask(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
         let ask = |link: &mut Link| match link {
-            Link::One(one) => {
-                let mut all = pipe();
-                commands.iter().for_each(|command| _ = all.add_command(command.clone()));
-                all.query(one.as_mut())
-            }
+            Link::One(one) => ask_one(one, commands),
             Link::Cluster(cluster) => {
                 let mut all = cluster_pipe();
                 commands.iter().for_each(|command| _ = all.add_command(command.clone()));
@@ -228,12 +229,14 @@ impl Store {
 
     /// Writes values. Where the server has replicas one of them has each value too, by then.
     pub(crate) fn write(&mut self, values: &[(u64, Vec<u8>)]) -> Result<(), StoreError> {
+        // Looked up beforehand: what replicas have is asked over the connection by which it was written.
+        let replicated = self.is_replicated()?;
         let ttl = self.target.ttl.as_secs();
         let set = |(value, bytes): &(u64, Vec<u8>)| {
             cmd("SET").arg(self.key(*value)).arg(bytes.as_slice()).arg("EX").arg(ttl).to_owned()
         };
         self.ask(&values.iter().map(set).collect::<Vec<_>>())?;
-        if self.is_replicated()? { self.await_replica() } else { Ok(()) }
+        if replicated { self.await_replica() } else { Ok(()) }
     }
 
     /// Returns whether every server to which is written has a replica. That may change: it is looked up again at times.
@@ -285,20 +288,45 @@ impl Store {
         if !self.is_replicated()? {
             return Ok(());
         }
-        Err(StoreError::Away("no replica has taken what was written".to_owned()))
+        Err(StoreError::Busy("no replica has taken what was written".to_owned()))
     }
 
     /// Deletes values.
     pub(crate) fn delete(&mut self, values: &[u64]) -> Result<(), StoreError> {
         let keys = values.iter().map(|&value| cmd("UNLINK").arg(self.key(value)).to_owned());
-        self.ask(&keys.collect::<Vec<_>>()).map(drop)
+        self.ask_in_parts(&keys.collect::<Vec<_>>()).map(drop)
+    }
+
+    /// Asks for much, a part at a time: after one that is not answered no other is asked for.
+    fn ask_in_parts(&mut self, commands: &[Cmd]) -> Result<Vec<Value>, StoreError> {
+        let mut answers = Vec::with_capacity(commands.len());
+        for part in commands.chunks(PART) {
+            answers.extend(self.ask(part)?);
+        }
+        Ok(answers)
+    }
+
+    /// Asks whether the server is there, over a new connection. Of a cluster one alone would say nothing of the others:
+    /// then `false`, and nothing was asked.
+    pub(crate) fn ping(&mut self) -> Result<bool, StoreError> {
+        if matches!(self.link, Some(Link::Cluster(_))) {
+            return Ok(false);
+        }
+        self.disconnect();
+        self.link = Some(self.link()?);
+        Ok(matches!(self.link, Some(Link::One(_))))
+    }
+
+    /// Gives the connection up: the next request makes a new one.
+    pub(crate) fn disconnect(&mut self) {
+        self.link = None;
     }
 
     /// Has the server keep values for the full time again. Returns how many it does not have any more.
     pub(crate) fn renew(&mut self, values: &[u64]) -> Result<usize, StoreError> {
         let ttl = self.target.ttl.as_secs();
         let expire = |&value: &u64| cmd("EXPIRE").arg(self.key(value)).arg(ttl).to_owned();
-        let answers = self.ask(&values.iter().map(expire).collect::<Vec<_>>())?;
+        let answers = self.ask_in_parts(&values.iter().map(expire).collect::<Vec<_>>())?;
         Ok(answers.iter().filter(|answer| **answer == Value::Int(0)).count())
     }
 
@@ -328,6 +356,29 @@ fn collect_texts(answer: &Value, into: &mut Vec<String>) {
         Value::Map(all) => all.iter().for_each(|(_, one)| collect_texts(one, into)),
         _ => {}
     }
+}
+
+/// Has one server do all of this. After the first request that is not answered none is waited for: the client library would
+/// wait for each of them.
+fn ask_one(one: &mut Connection, commands: &[Cmd]) -> Result<Vec<Value>, RedisError> {
+    let mut all = pipe();
+    commands.iter().for_each(|command| _ = all.add_command(command.clone()));
+    one.send_packed_command(&all.get_packed_pipeline())?;
+    let (mut answers, mut refusal) = (Vec::with_capacity(commands.len()), None);
+    while answers.len() < commands.len() {
+        match one.recv_response().and_then(Value::extract_error) {
+            Ok(Value::Push { .. }) => {}
+            Ok(answer) => answers.push(answer),
+            Err(error) if error.kind() == ErrorKind::Io || error.is_connection_dropped() => {
+                return Err(error);
+            }
+            Err(error) => {
+                answers.push(Value::Nil);
+                refusal.get_or_insert(error);
+            }
+        }
+    }
+    refusal.map_or(Ok(answers), Err)
 }
 
 fn is_interrupted(error: &RedisError) -> bool {
@@ -393,7 +444,7 @@ mod tests {
         };
         assert!(matches!(of("OOM command not allowed when used memory > 'maxmemory'"), StoreError::Full(_)));
         for passing in ["LOADING", "READONLY", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN"] {
-            assert!(matches!(of(&format!("{passing} for now")), StoreError::Away(_)), "{passing}");
+            assert!(matches!(of(&format!("{passing} for now")), StoreError::Busy(_)), "{passing}");
         }
         for refused in ["NOAUTH", "WRONGPASS", "NOPERM"] {
             assert!(matches!(of(&format!("{refused} no")), StoreError::Refused(_)), "{refused}");

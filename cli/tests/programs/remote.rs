@@ -209,7 +209,7 @@ fn pages_of_a_server_that_comes_back_empty_are_lost_and_no_others() {
     let done = ended.succeeds();
     let lost: usize = done.split(' ').next().unwrap().parse().unwrap();
     assert!(lost > 0 && lost < 24576, "{done}{said}");
-    assert!(said.contains("on the remote server are lost"), "{said}");
+    assert!(said.contains("on the remote server cannot be read"), "{said}");
 }
 
 /// A program that lost pages, and found nowhere else to put what it made of them: it ends for want of memory, and says so.
@@ -230,6 +230,36 @@ fn a_server_that_is_gone_for_good_ends_what_needs_it() {
     run.until("pages on the server", || run.said()[1].contains("checking"));
     server.signal("-KILL");
     ends_without_a_place(run.end(), "the remote server does not answer");
+}
+
+#[test]
+fn a_run_ends_though_the_server_is_silent() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "1000"]));
+    run.until("pages on the server", || run.said()[1].contains("checking"));
+    server.signal("-STOP");
+    run.until("silence", || run.said()[1].contains("does not answer"));
+    assert!(Command::new("kill").args(["-TERM", &run.child.id().to_string()]).status().unwrap().success());
+    let ended = run.end();
+    assert_eq!(ended.status.code(), Some(143), "{}", ended.stderr);
+    server.signal("-CONT");
+}
+
+#[test]
+fn who_outlives_both_launcher_and_connection_hangs_on_no_page() {
+    let _turn = turn();
+    let server = Server::start(&[]);
+    let starts = ["sh", "-c", "\"$@\"; exit", "sh", &program("lost"), "--rounds", "20"];
+    let mut run = start(run("24M", &server, &POOL, &starts));
+    run.until("pages on the server", || run.said()[1].contains("checking"));
+    let (group, connected) = (run.child.id(), connected(&run).expect("a process that has the connection"));
+    let pids = [connected.to_string(), group.to_string()];
+    assert!(Command::new("kill").arg("-KILL").args(&pids).status().unwrap().success());
+    run.child.wait().unwrap();
+    run.until("its end", || living(group).is_empty());
+    let said = &run.said()[1];
+    assert!(said.contains("is lost: read error"), "{said}");
 }
 
 #[test]
