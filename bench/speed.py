@@ -20,15 +20,13 @@ from pagetide_bench.arms import HEADER, measure, table_row
 from pagetide_bench.commands import build_programs, python_program
 from pagetide_bench.figures import print_table, quartiles
 from pagetide_bench.inputs import heap_file
-from pagetide_bench.kernel import KERNEL_CONFIGS
+from pagetide_bench.kernel import IN_MEMORY, KERNEL_CONFIGS, ZRAM
 from pagetide_bench.machine import print_machine
 from pagetide_bench.options import add_arm_options
 from pagetide_bench.script import main_guard
 from pagetide_bench.sizes import MIB, parse_bytes
 
 BUFFER_MIB = 1024
-QUICK_CONFIGS = ("zram-lz4", "zram-lzo-rle")
-IN_MEMORY = tuple(name for name, config in KERNEL_CONFIGS.items() if config.back_end == "zram")
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ def parse():
         options.pairs, options.natives = 3, 1
     if min(options.pairs, options.scouts, options.natives) < 1:
         parser.error("--pairs, --scouts and --natives must be at least 1")
-    options.kernel = options.kernel or list(QUICK_CONFIGS if options.quick else IN_MEMORY)
+    options.kernel = options.kernel or list(ZRAM if options.quick else IN_MEMORY)
     if not options.kernel_only and not options.pagetide.exists():
         print(f"NOTE: {options.pagetide} is not built: measuring the kernel's arm only", file=sys.stderr)
         options.kernel_only = True

@@ -28,7 +28,7 @@ from pagetide_bench import arms, store
 from pagetide_bench.commands import build_programs, have, python, python_program
 from pagetide_bench.figures import print_table, quartiles, show_quartiles
 from pagetide_bench.inputs import LINUX_ARCHIVE, heap_file
-from pagetide_bench.kernel import KERNEL_CONFIGS
+from pagetide_bench.kernel import IN_MEMORY, KERNEL_CONFIGS, ON_DISK, ZRAM
 from pagetide_bench.machine import print_machine
 from pagetide_bench.options import add_arm_options
 from pagetide_bench.packages import install_packages
@@ -40,10 +40,7 @@ from pagetide_bench.sizes import MIB
 
 QUICK_PAIRS = 3
 RAISES_MAX = 4
-ZRAM = ("zram-lz4", "zram-lzo-rle")
 HUGE = ("zram-lz4-thp", "zram-lz4-mthp", "zram-lzo-rle-mthp")
-IN_MEMORY = tuple(name for name, config in KERNEL_CONFIGS.items() if config.back_end == "zram")
-ON_DISK = tuple(name for name, config in KERNEL_CONFIGS.items() if config.back_end != "zram")
 DATABASE = ("zram-lz4", "zram-lzo-rle", "file-zswap-lz4", "file-zswap-lzo-rle")
 
 

@@ -69,6 +69,10 @@ KERNEL_CONFIGS = {
         KernelConfig("file-zswap-lzo-rle", algorithm="lzo-rle", back_end="a swap file", page_cluster=3, zswap="Y"),
     )
 }
+# Names of those that swap to RAM (of these the two that are tried for a first look), and to a file.
+IN_MEMORY = tuple(name for name, config in KERNEL_CONFIGS.items() if config.back_end == "zram")
+ZRAM = ("zram-lz4", "zram-lzo-rle")
+ON_DISK = tuple(name for name in KERNEL_CONFIGS if name not in IN_MEMORY)
 
 
 def zswap_pool_bytes():
