@@ -25,7 +25,7 @@ from .sizes import MIB
 
 
 class NoOpponent(BenchError):
-    """No configuration of the kernel's runs the case to its end."""
+    """The case ends in no configuration of the kernel's: it is killed, or fails, in each that can be made here."""
 
 
 # What the pairs of one case may take.
@@ -77,7 +77,7 @@ def native_runs(case, options):
 
 def scout(case, options):
     """Each opponent alone. Returns {name: runs} and the best."""
-    runs = {}
+    runs, has_failed = {}, False
     candidates = opponents(case, options)
     for opponent in candidates:
         try:
@@ -90,6 +90,7 @@ def scout(case, options):
             # With huge pages a job may not fit that fits without.
             progress(f"{case.name}: {opponent.name} left out: {error}")
             runs.pop(opponent.name, None)
+            has_failed = True
             continue
         values = [case.value(run) for run in runs[opponent.name]]
         fill = case.fill_value(runs[opponent.name][0])
@@ -100,8 +101,10 @@ def scout(case, options):
             + (f", fill {fill:.0f} ns/page" if fill else "")
         )
     candidates = [opponent for opponent in candidates if opponent.name in runs]
+    if not candidates and has_failed:
+        raise NoOpponent("it ends in none of the kernel's configurations")
     if not candidates:
-        raise NoOpponent("none of the kernel's configurations can be had here, or each is killed")
+        raise BenchError("none of the kernel's configurations can be made here")
     best = min(candidates, key=lambda o: quartiles([case.value(run) for run in runs[o.name]])[1])
     return runs, best
 
