@@ -6,11 +6,11 @@ Looks whether each value is the one of its key. Prints the time of one GET in µ
 
 import json
 import random
-import socket
 import sys
 import time
 
-import server
+import memcached_server
+from memcached_server import ask
 
 BYTES, BATCH = 1000, 200
 WORDS = b"session cart user token visited page expires cookie basket item price 2024-11-21 true false null ".split()
@@ -25,26 +25,6 @@ def value(number):
     return b"%012d%s" % (number, TEXT[start : start + BYTES - 12])
 
 
-def answer(connection, request, end):
-    connection.sendall(request)
-    received = bytearray()
-    while not received.endswith(end):
-        part = connection.recv(1 << 20)
-        if not part:
-            sys.exit("memcached hangs up")
-        received += part
-    return bytes(received)
-
-
-def is_ready(path):
-    try:
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.connect(str(path))
-            return answer(connection, b"version\r\n", b"\r\n").startswith(b"VERSION")
-    except OSError:
-        return False
-
-
 def number_of(draw):
     if order == "uniform":
         return draw.randrange(items)
@@ -52,21 +32,17 @@ def number_of(draw):
     return rank * 7919 % items
 
 
-with server.directory() as directory:
-    path = directory / "socket"
-    command = ["memcached", "-u", "root", "-m", items * BYTES * 3 // 2 >> 20, "-t", 2, "-s", path]
-    with server.running(command, lambda: is_ready(path)), socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(path))
-        started = time.monotonic()
-        for first in range(0, items, BATCH):
-            sets = b"".join(b"set key%d 0 0 %d noreply\r\n%s\r\n" % (n, BYTES, value(n)) for n in range(first, min(first + BATCH, items)))
-            answer(connection, sets + b"version\r\n", b"\r\n")
-        filled, draw = time.monotonic(), random.Random(2)
-        for _ in range(gets // BATCH):
-            numbers = [number_of(draw) for _ in range(BATCH)]
-            got = answer(connection, b"get " + b" ".join(b"key%d" % n for n in numbers) + b"\r\n", b"END\r\n")
-            wanted = b"".join(b"VALUE key%d 0 %d\r\n%s\r\n" % (n, BYTES, value(n)) for n in numbers)
-            if got != wanted + b"END\r\n":
-                sys.exit("memcached gives another value, or none")
-        ended = time.monotonic()
+with memcached_server.connected(items * BYTES * 3 // 2 >> 20) as connection:
+    started = time.monotonic()
+    for first in range(0, items, BATCH):
+        sets = b"".join(b"set key%d 0 0 %d noreply\r\n%s\r\n" % (n, BYTES, value(n)) for n in range(first, min(first + BATCH, items)))
+        ask(connection, sets + b"version\r\n", b"\r\n")
+    filled, draw = time.monotonic(), random.Random(2)
+    for _ in range(gets // BATCH):
+        numbers = [number_of(draw) for _ in range(BATCH)]
+        got = ask(connection, b"get " + b" ".join(b"key%d" % n for n in numbers) + b"\r\n", b"END\r\n")
+        wanted = b"".join(b"VALUE key%d 0 %d\r\n%s\r\n" % (n, BYTES, value(n)) for n in numbers)
+        if got != wanted + b"END\r\n":
+            sys.exit("memcached gives another value, or none")
+    ended = time.monotonic()
 print(json.dumps({"value": (ended - filled) * 1e6 / (gets // BATCH * BATCH), "fill_us_per_set": (filled - started) * 1e6 / items}))
