@@ -114,6 +114,8 @@ struct Outage {
     leaving: Mutex<swapoff::Leaving>,
     /// Pages for which there was no place since reclaim last looked.
     refused: AtomicUsize,
+    /// How often it was looked whether the device takes what it had refused.
+    completions: AtomicU64,
 }
 
 /// Measurements of the engine.

@@ -1,6 +1,6 @@
 //! Bringing in: pages come from the pool, from frames, from the device, or as zeroes.
 
-use super::requests::Pending;
+use super::requests::{Ended, Pending};
 use super::{Engine, Workspace, lock};
 use crate::mask::Mask;
 use crate::memory::{MapError, Mapped, Memory, PageSet, StagingSlot};
@@ -8,7 +8,7 @@ use pagetide_device::{Buffer, Completion, Direction, Request};
 use pagetide_swap::swap::MapConflict;
 use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer, WINDOW_MAX};
 use std::sync::PoisonError;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
 /// frame and interrupts no other processor.
@@ -322,30 +322,44 @@ impl<M: Memory> Engine<M> {
     pub(super) fn read(&self, transfer: Transfer, block: u64, write: bool, since: u64) -> bool {
         let asked = i64::from(!transfer.ahead);
         self.meters.stalled.fetch_add(asked, Relaxed);
-        if self.submit_read(Pending::Read { transfer, write, since }, &transfer, block) {
+        let completions = self.outage.completions.load(SeqCst);
+        let Err(refused) = self.submit_read(Pending::Read { transfer, write, since }, &transfer, block)
+        else {
             return true;
-        }
+        };
         self.meters.stalled.fetch_sub(asked, Relaxed);
         // The queue is full of requests: each that ends lets a waiting fault try again.
         if !transfer.ahead {
             self.park_for_device(transfer.demanded(), write, since);
+            if self.outage.completions.load(SeqCst) != completions
+                && let Some(device) = &self.device
+            {
+                // Whoever ended requests meanwhile may have looked before this one waited.
+                device.nudge();
+            }
         }
+        drop(refused);
         false
     }
 
     /// Hands a read to the device. If that has too much to do the transfer has been let go, and what was paid for it
-    /// given back.
-    pub(super) fn submit_read(&self, pending: Pending, transfer: &Transfer, block: u64) -> bool {
+    /// given back; the request is under way until what is returned is dropped.
+    pub(super) fn submit_read(
+        &self,
+        pending: Pending,
+        transfer: &Transfer,
+        block: u64,
+    ) -> Result<(), Ended<'_>> {
         let device = self.device.as_ref().expect("a page on the device has a device");
         let token = self.requests.begin(pending);
         let buffer = Buffer::new(transfer.length);
         if device.submit(Request { token, direction: Direction::Read, block, buffer }).is_ok() {
-            return true;
+            return Ok(());
         }
-        drop(self.requests.end(token));
+        let (_, ended) = self.requests.end(token);
         self.release(transfer);
         self.budget.give(transfer.length as i64);
-        false
+        Err(ended)
     }
 
     /// Handles the requests in `done`, which have ended, and empties it.
@@ -363,6 +377,7 @@ impl<M: Memory> Engine<M> {
             }
         }
         self.charge_pool();
+        self.outage.completions.fetch_add(1, SeqCst);
         self.retry_refused(work);
         self.retry_waiting(work);
     }

@@ -129,6 +129,7 @@ impl<M: Memory> Engine<M> {
     pub(super) fn park_for_device(&self, page: PageIndex, write: bool, since: u64) {
         self.count(Counter::allocstall, 1);
         self.meters.stalled.fetch_add(1, Relaxed);
+        self.requests.refuse();
         self.parked.refuse(Parked { page, write, since, parked: self.now() });
     }
 
@@ -138,6 +139,8 @@ impl<M: Memory> Engine<M> {
         // Each once: what is refused again waits again, behind the others.
         for _ in 0..self.parked.refused() {
             let Some(Parked { page, write, since, parked }) = self.parked.pop_refused() else { return };
+            // A fork waits for it, as for the request that it now leads to.
+            let _again = self.requests.refused_again();
             self.meters.stalled.fetch_sub(1, Relaxed);
             self.swap.counters().add(Counter::parked_ns, self.now().saturating_sub(parked));
             self.fault(page, write, since, work);

@@ -97,6 +97,15 @@ pub(super) struct Requests {
     second: u64,
 }
 
+/// A fault for which the device had too much to do: it counts as a request that is under way until this is dropped.
+pub(super) struct Refused<'a>(&'a Requests);
+
+impl Drop for Refused<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.places).count -= 1;
+    }
+}
+
 /// A request that has come back from the device. It is under way until this is dropped.
 pub(super) struct Ended<'a> {
     requests: &'a Requests,
@@ -158,6 +167,16 @@ impl Requests {
         (pending, Ended { requests: self, token, wrote_to })
     }
 
+    /// Counts a fault for which the device has too much to do among the requests, until [`Requests::refused_again`].
+    pub(super) fn refuse(&self) {
+        lock(&self.places).count += 1;
+    }
+
+    /// Returns such a fault, which is tried again.
+    pub(super) fn refused_again(&self) -> Refused<'_> {
+        Refused(self)
+    }
+
     /// Returns the number of requests under way.
     pub(super) fn count(&self) -> usize {
         lock(&self.places).count
@@ -202,6 +221,11 @@ mod tests {
         assert!(!tokens.contains(&other) && other != read, "its token is its own for as long");
         drop(ended);
         assert_eq!((requests.count(), requests.writes_to(0), requests.writes_to(1)), (3, 1, 2));
+        requests.refuse();
+        let again = requests.refused_again();
+        assert_eq!(requests.count(), 4);
+        drop(again);
+        assert_eq!(requests.count(), 3);
         assert_eq!(requests.begin(store(11)), tokens[1], "and is used again then");
     }
 }

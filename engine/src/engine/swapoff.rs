@@ -126,7 +126,7 @@ impl<M: Memory> Engine<M> {
             if !self.budget.try_take(transfer.length) {
                 self.release(&transfer);
             } else if pass == 0 {
-                self.submit_read(Pending::Move { transfer }, &transfer, block);
+                drop(self.submit_read(Pending::Move { transfer }, &transfer, block));
             } else {
                 self.read(transfer, block, false, 0);
             }
