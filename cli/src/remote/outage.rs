@@ -6,14 +6,14 @@ use pagetide_device::BLOCK;
 use pagetide_device::ring::Ring;
 use pagetide_sys::lock;
 use pagetide_sys::task::say;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 /// A server that is away for less is not worth a word: 1 s.
 const SAID_AFTER: Duration = Duration::from_secs(1);
 
-/// How long it counts that a server did not answer which has been given up.
+/// How long it counts that a server did not answer over a new connection.
 const PROBE: Duration = Duration::from_secs(1);
 
 /// What is known of the server's answers.
@@ -23,18 +23,20 @@ pub(crate) struct Outage {
     group: Group,
     /// Whether pages have another place than the server and memory.
     has_file: bool,
+    /// Whether it is a cluster, of which one server's silence says nothing of the others: then nothing is given up but
+    /// what was asked for in vain.
+    is_cluster: AtomicBool,
     state: Mutex<State>,
     /// A probe has ended.
     probed: Condvar,
 }
 
 /// What a request is to do.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) enum Turn {
+pub(crate) enum Turn<'a> {
     /// It asks.
     Ask,
-    /// It asks over a new connection, and says by [`Outage::end_probe`] whether there was an answer: others wait for that.
-    Probe,
+    /// It first asks over a new connection whether the server is there: others wait for that.
+    Probe(Probe<'a>),
     /// It fails: the server has not answered for as long as an answer may take, and not within the last second. This is
     /// why.
     GiveUp(String),
@@ -60,7 +62,8 @@ struct State {
 impl Outage {
     pub(crate) fn new(timeout: Duration, ring: Ring, group: Group) -> Self {
         let has_file = group.setup().tier(DeviceKind::File).is_some();
-        Self { timeout, ring, group, has_file, state: Mutex::default(), probed: Condvar::new() }
+        let (is_cluster, state, probed) = Default::default();
+        Self { timeout, ring, group, has_file, is_cluster, state, probed }
     }
 
     fn add(&self, figure: RemoteFigure, count: usize) {
@@ -106,30 +109,39 @@ impl Outage {
         lock(&self.state).since.is_some()
     }
 
+    /// Notes that the server is one of a cluster.
+    pub(crate) fn note_cluster(&self) {
+        self.is_cluster.store(true, Relaxed);
+    }
+
     /// Returns what a request is to do. Where the server has been given up one request asks it over a new connection, and
     /// the others wait for what that finds.
-    pub(crate) fn turn(&self) -> Turn {
+    pub(crate) fn turn(&self) -> Turn<'_> {
         let mut state = lock(&self.state);
         loop {
-            if state.since.is_none_or(|since| since.elapsed() < self.timeout) {
+            let is_old = state.since.is_some_and(|since| since.elapsed() >= self.timeout);
+            if !is_old || self.is_cluster.load(Relaxed) {
                 return Turn::Ask;
             }
             if state.failed.is_some_and(|failed| failed.elapsed() < PROBE) {
                 return Turn::GiveUp(state.why.clone());
             }
             if !std::mem::replace(&mut state.probing, true) {
-                return Turn::Probe;
+                return Turn::Probe(Probe { outage: self, answered: false });
             }
             state = pagetide_sys::wait(&self.probed, state);
         }
     }
 
-    /// Ends a probe.
-    pub(crate) fn end_probe(&self, answered: bool) {
+    /// Returns a probe of a server that does not answer, unless somebody asks it just now, or has within a second.
+    pub(crate) fn probe(&self) -> Option<Probe<'_>> {
         let mut state = lock(&self.state);
-        state.probing = false;
-        state.failed = (!answered).then(Instant::now);
-        self.probed.notify_all();
+        let is_due = state.since.is_some()
+            && !self.is_cluster.load(Relaxed)
+            && !state.probing
+            && state.failed.is_none_or(|failed| failed.elapsed() >= PROBE);
+        state.probing |= is_due;
+        is_due.then(|| Probe { outage: self, answered: false })
     }
 
     /// Notes blocks that cannot be read. Pages among them that are waited for are lost.
@@ -178,5 +190,28 @@ impl Outage {
                 ttl.as_secs()
             ));
         }
+    }
+}
+
+/// Somebody who asks a server that has been given up. It has not answered unless [`Probe::answered`] is called.
+pub(crate) struct Probe<'a> {
+    outage: &'a Outage,
+    answered: bool,
+}
+
+impl Probe<'_> {
+    /// Notes that it has answered, which took so long.
+    pub(crate) fn answered(mut self, took: Duration) {
+        self.answered = true;
+        self.outage.answered(took);
+    }
+}
+
+impl Drop for Probe<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.outage.state);
+        state.probing = false;
+        state.failed = (!self.answered).then(Instant::now);
+        self.outage.probed.notify_all();
     }
 }

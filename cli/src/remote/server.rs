@@ -4,7 +4,7 @@
 //! then it deletes what the run has on the server.
 
 use super::link::COMMAND;
-use super::outage::{Outage, Turn};
+use super::outage::{Outage, Probe, Turn};
 use super::store::{Store, StoreError};
 use super::target::Target;
 use super::values::{Segment, Values};
@@ -45,8 +45,8 @@ const SWEPT: usize = 1 << 17;
 const DELETE_MOST: Duration = Duration::from_secs(5);
 /// For how long the server is told that the run goes on; it is told so again after a third of that.
 const ALIVE: Duration = Duration::from_secs(600);
-/// Between two tries to renew.
-const RENEW_AGAIN: Duration = Duration::from_secs(5);
+/// Between two tries of what is not to be given up.
+const AGAIN: Duration = Duration::from_secs(5);
 
 struct Server {
     ring: Ring,
@@ -114,6 +114,9 @@ pub(crate) fn serve() -> Result<u8, Failure> {
     let asked = Instant::now();
     store.note_alive(ALIVE.as_secs()).map_err(|error| failed(&error.to_string()))?;
     server.outage.answered(asked.elapsed());
+    if store.is_cluster() {
+        server.outage.note_cluster();
+    }
     let workers: Vec<_> = (0..WORKERS)
         .map(|number| {
             let server = Arc::clone(&server);
@@ -173,17 +176,15 @@ impl Server {
         let started = Instant::now();
         let mut wait = WAIT_FIRST;
         loop {
-            let (asked, answer) = match self.outage.turn() {
-                Turn::Ask => (Instant::now(), ask(store)),
-                Turn::Probe => {
-                    store.disconnect();
-                    let asked = Instant::now();
-                    let answer = ask(store);
-                    self.outage.end_probe(!matches!(answer, Err(StoreError::Away(_))));
-                    (asked, answer)
+            match self.outage.turn() {
+                Turn::Ask => {}
+                Turn::Probe(probe) => {
+                    self.probe(store, probe);
+                    continue;
                 }
                 Turn::GiveUp(why) => return Err(StoreError::Away(why)),
-            };
+            }
+            let (asked, answer) = (Instant::now(), ask(store));
             match &answer {
                 Err(StoreError::Away(text)) => self.outage.away(asked, text),
                 // It cannot give what it has: that is silence for who reads. (A server may take no writes and be read.)
@@ -198,6 +199,15 @@ impl Server {
             }
             std::thread::sleep(wait);
             wait = (wait * 2).min(WAIT_MOST);
+        }
+    }
+
+    /// Asks a server that does not answer over a new connection.
+    fn probe(&self, store: &mut Store, probe: Probe<'_>) {
+        let asked = Instant::now();
+        match store.ping() {
+            Err(StoreError::Away(text) | StoreError::Busy(text)) => self.outage.away(asked, &text),
+            _ => probe.answered(asked.elapsed()),
         }
     }
 
@@ -298,24 +308,22 @@ impl Server {
             if !has_launcher && !self.has_programs() {
                 break;
             }
-            if self.outage.is_on() {
-                // Nothing else is asked of a server that does not answer, and somebody has to find that it does.
-                self.look_for_answers(&mut store);
-                self.note_held();
-                wait_for_launcher(has_launcher);
-                continue;
+            if let Some(probe) = self.outage.probe() {
+                // Nobody else may ask, and somebody has to find that it answers again.
+                self.probe(&mut store, probe);
             }
             swept = self.sweep(swept);
             self.note_held();
             let now = Instant::now();
             if now >= renew_at {
-                let wait = if self.renew(&mut store) { self.target.ttl / 3 } else { RENEW_AGAIN };
+                let wait = if self.renew(&mut store) { self.target.ttl / 3 } else { AGAIN };
                 renew_at = now + wait;
             }
-            if now >= alive_at && store.note_alive(ALIVE.as_secs()).is_ok() {
-                alive_at = now + ALIVE / 3;
+            if now >= alive_at {
+                let wait = if store.note_alive(ALIVE.as_secs()).is_ok() { ALIVE / 3 } else { AGAIN };
+                alive_at = now + wait;
             }
-            if !self.delete_some(&mut store) {
+            if self.outage.is_on() || !self.delete_some(&mut store) {
                 wait_for_launcher(has_launcher);
             }
         }
@@ -324,24 +332,6 @@ impl Server {
         self.ring.call_server();
         lock(&self.values).condemn_all();
         self.delete_all(&mut store);
-    }
-
-    /// Asks whether a server answers again that did not.
-    fn look_for_answers(&self, store: &mut Store) {
-        let turn = self.outage.turn();
-        if let Turn::GiveUp(_) = turn {
-            return;
-        }
-        let asked = Instant::now();
-        let answer = store.ping();
-        if turn == Turn::Probe {
-            self.outage.end_probe(!matches!(answer, Err(StoreError::Away(_))));
-        }
-        match answer {
-            Ok(true) => self.outage.answered(asked.elapsed()),
-            Err(StoreError::Away(text)) => self.outage.away(asked, &text),
-            Ok(false) | Err(_) => {}
-        }
     }
 
     /// Deletes some of the values that are of no use. Returns whether there may be more to delete at once.
@@ -439,12 +429,43 @@ fn wait_for_launcher(has_launcher: bool) {
 mod tests {
     use super::*;
     use crate::show::testing::group;
+    use std::io::{BufReader, Write};
+    use std::net::{TcpListener, TcpStream};
 
-    fn server(timeout: Duration) -> Server {
+    /// Where nobody listens.
+    const NOBODY: &str = "redis://127.0.0.1:1";
+
+    /// A server that answers all that it is asked, of which a client of the library knows no better.
+    fn listen() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                std::thread::spawn(|| answer_all(stream.unwrap()));
+            }
+        });
+        url
+    }
+
+    /// Answers commands: each is a line `*N`, and N strings of two lines.
+    fn answer_all(stream: TcpStream) {
+        let mut lines = BufReader::new(stream.try_clone().unwrap()).lines().map_while(Result::ok);
+        while let Some(count) = lines.next() {
+            let count: usize = count.trim_start_matches('*').parse().unwrap();
+            let words: Vec<_> = lines.by_ref().take(2 * count).collect();
+            let answer = match words[1].as_str() {
+                "INFO" => "$19\r\nredis_version:7.0.0\r\n",
+                "GETRANGE" => "$1\r\n1\r\n",
+                _ => "+OK\r\n",
+            };
+            (&stream).write_all(answer.as_bytes()).unwrap();
+        }
+    }
+
+    fn server(timeout: Duration, url: &str) -> Server {
         let (_fd, group) = group();
         let (_fd, ring) = Ring::create().unwrap();
-        let urls = ["redis://127.0.0.1:1".to_owned()];
-        let target = Target::new(&urls, None, timeout, Duration::from_secs(60)).unwrap();
+        let target = Target::new(&[url.to_owned()], None, timeout, Duration::from_secs(60)).unwrap();
         let outage = Outage::new(timeout, ring, group);
         Server {
             ring,
@@ -466,8 +487,8 @@ mod tests {
     }
 
     /// A server that has not answered for as long as an answer may take.
-    fn given_up() -> (Server, Store) {
-        let server = server(Duration::from_millis(50));
+    fn given_up(url: &str) -> (Server, Store) {
+        let server = server(Duration::from_millis(50), url);
         let mut store = server.store();
         let answer = server.until_answered(&mut store, Direction::Read, |_| Err::<(), _>(away()));
         assert_eq!(answer, Err(away()));
@@ -477,7 +498,7 @@ mod tests {
 
     #[test]
     fn a_server_that_refuses_is_not_given_up() {
-        let (server, mut store) = given_up();
+        let (server, mut store) = given_up(&listen());
         let full = || StoreError::Full("no room".to_owned());
         let answer = server.until_answered(&mut store, Direction::Write, |_| Err::<(), _>(full()));
         assert_eq!(answer, Err(full()));
@@ -487,41 +508,38 @@ mod tests {
 
     #[test]
     fn one_that_answers_again_loses_nothing() {
-        let (server, _) = given_up();
+        let (server, _) = given_up(&listen());
         // However many ask at once: one of them finds that it answers, and the others wait for that.
-        let asked = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for _ in 0..8 {
                 scope.spawn(|| {
-                    let answer = server.until_answered(&mut server.store(), Direction::Read, |_| {
-                        if !asked.swap(true, SeqCst) {
-                            std::thread::sleep(Duration::from_millis(100));
-                        }
-                        Ok(7)
-                    });
+                    let answer = server.until_answered(&mut server.store(), Direction::Read, |_| Ok(7));
                     assert_eq!(answer, Ok(7));
                 });
             }
         });
+        assert!(!server.outage.is_on());
     }
 
     #[test]
     fn what_was_found_silent_within_a_second_is_not_asked() {
-        let (server, mut store) = given_up();
+        let (server, mut store) = given_up(NOBODY);
         let mut asked = 0;
         for _ in 0..100 {
             let ask = |_: &mut Store| {
                 asked += 1;
                 Err::<(), _>(away())
             };
-            assert_eq!(server.until_answered(&mut store, Direction::Read, ask), Err(away()));
+            let answer = server.until_answered(&mut store, Direction::Read, ask);
+            assert!(matches!(answer, Err(StoreError::Away(_))), "{answer:?}");
         }
-        assert!(asked < 10, "{asked} of 100 have asked");
+        assert_eq!(asked, 0, "whoever probes finds that nobody is there");
+        assert!(server.outage.probe().is_none(), "a second has not passed");
     }
 
     #[test]
     fn a_server_that_takes_no_writes_may_be_read() {
-        let server = server(Duration::from_millis(50));
+        let server = server(Duration::from_millis(50), NOBODY);
         let busy = || StoreError::Busy("NOREPLICAS".to_owned());
         let answer = server.until_answered(&mut server.store(), Direction::Write, |_| Err::<(), _>(busy()));
         assert_eq!((answer, server.outage.is_on()), (Err(busy()), false));

@@ -306,15 +306,16 @@ impl Store {
         Ok(answers)
     }
 
-    /// Asks whether the server is there, over a new connection. Of a cluster one alone would say nothing of the others:
-    /// then `false`, and nothing was asked.
-    pub(crate) fn ping(&mut self) -> Result<bool, StoreError> {
-        if matches!(self.link, Some(Link::Cluster(_))) {
-            return Ok(false);
-        }
+    /// Asks over a new connection whether the server gives what it has: one that loads its data does not.
+    pub(crate) fn ping(&mut self) -> Result<(), StoreError> {
         self.disconnect();
-        self.link = Some(self.link()?);
-        Ok(matches!(self.link, Some(Link::One(_))))
+        let key = Self::sign_of_life(&self.run);
+        self.ask(&[cmd("GETRANGE").arg(key).arg(0).arg(0).to_owned()]).map(drop)
+    }
+
+    /// Returns whether the connection that there is leads to a cluster.
+    pub(crate) fn is_cluster(&self) -> bool {
+        matches!(self.link, Some(Link::Cluster(_)))
     }
 
     /// Gives the connection up: the next request makes a new one.
