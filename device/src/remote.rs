@@ -116,7 +116,7 @@ impl Remote {
         let Some(open) = requests.open.get(&part.request) else { return true };
         let block = open.block + (part.bytes.start / BLOCK) as u64;
         let bytes = &open.buffer[part.bytes.clone()];
-        let place = self.ring.submit(self.member, open.direction, block, part.request, bytes);
+        let place = self.ring.submit(self.member, open.direction, block, bytes);
         place.map(|place| requests.asked.insert(place, part.clone())).is_some()
     }
 
@@ -132,7 +132,7 @@ impl Remote {
 
     /// Ends the parts that the server has done.
     fn end_parts(&self, requests: &mut Requests, into: &mut Vec<Completion>) {
-        for Ended { place, result, .. } in self.ring.ended(self.member) {
+        for Ended { place, result } in self.ring.ended(self.member) {
             if let Some(Part { request, bytes }) = requests.asked.remove(&place)
                 && let Entry::Occupied(mut entry) = requests.open.entry(request)
             {

@@ -76,7 +76,6 @@ enum Word {
     Direction,
     Block,
     Count,
-    Token,
     /// The error's number; 0 where there is none.
     Error,
 }
@@ -146,8 +145,6 @@ impl Taken {
 pub struct Ended {
     /// The place in which it was.
     pub place: usize,
-    /// The caller's name for it.
-    pub token: u64,
     /// How it ended.
     pub result: io::Result<()>,
 }
@@ -160,14 +157,14 @@ pub struct Ended {
 ///
 /// let (_fd, ring) = Ring::create()?;
 /// let member = Member { index: 3, tenancy: 1 };
-/// ring.submit(member, Direction::Write, 7, 5, &[1; BLOCK]).expect("all places are free");
+/// ring.submit(member, Direction::Write, 7, &[1; BLOCK]).expect("all places are free");
 /// // The server's side.
 /// let taken = ring.take(8, true).remove(0);
 /// assert_eq!((taken.block, taken.count, ring.bytes(&taken)), (7, 1, vec![1; BLOCK]));
 /// ring.end(&taken, Ok(()));
 /// // And the member's again.
 /// let ended = ring.ended(member).remove(0);
-/// assert!(ended.token == 5 && ended.result.is_ok());
+/// assert!(ended.result.is_ok());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -255,14 +252,7 @@ impl Ring {
     ///
     /// # Panics
     /// If `bytes` has more than [`PLACE_BLOCKS`] blocks, or a part of one.
-    pub fn submit(
-        &self,
-        member: Member,
-        direction: Direction,
-        block: u64,
-        token: u64,
-        bytes: &[u8],
-    ) -> Option<usize> {
+    pub fn submit(&self, member: Member, direction: Direction, block: u64, bytes: &[u8]) -> Option<usize> {
         assert!(bytes.len().is_multiple_of(BLOCK) && bytes.len() <= PLACE_BLOCKS * BLOCK);
         let places = match direction {
             // Those that writes may not take first.
@@ -293,7 +283,6 @@ impl Ring {
         set(Word::Direction, u64::from(direction == Direction::Write));
         set(Word::Block, block);
         set(Word::Count, (bytes.len() / BLOCK) as u64);
-        set(Word::Token, token);
         set(Word::Number, self.header(Header::Number).fetch_add(1, AcqRel) + 1);
         self.place(place, Word::State).store(word(State::Submitted, member), Release);
         // Threads of the server that are awake look before they wait: one more is enough for this request.
@@ -313,7 +302,7 @@ impl Ring {
                 0 => Ok(()),
                 error => Err(io::Error::from_raw_os_error(error as i32)),
             };
-            Ended { place, token: get(Word::Token), result }
+            Ended { place, result }
         };
         (0..PLACES).filter(ended).map(read).collect()
     }
@@ -502,7 +491,7 @@ mod tests {
     fn writes_leave_places_to_reads_and_reads_are_taken_first() {
         let (_fd, ring) = Ring::create().unwrap();
         let page = [7; BLOCK];
-        let submit = |direction, block| ring.submit(member(1), direction, block, block, &page);
+        let submit = |direction, block| ring.submit(member(1), direction, block, &page);
         let written = (0..).take_while(|&block| submit(Direction::Write, block).is_some()).count();
         assert_eq!(written, WRITE_PLACES);
         let read = (0..).take_while(|&block| submit(Direction::Read, block).is_some()).count();
@@ -530,7 +519,7 @@ mod tests {
     fn places_of_members_that_have_gone_are_free_again() {
         let (_fd, ring) = Ring::create().unwrap();
         for index in [1, 2] {
-            ring.submit(member(index), Direction::Write, 5, 0, &[1; BLOCK]).unwrap();
+            ring.submit(member(index), Direction::Write, 5, &[1; BLOCK]).unwrap();
         }
         let taken = ring.take(1, true).remove(0);
         ring.release_dead(|gone| gone.index == owner_of(taken.word).index);
@@ -544,7 +533,7 @@ mod tests {
     #[test]
     fn a_request_that_no_engine_makes_is_refused() {
         let (_fd, ring) = Ring::create().unwrap();
-        let place = ring.submit(member(1), Direction::Read, 5, 0, &[0; BLOCK]).unwrap();
+        let place = ring.submit(member(1), Direction::Read, 5, &[0; BLOCK]).unwrap();
         for count in [0, PLACE_BLOCKS as u64 + 1, u64::MAX] {
             ring.place(place, Word::Count).store(count, Relaxed);
             ring.place(place, Word::State).store(word(State::Submitted, member(1)), Relaxed);
