@@ -140,6 +140,17 @@ pub fn start(mut command: Command) -> Run {
     Run { child, started: Instant::now(), what, files }
 }
 
+/// Kills the launcher of `orphan.py`, which is ready, and ends the program's input: then it says that its pages are as they
+/// were, and ends.
+pub fn outlives_launcher(run: &mut Run) {
+    let group = run.child.id();
+    run.child.kill().unwrap();
+    run.child.wait().unwrap();
+    drop(run.child.stdin.take());
+    run.until("its end", || living(group).is_empty());
+    assert_eq!(run.said()[0], "ready\nTrue True\nTrue True True\n", "{}", run.said()[1]);
+}
+
 /// Processes of a process group that live, zombies apart.
 pub fn living(group: u32) -> Vec<String> {
     let mut found = Vec::new();

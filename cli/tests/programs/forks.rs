@@ -136,11 +136,6 @@ fn who_outlives_a_killed_launcher_keeps_its_pages() {
         command.stdin(Stdio::piped());
         let mut run = start(command);
         run.until("its pages", || run.said()[0] == "ready\n");
-        let group = run.child.id();
-        run.child.kill().unwrap();
-        run.child.wait().unwrap();
-        drop(run.child.stdin.take());
-        run.until("its end", || living(group).is_empty());
-        assert_eq!(run.said()[0], "ready\nTrue True\nTrue True True\n", "{}", run.said()[1]);
+        outlives_launcher(&mut run);
     }
 }
