@@ -83,6 +83,8 @@ struct Places {
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
     count: usize,
+    /// Faults for which the device had too much to do.
+    refused: usize,
     writes: usize,
     /// Writes by tier of the device.
     writes_to: [usize; TIERS],
@@ -102,7 +104,7 @@ pub(super) struct Refused<'a>(&'a Requests);
 
 impl Drop for Refused<'_> {
     fn drop(&mut self) {
-        lock(&self.0.places).count -= 1;
+        lock(&self.0.places).refused -= 1;
     }
 }
 
@@ -169,7 +171,7 @@ impl Requests {
 
     /// Counts a fault for which the device has too much to do among the requests, until [`Requests::refused_again`].
     pub(super) fn refuse(&self) {
-        lock(&self.places).count += 1;
+        lock(&self.places).refused += 1;
     }
 
     /// Returns such a fault, which is tried again.
@@ -177,9 +179,10 @@ impl Requests {
         Refused(self)
     }
 
-    /// Returns the number of requests under way.
+    /// Returns the number of requests under way, and of faults that are to become one.
     pub(super) fn count(&self) -> usize {
-        lock(&self.places).count
+        let places = lock(&self.places);
+        places.count + places.refused
     }
 
     /// Returns how many of them are writes to this tier of the device.
