@@ -6,7 +6,7 @@
 //! allocates: freeing memory never needs memory.
 //!
 //! The space is that of the device's tiers, one behind the other. In each, blocks are taken below its
-//! [`Frontier`](crate::frontier::Frontier), which all share: the books of what was never in use are not looked
+//! [`Frontier`], which all share: the books of what was never in use are not looked
 //! at, and what a process notes of its own is made extent by extent. So a device may be as large as a disk is.
 //!
 //! Order, so that a kill at any instant can leak a block but never free one in use: the count goes up
