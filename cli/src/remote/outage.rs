@@ -104,9 +104,9 @@ impl Outage {
         }
     }
 
-    /// Returns whether it did not answer when it was asked last.
-    pub(crate) fn is_on(&self) -> bool {
-        lock(&self.state).since.is_some()
+    /// Returns whether it did not answer when it was asked last, and is no cluster, of which others may.
+    pub(crate) fn is_silent(&self) -> bool {
+        lock(&self.state).since.is_some() && !self.is_cluster.load(Relaxed)
     }
 
     /// Notes that the server is one of a cluster.
@@ -179,6 +179,13 @@ impl Outage {
         self.add(RemoteFigure::Written, blocks);
         if std::mem::take(&mut lock(&self.state).said_refused) {
             say("the remote server takes pages again");
+        }
+    }
+
+    /// Notes that all values were renewed.
+    pub(crate) fn renewed(&self) {
+        if std::mem::take(&mut lock(&self.state).said_not_renewed) {
+            say("pages on the remote server were renewed");
         }
     }
 

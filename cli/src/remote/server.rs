@@ -299,8 +299,8 @@ impl Server {
 
     /// Sees to places of the dead, and to what is of no use on the server, until the run is over.
     fn keep_house(&self, mut store: Store) {
-        let (mut swept, mut renew_at, mut alive_at) =
-            (0, Instant::now() + self.target.ttl / 3, Instant::now() + ALIVE / 3);
+        let (mut swept, mut renewed) = (0, Instant::now());
+        let (mut renew_at, mut alive_at) = (renewed + self.target.ttl / 3, renewed + ALIVE / 3);
         let mut has_launcher = true;
         loop {
             has_launcher = has_launcher && is_open();
@@ -308,22 +308,41 @@ impl Server {
             if !has_launcher && !self.has_programs() {
                 break;
             }
-            if let Some(probe) = self.outage.probe() {
-                // Nobody else may ask, and somebody has to find that it answers again.
-                self.probe(&mut store, probe);
-            }
             swept = self.sweep(swept);
             self.note_held();
-            let now = Instant::now();
-            if now >= renew_at {
-                let wait = if self.renew(&mut store) { self.target.ttl / 3 } else { AGAIN };
-                renew_at = now + wait;
+            if let Some(probe) = self.outage.probe() {
+                // Somebody has to find that it answers again.
+                self.probe(&mut store, probe);
             }
-            if now >= alive_at {
-                let wait = if store.note_alive(ALIVE.as_secs()).is_ok() { ALIVE / 3 } else { AGAIN };
-                alive_at = now + wait;
+            if self.outage.is_silent() {
+                wait_for_launcher(has_launcher);
+                continue;
             }
-            if self.outage.is_on() || !self.delete_some(&mut store) {
+            if Instant::now() >= renew_at {
+                let answer = self.renew(&mut store);
+                let wait = if answer.is_ok() { self.target.ttl / 3 } else { AGAIN };
+                renew_at = Instant::now() + wait;
+                match answer {
+                    Ok(()) => {
+                        renewed = Instant::now();
+                        self.outage.renewed();
+                    }
+                    // There is a third of their time left.
+                    Err(error) if renewed.elapsed() > self.target.ttl * 2 / 3 => {
+                        self.outage.not_renewed(&error.to_string(), self.target.ttl);
+                    }
+                    Err(_) => {}
+                }
+            }
+            if Instant::now() >= alive_at {
+                let asked = Instant::now();
+                let is_done = store.note_alive(ALIVE.as_secs()).is_ok();
+                if is_done {
+                    self.outage.answered(asked.elapsed());
+                }
+                alive_at = Instant::now() + if is_done { ALIVE / 3 } else { AGAIN };
+            }
+            if !self.delete_some(&mut store) {
                 wait_for_launcher(has_launcher);
             }
         }
@@ -368,16 +387,10 @@ impl Server {
         }
     }
 
-    /// Has the server keep all values for longer. Returns whether it will.
-    fn renew(&self, store: &mut Store) -> bool {
+    /// Has the server keep all values for longer.
+    fn renew(&self, store: &mut Store) -> Result<(), StoreError> {
         let numbers = lock(&self.values).numbers();
-        for some in numbers.chunks(KEYS) {
-            if let Err(error) = store.renew(some) {
-                self.outage.not_renewed(&error.to_string(), self.target.ttl);
-                return false;
-            }
-        }
-        true
+        numbers.chunks(KEYS).try_for_each(|some| store.renew(some).map(drop))
     }
 
     /// Gives up what no process holds any more, of some blocks. Returns where to go on.
@@ -502,7 +515,7 @@ mod tests {
         let full = || StoreError::Full("no room".to_owned());
         let answer = server.until_answered(&mut store, Direction::Write, |_| Err::<(), _>(full()));
         assert_eq!(answer, Err(full()));
-        assert!(!server.outage.is_on());
+        assert!(!server.outage.is_silent());
         assert_eq!(server.until_answered(&mut store, Direction::Read, |_| Ok(7)), Ok(7));
     }
 
@@ -518,7 +531,7 @@ mod tests {
                 });
             }
         });
-        assert!(!server.outage.is_on());
+        assert!(!server.outage.is_silent());
     }
 
     #[test]
@@ -542,8 +555,8 @@ mod tests {
         let server = server(Duration::from_millis(50), NOBODY);
         let busy = || StoreError::Busy("NOREPLICAS".to_owned());
         let answer = server.until_answered(&mut server.store(), Direction::Write, |_| Err::<(), _>(busy()));
-        assert_eq!((answer, server.outage.is_on()), (Err(busy()), false));
+        assert_eq!((answer, server.outage.is_silent()), (Err(busy()), false));
         let answer = server.until_answered(&mut server.store(), Direction::Read, |_| Err::<(), _>(busy()));
-        assert_eq!((answer, server.outage.is_on()), (Err(busy()), true));
+        assert_eq!((answer, server.outage.is_silent()), (Err(busy()), true));
     }
 }
