@@ -23,7 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
-MAGIC, VERSION, USERFAULTFD, THINGS = b"pagetide", 1, 4, range(1, 8)
+MAGIC, VERSION, USERFAULTFD, THINGS = b"pagetide", 1, 4, range(1, 9)
 IOC_NEW, MEMBER, STRANGER = 0xAA00, 1, 65534
 GROUP = "daemon"  # of which user 1 is a member
 
@@ -181,7 +181,7 @@ def nonsense(check, broker, seed):
                 peer.send(question(USERFAULTFD))
                 peer.shutdown(socket.SHUT_RDWR)
             elif kind == 4:
-                peer.send(question(chance.choice([0, 8, 2**31, 2**32 - 1])))
+                peer.send(question(chance.choice([0, 9, 2**31, 2**32 - 1])))
                 check.equal("a thing that is none", peer.recv(64), b"")
     check.equal("a member after nonsense", status_of(as_user(MEMBER, lambda: outcome(broker.path))), 0)
 

@@ -48,7 +48,7 @@ def main():
     if on_disk() < 60 * MIB:
         sys.exit(f"{on_disk()} bytes on the disk")
     off = pagetide("swapoff")
-    if off.returncode != 1 or "has no room" not in off.stderr:
+    if off.returncode != 1 or "there is no room" not in off.stderr:
         sys.exit(f"swapoff without room: {off}")
     check(areas)
     for area, _ in areas[40:]:
