@@ -47,8 +47,7 @@ impl Gathered {
             .map(|figure| self.remote_figure(figure).unwrap_or(0));
         let parts: Vec<String> = [
             (lost > 0).then(|| format!("{} could not be read", show_bytes(lost * PAGE))),
-            (refused > 0)
-                .then(|| format!("{} were not taken and stayed in memory", show_bytes(refused * PAGE))),
+            (refused > 0).then(|| format!("{} were not taken", show_bytes(refused * PAGE))),
             (outage > 0).then(|| format!("it was away for {} at most", show_nanos(outage))),
         ]
         .into_iter()

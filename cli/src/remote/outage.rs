@@ -48,7 +48,7 @@ struct State {
     since: Option<Instant>,
     /// Why it did not answer.
     why: String,
-    /// Since it was given up: whether somebody is asking it, and when it last did not answer over a new connection.
+    /// Whether somebody probes it, and when a probe last had no answer.
     probing: bool,
     failed: Option<Instant>,
     /// Whether the user was told that it is away, that pages were lost meanwhile, that it takes none, and that values
@@ -200,7 +200,7 @@ impl Outage {
     }
 }
 
-/// Somebody who asks a server that has been given up. It has not answered unless [`Probe::answered`] is called.
+/// Somebody who asks a server that does not answer. It has not answered unless [`Probe::answered`] is called.
 pub(crate) struct Probe<'a> {
     outage: &'a Outage,
     answered: bool,
