@@ -2,26 +2,50 @@
 
 use crate::common::*;
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// All that leaves goes to the server: the pool takes a hundredth of the cap.
 const POOL: [&str; 2] = ["--max-pool-percent", "1"];
 
+/// A port that is free now, and nobody else's for a while.
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// What `lost` says of its 64 MiB in the end.
+const NONE_LOST: &str = "0 of 16384 pages lost\n";
+
 /// A server that holds what it is given, and nothing on disk.
 struct Server {
     port: u16,
     child: Child,
     options: Vec<String>,
+    /// What `redis-cli` has to know beside the port: something with TLS only.
+    client: Vec<String>,
 }
 
 impl Server {
     fn start(options: &[&str]) -> Self {
-        // Free now, and nobody else's for a while.
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let options: Vec<_> = options.iter().map(|&option| option.to_owned()).collect();
-        Self { port, child: Self::spawn(port, &options), options }
+        Self::start_at(free_port(), options, &[])
+    }
+
+    /// A server that speaks TLS only, with a certificate of this authority for `localhost`.
+    fn start_tls(authority: &Authority) -> Self {
+        let (port, file) = (free_port(), |name| authority.file(name));
+        let (tls_port, certificate, key) = (port.to_string(), file("server.crt"), file("server.key"));
+        let options = ["--port", "0", "--tls-port", &tls_port, "--tls-auth-clients", "no"];
+        let files = ["--tls-cert-file", &certificate, "--tls-key-file", &key];
+        let (trusted, client) = (file("authority.crt"), ["--tls", "--cacert"]);
+        let options = [&options[..], &files, &["--tls-ca-cert-file", &trusted]].concat();
+        Self::start_at(port, &options, &[&client[..], &[&trusted, "-h", "localhost"]].concat())
+    }
+
+    fn start_at(port: u16, options: &[&str], client: &[&str]) -> Self {
+        let owned = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+        let options = owned(options);
+        Self { port, child: Self::spawn(port, &options), options, client: owned(client) }
     }
 
     fn spawn(port: u16, options: &[String]) -> Child {
@@ -46,12 +70,16 @@ impl Server {
     }
 
     fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}", self.port)
+        match &*self.client {
+            [] => format!("redis://127.0.0.1:{}", self.port),
+            _ => format!("rediss://localhost:{}", self.port),
+        }
     }
 
     fn says(&self, words: &[&str]) -> String {
+        let mut client = Command::new("redis-cli");
         let output =
-            Command::new("redis-cli").args(["-p", &self.port.to_string()]).args(words).output().unwrap();
+            client.args(["-p", &self.port.to_string()]).args(&self.client).args(words).output().unwrap();
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
@@ -81,10 +109,50 @@ impl Drop for Server {
     }
 }
 
+/// An authority that signs certificates, made for one test by `openssl`.
+struct Authority(PathBuf);
+
+impl Authority {
+    fn create(name: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let this = Self(folder);
+        let make = |words: &[&str], key: &str, certificate: &str| {
+            let files = ["-keyout", key, "-out", certificate];
+            let request = ["req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"];
+            let mut command = Command::new("openssl");
+            command.current_dir(&this.0).args(request).args(files).args(words);
+            let ended = command.output().expect("openssl is installed");
+            assert!(ended.status.success(), "{}", String::from_utf8_lossy(&ended.stderr));
+        };
+        make(&["-subj", &format!("/CN={name}")], "authority.key", "authority.crt");
+        let signed = ["-CA", "authority.crt", "-CAkey", "authority.key", "-subj", "/CN=localhost"];
+        let names =
+            ["-addext", "subjectAltName=DNS:localhost", "-addext", "basicConstraints=critical,CA:FALSE"];
+        make(&[&signed[..], &names].concat(), "server.key", "server.crt");
+        this
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Authority {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
 fn run(memory: &str, server: &Server, options: &[&str], command: &[&str]) -> Command {
     let url = server.url();
     let options: Vec<_> = [&["--remote", &url][..], options].concat();
     pagetide(memory, "", &options, command)
+}
+
+/// Reads its memory, of which a quarter fits, so many times, and says which pages were lost.
+fn lost(server: &Server, options: &[&str], rounds: &str) -> Command {
+    run("16M", server, options, &[&program("lost"), "--mib", "64", "--rounds", rounds])
 }
 
 #[test]
@@ -134,6 +202,38 @@ fn a_server_that_will_not_do_is_refused_with_what_mends_it() {
 }
 
 #[test]
+fn over_tls_a_server_is_used_if_its_certificate_is_trusted() {
+    let _turn = turn();
+    let (authority, other) = (Authority::create("authority"), Authority::create("other"));
+    let (encrypted, plain) = (Server::start_tls(&authority), Server::start(&[]));
+    let trusting = |authority: &Authority, mut command: Command| {
+        start({
+            command.env("SSL_CERT_FILE", authority.file("authority.crt"));
+            command
+        })
+        .end()
+    };
+    assert_eq!(trusting(&authority, lost(&encrypted, &POOL, "1")).succeeds(), NONE_LOST);
+    assert!(encrypted.says(&["info", "commandstats"]).contains("cmdstat_set"), "pages went there");
+    assert_eq!(encrypted.keys(), 0);
+    let url = encrypted.url();
+    let cases = [
+        (&other, url.clone(), "certificate"),
+        (&authority, url.replace("localhost", "127.0.0.1"), "certificate"),
+        (&authority, url.replace("rediss:", "redis:"), "cannot reach"),
+        (&authority, plain.url().replace("redis:", "rediss:"), "cannot reach"),
+    ];
+    for (authority, url, said) in cases {
+        let ended = trusting(
+            authority,
+            pagetide("16M", "", &["--remote", &url, "--remote-timeout", "2s"], &["true"]),
+        );
+        assert_eq!(ended.status.code(), Some(125), "{url}: {}", ended.stderr);
+        assert!(ended.stderr.contains("--remote") && ended.stderr.contains(said), "{url}: {}", ended.stderr);
+    }
+}
+
+#[test]
 fn beside_a_swap_file_a_server_takes_what_that_has_no_room_for() {
     let _turn = turn();
     let server = Server::start(&[]);
@@ -162,12 +262,12 @@ fn beside_a_swap_file_a_server_that_stands_still_loses_nothing() {
     let _turn = turn();
     let server = Server::start(&[]);
     let options = [&POOL[..], &["--swap-size", "24M"]].concat();
-    let run = start(run("24M", &server, &options, &[&program("lost"), "--rounds", "4"]));
+    let run = start(lost(&server, &options, "4"));
     run.until("pages on the server", || server.keys() > 20);
     server.signal("-STOP");
     std::thread::sleep(Duration::from_secs(3));
     server.signal("-CONT");
-    assert_eq!(run.end().succeeds(), "0 of 24576 pages lost\n");
+    assert_eq!(run.end().succeeds(), NONE_LOST);
     assert_eq!(server.keys(), 0);
 }
 
@@ -186,29 +286,50 @@ fn the_program_does_not_see_the_password() {
 fn a_server_that_stands_still_is_waited_for() {
     let _turn = turn();
     let server = Server::start(&[]);
-    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "6"]));
+    let run = start(lost(&server, &POOL, "6"));
     run.until("pages on the server", || server.keys() > 20);
     server.signal("-STOP");
     std::thread::sleep(Duration::from_secs(5));
     server.signal("-CONT");
     let ended = run.end();
     let said = ended.stderr.clone();
-    assert_eq!(ended.succeeds(), "0 of 24576 pages lost\n");
+    assert_eq!(ended.succeeds(), NONE_LOST);
     assert!(said.contains("does not answer") && said.contains("answers again"), "{said}");
+}
+
+#[test]
+fn a_replica_that_stands_still_or_is_gone_costs_no_page() {
+    let _turn = turn();
+    let server = Server::start(&["--repl-diskless-sync-delay", "0"]);
+    let mut replica = Server::start(&["--replicaof", "127.0.0.1", &server.port.to_string()]);
+    let started = Instant::now();
+    while !server.says(&["info", "replication"]).contains("state=online") {
+        assert!(started.elapsed() < GUARD, "the replica does not come");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let run = start(lost(&server, &POOL, "4"));
+    run.until("pages on both servers", || replica.keys() > 20);
+    // As long as it is connected, no page counts as written that it has not.
+    replica.signal("-STOP");
+    std::thread::sleep(Duration::from_secs(3));
+    replica.child.kill().unwrap();
+    assert_eq!(run.end().succeeds(), NONE_LOST);
+    assert_eq!(server.keys(), 0);
+    assert!(server.says(&["info", "commandstats"]).contains("cmdstat_wait"), "no replica was waited for");
 }
 
 #[test]
 fn pages_of_a_server_that_comes_back_empty_are_lost_and_no_others() {
     let _turn = turn();
     let mut server = Server::start(&[]);
-    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "2"]));
+    let run = start(lost(&server, &POOL, "2"));
     run.until("pages on the server", || run.said()[1].contains("checking"));
     server.restart();
     let ended = run.end();
     let said = ended.stderr.clone();
     let done = ended.succeeds();
     let lost: usize = done.split(' ').next().unwrap().parse().unwrap();
-    assert!(lost > 0 && lost < 24576, "{done}{said}");
+    assert!(lost > 0 && lost < 16384, "{done}{said}");
     assert!(said.contains("on the remote server cannot be read"), "{said}");
 }
 
@@ -226,7 +347,7 @@ fn a_server_that_is_gone_for_good_ends_what_needs_it() {
     let _turn = turn();
     let server = Server::start(&[]);
     let options = [&POOL[..], &["--remote-timeout", "2s"]].concat();
-    let run = start(run("24M", &server, &options, &[&program("lost"), "--rounds", "2"]));
+    let run = start(lost(&server, &options, "2"));
     run.until("pages on the server", || run.said()[1].contains("checking"));
     server.signal("-KILL");
     ends_without_a_place(run.end(), "the remote server does not answer");
@@ -236,7 +357,7 @@ fn a_server_that_is_gone_for_good_ends_what_needs_it() {
 fn a_run_ends_though_the_server_is_silent() {
     let _turn = turn();
     let server = Server::start(&[]);
-    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "1000"]));
+    let run = start(lost(&server, &POOL, "1000"));
     run.until("pages on the server", || run.said()[1].contains("checking"));
     server.signal("-STOP");
     run.until("silence", || run.said()[1].contains("does not answer"));
@@ -299,7 +420,7 @@ fn connected(run: &Run) -> Option<u32> {
 fn without_the_process_that_has_the_connection_pages_there_are_lost() {
     let _turn = turn();
     let server = Server::start(&[]);
-    let run = start(run("24M", &server, &POOL, &[&program("lost"), "--rounds", "2"]));
+    let run = start(lost(&server, &POOL, "2"));
     run.until("pages on the server", || run.said()[1].contains("checking"));
     let pid = connected(&run).expect("a process that has the connection");
     assert!(Command::new("kill").args(["-KILL", &pid.to_string()]).status().unwrap().success());
