@@ -125,13 +125,14 @@ fn processes_end_with_the_keeper_of_their_memory() {
 /// A process that is killed takes nothing of the others' with it, and its memory is given back when the last has gone.
 #[test]
 fn processes_that_are_killed_harm_nobody() {
+    let _turn = turn();
     // It kills by name.
-    let _alone = alone();
+    let killed = built("shared_pages", "shared_killed", &["-lpthread"]);
     // Those that are killed leave locks held, for which the others of their family wait until they are killed too.
     const SCRIPT: &str = "for n in 1 2 3 4 5 6; do setsid -w \"$0\" --mib 24 --processes 3 --ops 100000000 & \
-                          sleep 0.5; pkill -9 -n shared_pages; sleep 0.2; pkill -9 shared_pages; done 2> /dev/null; wait; \
+                          sleep 0.5; pkill -9 -n shared_killed; sleep 0.2; pkill -9 shared_killed; done 2> /dev/null; wait; \
                           \"$0\" --mib 48 --ops 5000";
-    let command = ["sh", "-c", SCRIPT, &program("shared_pages")];
+    let command = ["sh", "-c", SCRIPT, &killed];
     let run = start(told("32M", "", &command));
     let launcher = run.child.id();
     let keeper = Cell::new(None);
