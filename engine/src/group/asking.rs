@@ -7,8 +7,8 @@ use std::sync::atomic::Ordering::AcqRel;
 /// The part of its time, in millionths, that a process must lose to pages which come back before it takes pages from
 /// others: 1 %.
 const PRESSURE_MIN: u64 = 10_000;
-/// The factor by which the pressure of one process must exceed another's before it takes pages from that.
-const PRESSURE_RATIO: u64 = 4;
+/// The factor by which the worth of one process's pages must exceed that of another's before it takes pages from that.
+const WORTH_RATIO: f64 = 2.0;
 
 impl Group {
     /// Returns the processes that can be asked for pages, but for `for_whom`.
@@ -81,16 +81,21 @@ impl Group {
         }
     }
 
-    /// Asks the process under the least pressure for `pages` of those that it could give, if
-    /// `for_whom` is under so much more that they are worth more there. A process that idles keeps its memory for
-    /// as long as no other process misses any. (By page fault frequency: Chu and Opderbeck 1972.)
+    /// Asks the process whose pages are worth least for `pages` of those that it could give, if those of `for_whom` are
+    /// worth so much more. A page's worth is the part of its time that its process loses to pages which come back, by
+    /// the page that it has in memory: next to that much less would be lost with one page more. A process that idles
+    /// keeps its memory for as long as no other process misses any. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
-        let pressure = for_whom.get(Field::Pressure);
         let spare = |slot: &ProcessSlot| Self::would_give(*slot);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
-        let Some(calmest) = can_give.min_by_key(|slot| slot.get(Field::Pressure)) else { return };
-        if pressure > PRESSURE_MIN && pressure / PRESSURE_RATIO > calmest.get(Field::Pressure) {
+        let Some(calmest) = can_give.min_by(|one, other| Self::worth(*one).total_cmp(&Self::worth(*other)))
+        else {
+            return;
+        };
+        if for_whom.get(Field::Pressure) > PRESSURE_MIN
+            && Self::worth(for_whom) > Self::worth(calmest) * WORTH_RATIO
+        {
             calmest.word(Field::Asked).fetch_add(pages.min(spare(&calmest)), AcqRel);
             pagetide_sys::log!(
                 Debug,
@@ -99,5 +104,11 @@ impl Group {
             );
             calmest.ring();
         }
+    }
+
+    /// Returns what a page in memory is worth to a process: the time that it loses, in millionths, by that page.
+    fn worth(slot: ProcessSlot) -> f64 {
+        let in_program = slot.get(Field::Resident) + slot.get(Field::Frames);
+        slot.get(Field::Pressure) as f64 / in_program.max(1) as f64
     }
 }

@@ -156,6 +156,32 @@ fn memory_goes_to_those_under_pressure() {
 }
 
 #[test]
+fn a_page_is_worth_most_to_who_has_few_for_what_it_loses() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [small, large] = [1, 2].map(|pid| group.claim(process(pid)).unwrap());
+    for (slot, resident, pressure) in [(small, 100, 400_000), (large, 30_000, 800_000)] {
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Spare, 100);
+        slot.set(Field::Resident, resident);
+        slot.set(Field::Pressure, pressure);
+        slot.listen();
+    }
+    let asked = || [small, large].map(|slot| slot.get(Field::Asked));
+    group.level(large, 40);
+    assert_eq!(asked(), [0, 0], "a client that thrashes beside a large server keeps what it has");
+    group.level(small, 40);
+    assert_eq!(asked(), [0, 40]);
+    large.set(Field::Asked, 0);
+    small.set(Field::Frames, 8_900);
+    group.level(small, 40);
+    assert_eq!(
+        asked(),
+        [0, 0],
+        "what is on probation is in memory too: pages are worth less than twice as much"
+    );
+}
+
+#[test]
 fn who_rests_is_asked_first_and_keeps_its_pool_for_a_while() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [needy, rests, works] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());

@@ -109,7 +109,7 @@ impl Runtime {
         let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
         self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
         if self.group.free() < self.group.step() {
-            self.group.level(self.slot, self.engine.limits().high as u64);
+            self.group.level(self.slot, self.engine.limits().high.max(self.group.step()) as u64);
         }
     }
 
