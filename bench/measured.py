@@ -26,7 +26,7 @@ and bench/measured_tables.py makes tables of its rows. A file that is a table al
 
 A cell is a text, a number, `[first quartile, median, third quartile]`, or null (or left out). `digits` rounds numbers.
 
-The newest run of a (benchmark, variant) is shown. A document quotes a figure by a comment behind it:
+The newest run of a (benchmark, variant) is shown; of versus.py the newest of each row. A document quotes a figure by a comment behind it:
 
     5.1<!-- figure: speed; heap pages in order; kernel / Pagetide --> times
 
@@ -50,6 +50,8 @@ RUNS = REPO / "bench" / "runs"
 PAGE = REPO / "docs" / "measured.md"
 MARKER = re.compile(r"(\d(?:[\d  ]*\d)?(?:\.\d+)?)([^\d<>]{0,16})<!-- figure: ([^;>]+); ([^;>]+); ([^;>]+?) -->")
 OUTPUT = re.compile(r"(<!-- output: ([\w.-]+) -->\n+```\w*\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
+# Of these a run may have some of the rows: what it has not stays as it was measured before, and rows say when and where.
+BY_ROW = ("versus",)
 KEYS = ("benchmark", "machine", "date", "commit", "command", "columns", "rows")
 
 # Benchmarks in the order of the page: name, heading, what is measured. Others follow by name.
@@ -68,7 +70,7 @@ SECTIONS = (
         "One command, `bench/versus.py`. The kernel's arm: a cgroup's limit and swap to zram, or to a file with zswap, the best "
         "of its configurations in a run of each beforehand. *Total* is that limit and what zram or zswap's pool took at most: "
         "as much is Pagetide's cap. A ratio is the median of interleaved pairs; in parentheses are its quartiles. Where the "
-        "kernel's arm was killed, its limit was raised by a quarter until it lived.",
+        "kernel's arm was killed, its limit was raised by a quarter until it lived. A row says when, where and of which commit it was measured.",
     ),
     (
         "shared",
@@ -216,9 +218,18 @@ def load():
                 if missing := [name for name in KEYS if name not in run]:
                     sys.exit(f"measured.py: {path.relative_to(REPO)} lacks {', '.join(missing)}")
                 run["path"] = (path / "machine.json" if path.is_dir() else path).relative_to(REPO)
-                if key(run) not in runs or runs[key(run)]["date"] <= run["date"]:
-                    runs[key(run)] = run
+                older = runs.get(key(run))
+                if older and older["date"] > run["date"]:
+                    continue
+                runs[key(run)] = with_rows_of(older, run) if older and run["benchmark"] in BY_ROW else run
     return runs
+
+
+def with_rows_of(older, run):
+    """A run with those rows of an older one that it has not measured itself."""
+    first = run["columns"][0]["name"]
+    measured = {row[first] for row in run["rows"]}
+    return {**run, "rows": run["rows"] + [row for row in older["rows"] if row[first] not in measured]}
 
 
 # --- The page -------------------------------------------------------------------------------------------------------

@@ -292,6 +292,12 @@ def killed(one):
     return f"killed in {', '.join(sizes)}" if sizes else None
 
 
+def measured_at(run, row):
+    """When, where and of which commit a row was measured."""
+    facts = run["machine"]
+    return f"{run['date']}, {facts['processors']} × {facts['model']}, {row.get('commit', 'unknown')[:7]}"
+
+
 def versus(run):
     """A value's unit stands in the row's name; CPU seconds are medians."""
     measured = [one for one in run["rows"] if "unit" in one]
@@ -302,8 +308,8 @@ def versus(run):
         values = [quartiles(one[arm]["values"], scale) for arm in ("native", "kernel", "ours")]
         cpu = " / ".join(f"{median(one[arm]['cpu_seconds']):.1f}" for arm in ("kernel", "ours"))
         limit = (one["limit_bytes"] + one["swap_used_peak_bytes"]) // MIB
-        rows.append((f"{one['case']}, {unit}", *values, quartiles(one["ratios"]), cpu, int(limit), one["opponent"], killed(one), verdict(one["goal"], one["ratio_median"])))
-    columns = ("row", ("native", 2), ("kernel", 2), ("Pagetide", 2), ("kernel / Pagetide", 2), "CPU s, kernel / Pagetide", ("total", None, "MiB"), "opponent", "kernel's arm", "goal")
+        rows.append((f"{one['case']}, {unit}", *values, quartiles(one["ratios"]), cpu, int(limit), one["opponent"], killed(one), verdict(one["goal"], one["ratio_median"]), measured_at(run, one)))
+    columns = ("row", ("native", 2), ("kernel", 2), ("Pagetide", 2), ("kernel / Pagetide", 2), "CPU s, kernel / Pagetide", ("total", None, "MiB"), "opponent", "kernel's arm", "goal", "measured")
     if rows:
         yield table(columns, rows, title="Beside the kernel's swap at the same total", order=1)
     rows = []
@@ -311,8 +317,8 @@ def versus(run):
         values = [quartiles(one[arm]["values"]) for arm in ("native", "ours")]
         cpu = " / ".join(f"{median(one[arm]['cpu_seconds']):.1f}" for arm in ("native", "ours"))
         held = "holds" if one["slowdown_median"] <= one["goal"] else "missed"
-        rows.append((one["case"], one["limit_bytes"] // MIB, *values, quartiles(one["slowdowns"]), cpu, f"{one['goal']}: {held}"))
-    columns = ("row", ("cap", None, "MiB"), ("native", 1, "s"), ("Pagetide", 1, "s"), ("Pagetide / native", 1), "CPU s, native / Pagetide", "goal, at most")
+        rows.append((one["case"], one["limit_bytes"] // MIB, *values, quartiles(one["slowdowns"]), cpu, f"{one['goal']}: {held}", measured_at(run, one)))
+    columns = ("row", ("cap", None, "MiB"), ("native", 1, "s"), ("Pagetide", 1, "s"), ("Pagetide / native", 1), "CPU s, native / Pagetide", "goal, at most", "measured")
     if rows:
         yield table(columns, rows, variant="parts", title="In a part of what a program needs, beside itself natively", order=2)
 

@@ -122,6 +122,15 @@ class Tables(unittest.TestCase):
         self.assertEqual(cells(table, 1), ["b", "", "2"])
 
 
+class Runs(unittest.TestCase):
+    def test_a_row_that_was_not_measured_again_stays(self):
+        def run(*rows):
+            return {"benchmark": "versus", "columns": [{"name": "row"}], "rows": [{"row": name, "ratio": ratio} for name, ratio in rows]}
+
+        found = measured.with_rows_of(run(("a", 1), ("b", 2)), run(("b", 3), ("c", 4)))["rows"]
+        self.assertEqual([(row["row"], row["ratio"]) for row in found], [("b", 3), ("c", 4), ("a", 1)])
+
+
 class Quotes(unittest.TestCase):
     RUN = {"columns": [{"name": "case"}, {"name": "x"}], "rows": [{"case": "a", "x": [4.9, 5.04, 5.1]}, {"case": "b", "x": "12 (3)"}]}
 
