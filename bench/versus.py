@@ -243,6 +243,8 @@ ROWS = (
     at_random("heap", 2, 1.1),
     at_random("zero", 1, 1.0),
     at_random("zero", 2, 1.0),
+    pages("shared-order", "one object of shared memory of 4 GiB, in order", 2.0, 4096, "heap", "--shared", "--order", "seq", kernels=ZRAM),
+    pages("shared-random-1", "shared heap pages at random, 1 thread", 0.8, 1024, "heap", "--shared", "--order", "random", "--threads", 1, "--ops", 100_000, kernels=ZRAM),
     mariadb("read_only"),
     mariadb("read_write"),
     memcached("uniform"),
