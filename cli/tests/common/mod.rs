@@ -48,7 +48,7 @@ pub fn masks<T: Copy, const COUNT: usize>(all: [T; COUNT]) -> Vec<T> {
     }
 }
 
-/// The first of the ways, for tests that take a minute by each; all of them in `./test --long masks`.
+/// The first of the ways, for the longest tests; all of them in `./test --long masks`.
 pub fn first_mask<T: Copy, const COUNT: usize>(all: [T; COUNT]) -> Vec<T> {
     let chosen = masks(all);
     if chosen.len() == COUNT { chosen } else { vec![all[0]] }

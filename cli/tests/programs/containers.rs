@@ -140,7 +140,7 @@ fn processes_in_pid_namespaces_of_their_own_live_as_long_as_they_do() {
     let _turn = turn();
     // Needs root.
     let (python, first, namespaces) = (python(), job("first.py"), job("namespaces.py"));
-    for mask in ["", "pool"] {
+    for mask in first_mask(["", "pool"]) {
         println!("PAGETIDE_MASK={mask}");
         let run = start(pagetide("48M", mask, &["--swap-size", "1G"], &[&python, &namespaces]));
         assert_eq!(run.end().succeeds(), "True True True\n");
