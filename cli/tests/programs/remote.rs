@@ -262,7 +262,7 @@ fn beside_a_swap_file_a_server_that_stands_still_loses_nothing() {
     let _turn = turn();
     let server = Server::start(&[]);
     let options = [&POOL[..], &["--swap-size", "24M"]].concat();
-    let run = start(lost(&server, &options, "4"));
+    let run = start(lost(&server, &options, "2"));
     run.until("pages on the server", || server.keys() > 20);
     server.signal("-STOP");
     std::thread::sleep(Duration::from_secs(3));
@@ -286,7 +286,7 @@ fn the_program_does_not_see_the_password() {
 fn a_server_that_stands_still_is_waited_for() {
     let _turn = turn();
     let server = Server::start(&[]);
-    let run = start(lost(&server, &POOL, "6"));
+    let run = start(lost(&server, &POOL, "2"));
     run.until("pages on the server", || server.keys() > 20);
     server.signal("-STOP");
     std::thread::sleep(Duration::from_secs(5));
@@ -307,7 +307,7 @@ fn a_replica_that_stands_still_or_is_gone_costs_no_page() {
         assert!(started.elapsed() < GUARD, "the replica does not come");
         std::thread::sleep(Duration::from_millis(20));
     }
-    let run = start(lost(&server, &POOL, "4"));
+    let run = start(lost(&server, &POOL, "2"));
     run.until("pages on both servers", || replica.keys() > 20);
     // As long as it is connected, no page counts as written that it has not.
     replica.signal("-STOP");
