@@ -26,6 +26,11 @@ struct Server {
     client: Vec<String>,
 }
 
+/// A directory of a server's own: a replica writes there, and another server would read it.
+fn own_folder(port: u16) -> PathBuf {
+    Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("redis-{port}-{}", std::process::id()))
+}
+
 impl Server {
     fn start(options: &[&str]) -> Self {
         Self::start_at(free_port(), options, &[])
@@ -49,7 +54,10 @@ impl Server {
     }
 
     fn spawn(port: u16, options: &[String]) -> Child {
+        let folder = own_folder(port);
+        std::fs::create_dir_all(&folder).unwrap();
         let mut command = Command::new("redis-server");
+        command.arg("--dir").arg(&folder);
         command.args([
             "--port",
             &port.to_string(),
@@ -106,6 +114,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        let _ = std::fs::remove_dir_all(own_folder(self.port));
     }
 }
 
