@@ -82,31 +82,31 @@ impl Group {
     }
 
     /// Asks the process whose pages are worth least for `pages` of those that it could give, if those of `for_whom` are
-    /// worth so much more. A page's worth is the part of its time that its process loses to pages which come back, by
-    /// the page that it has in memory: next to that much less would be lost with one page more. A process that idles
-    /// keeps its memory for as long as no other process misses any. (By page fault frequency: Chu and Opderbeck 1972.)
+    /// worth twice as much. A process that idles keeps its memory for as long as no other process misses
+    /// any. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
         let spare = |slot: &ProcessSlot| Self::would_give(*slot);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
-        let Some(calmest) = can_give.min_by(|one, other| Self::worth(*one).total_cmp(&Self::worth(*other)))
+        let Some(giver) = can_give.min_by(|one, other| Self::worth(*one).total_cmp(&Self::worth(*other)))
         else {
             return;
         };
         if for_whom.get(Field::Pressure) > PRESSURE_MIN
-            && Self::worth(for_whom) > Self::worth(calmest) * WORTH_RATIO
+            && Self::worth(for_whom) > Self::worth(giver) * WORTH_RATIO
         {
-            calmest.word(Field::Asked).fetch_add(pages.min(spare(&calmest)), AcqRel);
+            giver.word(Field::Asked).fetch_add(pages.min(spare(&giver)), AcqRel);
             pagetide_sys::log!(
                 Debug,
-                "asks process {}, which loses least, for {pages} pages",
-                calmest.known_as()
+                "asks process {}, whose pages are worth least, for {pages} pages",
+                giver.known_as()
             );
-            calmest.ring();
+            giver.ring();
         }
     }
 
-    /// Returns what a page in memory is worth to a process: the time that it loses, in millionths, by that page.
+    /// Returns what a page in memory is worth to a process, about what one more would save it: the part of its time that
+    /// it loses to pages which come back, in millionths, divided by the pages that it has in memory.
     fn worth(slot: ProcessSlot) -> f64 {
         let in_program = slot.get(Field::Resident) + slot.get(Field::Frames);
         slot.get(Field::Pressure) as f64 / in_program.max(1) as f64

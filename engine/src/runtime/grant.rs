@@ -103,8 +103,8 @@ impl Runtime {
         }
     }
 
-    /// Shows the time that the program loses to pages which come back, and takes memory from processes that lose far
-    /// less.
+    /// Shows the time that the program loses to pages which come back, and takes memory from a process whose
+    /// pages are worth far less.
     pub(super) fn level(&self, lost: u64, time: u64) {
         let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
         self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
