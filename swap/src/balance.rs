@@ -28,6 +28,8 @@ const PRESSURE: f64 = 0.5;
 const SHARE_MIN: f64 = 0.1;
 /// The share before any fault has been seen.
 const SHARE_FIRST: f64 = 0.8;
+/// The part by which what came back before counts for less each time that the balance is judged.
+const LATE_PART: f64 = 1.0 / 8.0;
 
 /// The part of the pool's rate of faults that is expected of pages on the device: the first to go there are a little
 /// colder than the pool. It counts until as many pages as [`EXPECTED_WEIGHT`] of the pool's are there.
@@ -174,13 +176,42 @@ pub struct Sizes {
 pub struct Balance {
     share: f64,
     seen: Totals,
+    late: Late,
     device_fault_ns: f64,
     pressure: f64,
 }
 
+/// Pages that came back of late: each time that the balance is judged, what came before counts for a part less.
+#[derive(Clone, Copy, Debug, Default)]
+struct Late {
+    pool: f64,
+    pool_near: f64,
+    device_near: f64,
+    hits: f64,
+}
+
+impl Late {
+    /// Counts what came between two looks at the totals.
+    fn note(&mut self, before: &Totals, now: &Totals) {
+        let add = |late: &mut f64, now: u64, before: u64| {
+            *late += now.saturating_sub(before) as f64 - *late * LATE_PART;
+        };
+        add(&mut self.pool, now.pool_in, before.pool_in);
+        add(&mut self.pool_near, now.pool_near, before.pool_near);
+        add(&mut self.device_near, now.device_near, before.device_near);
+        add(&mut self.hits, now.hits, before.hits);
+    }
+}
+
 impl Default for Balance {
     fn default() -> Self {
-        Self { share: SHARE_FIRST, seen: Totals::default(), device_fault_ns: 100_000.0, pressure: 0.0 }
+        Self {
+            share: SHARE_FIRST,
+            seen: Totals::default(),
+            late: Late::default(),
+            device_fault_ns: 100_000.0,
+            pressure: 0.0,
+        }
     }
 }
 
@@ -203,20 +234,25 @@ impl Balance {
                 self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
             }
             let before = std::mem::replace(&mut self.seen, totals);
-            let rate = |count: u64, pages: u64| count as f64 / pages.max(1) as f64;
-            let ratio = rate(sizes.stored, sizes.pool);
+            self.late.note(&before, &totals);
+            let Late { pool, pool_near, device_near, hits } = self.late;
+            let rate = |count: f64, pages: f64| count / pages.max(1.0);
+            let (stored, resident) = (sizes.stored as f64, sizes.resident as f64);
+            let ratio = rate(stored, sizes.pool as f64);
             let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
-            let pool_rate = rate(pool_in, sizes.stored);
-            let near = totals.device_near.saturating_sub(before.device_near);
-            let prior = (sizes.stored as f64 * EXPECTED_WEIGHT).max(1.0);
-            let seen = sizes.device as f64 / (sizes.device as f64 + prior);
-            let device_rate = seen * rate(near, sizes.stored) + (1.0 - seen) * EXPECTED_RATE * pool_rate;
+            let pool_rate = rate(pool, stored);
+            // What does not compress says nothing of what a larger pool would hold.
+            let displaced = totals.displaced_part();
+            let device = sizes.device as f64 * displaced;
+            let seen = device / (device + (stored * EXPECTED_WEIGHT).max(1.0));
+            // A pool that is larger by what the device holds would hold all: it need not be twice as large.
+            let near_rate = rate(device_near * displaced, stored.min(device));
+            let device_rate = seen * near_rate + (1.0 - seen) * EXPECTED_RATE * pool_rate;
             let gain = ratio * device_rate * saved;
             // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn
             // of the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
-            let pool_near = totals.pool_near.saturating_sub(before.pool_near);
-            let loss = (pool_rate.max(rate(pool_near, sizes.resident)) * POOL_FAULT_NS)
-                .max(rate(hits, sizes.resident) * PROBATION_FAULT_NS);
+            let loss = (pool_rate.max(rate(pool_near, resident)) * POOL_FAULT_NS)
+                .max(rate(hits, resident) * PROBATION_FAULT_NS);
             let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);
             self.pressure = (loss / gain.max(1.0) * PRESSURE).min(1.0);
             if sizes.full {
@@ -295,6 +331,55 @@ mod tests {
         assert!(pressure(0) > 0.0 && pressure(0) < 0.2, "a little in any case: {}", pressure(0));
         assert!(pressure(300) > pressure(0));
         assert_eq!(balanced(SIZES, Totals { device_near: 0, pool_near: 300, ..each }).1, 1.0);
+    }
+
+    #[test]
+    fn a_small_device_tells_as_much_a_page_as_a_large_one() {
+        let all_come_back = |device| {
+            let each = Totals {
+                device_in: device / 10,
+                device_near: device / 10,
+                pool_in: 1000,
+                ..Totals::default()
+            };
+            balanced(Sizes { device, ..SIZES }, each).1
+        };
+        let (small, large) = (all_come_back(300), all_come_back(3000));
+        assert!(small < 0.5 && (small - large).abs() < 0.05, "a tenth of both comes back: {small}, {large}");
+    }
+
+    #[test]
+    fn what_does_not_compress_tells_nothing_of_a_larger_pool() {
+        let pressure = |incompressible: u64| {
+            let mut balance = Balance::default();
+            let mut totals = Totals { incompressible, ..Totals::default() };
+            for _ in 0..100 {
+                totals.pool_in += 1000;
+                totals.displaced += 1;
+                balance.share(totals, SIZES, 0.8);
+            }
+            balance.pressure()
+        };
+        assert_eq!(pressure(0), 1.0, "what the device holds is cold");
+        let unknown = pressure(1 << 40);
+        assert!(unknown < 0.5, "what it would hold of the pool's is not known: {unknown}");
+    }
+
+    #[test]
+    fn one_moment_does_not_decide() {
+        let mut balance = Balance::default();
+        let mut totals = Totals { displaced: 1, ..Totals::default() };
+        let mut moment = |pool_in, device_in| {
+            totals.pool_in += pool_in;
+            totals.device_in += device_in;
+            totals.device_near += device_in;
+            totals.device_ns += device_in * 100_000;
+            balance.share(totals, SIZES, 0.8);
+            balance.pressure()
+        };
+        let usual = (0..50).map(|_| moment(300, 100)).last().unwrap();
+        assert!(moment(1000, 0) < 0.3, "for a moment nothing comes from the device; else {usual}");
+        assert_eq!((0..100).map(|_| moment(1000, 0)).last(), Some(1.0), "nothing comes from it any more");
     }
 
     #[test]
