@@ -55,7 +55,7 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-ttl -d 
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l remote-password-file -d 'Read the password of the remote server from FILE' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l trace -d 'Write down what happens to FILE, for `pagetide replay`' -r -F
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-pool-percent -d 'Share of the cap that compressed pages may take at most, 1 to 90' -r
-complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l shrinker -d 'What of the pool is written back to the swap file under pressure' -r -f -a "second-chance\t'What was stored since it was asked last is passed over once, as in Linux 6.12'
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l shrinker -d 'What of the pool is written back to the swap file under pressure' -r -f -a "second-chance\t'What is stored is passed over once, as in Linux 6.12; what has come back before, more often'
 decay\t'As many entries are spared as were stored and read of late, as in Linux 6.8'
 none\t'Nothing before the pool is nearly full'"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l reclaim -d 'What decides which memory leaves' -r -f -a "second-chance\t'What comes back from probation stays longer'
@@ -99,7 +99,7 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand report" -s o -l output
 complete -c pagetide -n "__fish_pagetide_using_subcommand report" -s h -l help -d 'Print help (see more with \'--help\')'
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -s m -l memory -d 'The memory [default: as recorded; 50% for a text]' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l max-pool-percent -d 'Share of the cap that compressed pages may take at most, 1 to 90' -r
-complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l shrinker -d 'What of the pool is written back to the swap file under pressure' -r -f -a "second-chance\t'What was stored since it was asked last is passed over once, as in Linux 6.12'
+complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l shrinker -d 'What of the pool is written back to the swap file under pressure' -r -f -a "second-chance\t'What is stored is passed over once, as in Linux 6.12; what has come back before, more often'
 decay\t'As many entries are spared as were stored and read of late, as in Linux 6.8'
 none\t'Nothing before the pool is nearly full'"
 complete -c pagetide -n "__fish_pagetide_using_subcommand replay" -l reclaim -d 'What decides which memory leaves' -r -f -a "second-chance\t'What comes back from probation stays longer'

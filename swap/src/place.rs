@@ -42,8 +42,8 @@ pub enum Place {
 /// └──┴────────────────────────┘
 /// ```
 ///
-/// So the handle of a folio's next piece is one more. Bit 38 is no part of the handle: in a word it says that the copy
-/// was stored or spared since the shrinker's hand came by ([`crate::Word::is_referenced`]).
+/// So the handle of a folio's next piece is one more. Bits 36 to 38 are no part of the handle: in a word they say how
+/// often the shrinker's hand spares the copy yet ([`crate::Word::chances`]).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 pub struct Handle(u64);
 
@@ -58,7 +58,9 @@ pub enum Entry {
 
 impl Handle {
     pub(crate) const FOLIO: u64 = 1 << 39;
-    pub(crate) const REFERENCED: u64 = 1 << 38;
+    pub(crate) const CHANCES_SHIFT: u32 = 36;
+    pub(crate) const CHANCES_MAX: u8 = 7;
+    const CHANCES: u64 = (Self::CHANCES_MAX as u64) << Self::CHANCES_SHIFT;
     const PIECE_BITS: u32 = FOLIO_PAGES.ilog2();
 
     /// Returns the handle of entry `number`, a page that left alone.
@@ -114,7 +116,7 @@ impl Place {
         let value = bits >> Self::KIND_BITS;
         match bits & ((1 << Self::KIND_BITS) - 1) {
             Self::KIND_SAME => Some(Self::Same(value as u32)),
-            Self::KIND_POOL => Some(Self::Pool(Handle(value & !Handle::REFERENCED))),
+            Self::KIND_POOL => Some(Self::Pool(Handle(value & !Handle::CHANCES))),
             Self::KIND_DEVICE => Some(Self::Device(value)),
             _ => None,
         }

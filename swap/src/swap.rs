@@ -306,6 +306,54 @@ mod tests {
     }
 
     #[test]
+    fn a_page_has_refaulted_from_when_it_was_asked_for_again_until_it_is_new() {
+        let swap = empty();
+        let page = PageIndex(512);
+        let pages = page..PageIndex(512 + CLUSTER_PAGES as u64);
+        let word = || swap.table().peek(page);
+        let fault = || {
+            let Swapin::Inserted(transfer) = swap.swapin(page, pages.clone(), Window::NONE) else {
+                panic!("{:?}", word())
+            };
+            swap.finish_swapin(&transfer, 1, false);
+            word().has_refaulted()
+        };
+        assert!(!fault(), "new");
+        take_out(&swap, 1);
+        assert!(!word().has_refaulted() && fault(), "from probation");
+        take_out(&swap, 2);
+        assert!(word().has_refaulted(), "on its way out again");
+        swap.set(&mut swap.table().lock_or_create(page.cluster()), 0, Word::swapped(Place::ZERO, Shadow(0)));
+        assert!(fault(), "from a place");
+        swap.discard(page.cluster(), 0..1, |_, _| {}, || {});
+        assert!(!fault(), "new again");
+    }
+
+    #[test]
+    fn the_hand_spares_what_has_refaulted_more_often_than_what_is_new() {
+        let swap = empty();
+        swap.zswap().set_pages_max(1000);
+        let text: Vec<u8> = (0..PAGE_SIZE).map(|at| (at / 16) as u8).collect();
+        for (page, refaulted) in [(512, false), (513, true)] {
+            let page = PageIndex(page);
+            let Stored::New(pool) = swap.store(&text, None, false, &mut Scratch::default()) else {
+                panic!("it compresses")
+            };
+            let word = Word::cached(1, None).with_refaulted(refaulted).locked();
+            swap.set(&mut swap.table().lock_or_create(page.cluster()), page.offset(), word);
+            swap.finish_store(page, pool, Shadow(0));
+        }
+        let passes: [Vec<u64>; 8] = std::array::from_fn(|_| {
+            let mut found = Vec::new();
+            swap.scan(2, 9, PoolScope::All, &mut found);
+            found.into_iter().map(|(page, _)| page.0).collect()
+        });
+        let (first, rest) = passes.split_first().unwrap();
+        assert!(first.is_empty() && rest[..5].iter().all(|found| found == &[512]), "{passes:?}");
+        assert_eq!(rest[5..], [[512, 513], [512, 513]]);
+    }
+
+    #[test]
     fn a_cluster_with_pages_on_the_move_is_passed_over_and_gets_no_second_chance() {
         let swap = empty();
         let mut cluster = swap.table().lock_or_create(PageIndex(512).cluster());

@@ -8,8 +8,9 @@
 //! L locked: a transfer is under way   B writeback   W wanted: a fault waits for the transfer
 //! ```
 //!
-//! *Cached* keeps the staging slot in the top bits; *Swapped* keeps its shadow there. *Present* and
-//! *Cached* may have a place too: the copy that was kept when the page came in.
+//! *Cached* keeps the staging slot in the top bits; *Swapped* keeps its shadow there. In the topmost bit of *Present* and
+//! *Cached* stands whether the page has refaulted since it was new. They may have a place too: the copy that was kept
+//! when the page came in.
 
 use crate::place::{Handle, Place};
 use crate::workingset::Shadow;
@@ -53,8 +54,14 @@ const WRITEBACK: u64 = 1 << 4;
 const WANTED: u64 = 1 << 5;
 const PLACE_SHIFT: u32 = 6;
 const BLOCK_SHIFT: u32 = PLACE_SHIFT + Place::KIND_BITS;
-const REFERENCED: u64 = Handle::REFERENCED << BLOCK_SHIFT;
+/// The largest number of chances.
+pub(crate) const CHANCES_MAX: u8 = Handle::CHANCES_MAX;
+const CHANCES: u64 = (CHANCES_MAX as u64) << CHANCES_SHIFT;
+const CHANCES_SHIFT: u32 = BLOCK_SHIFT + Handle::CHANCES_SHIFT;
 const TOP_SHIFT: u32 = 48;
+const REFAULTED: u64 = 1 << 63;
+/// The largest number of a slot.
+const SLOT_MAX: u16 = (1 << 15) - 1;
 const PLACE_MASK: u64 = ((1 << Place::BITS) - 1) << PLACE_SHIFT;
 const _: () = assert!(PLACE_SHIFT + Place::BITS == TOP_SHIFT);
 
@@ -141,24 +148,36 @@ impl Word {
         matches!((self.state(), self.place()), (State::Swapped, Some(Place::Same(_))))
     }
 
-    /// Returns whether the pool's copy was stored, or spared, since the shrinker's hand came by.
-    pub const fn is_referenced(self) -> bool {
-        self.place_kind() == Place::KIND_POOL && self.0 & REFERENCED != 0
+    /// Returns how many times more the shrinker's hand spares the pool's copy, 0 to 7.
+    pub const fn chances(self) -> u8 {
+        match self.place_kind() {
+            Place::KIND_POOL => ((self.0 & CHANCES) >> CHANCES_SHIFT) as u8,
+            _ => 0,
+        }
     }
 
-    /// Returns the same word with this answer to [`Word::is_referenced`]. A word without a copy in the pool stays as it
-    /// is.
-    pub const fn with_referenced(self, on: bool) -> Self {
+    /// Returns the same word with this answer to [`Word::chances`]. A word without a copy in the pool stays as it is.
+    pub const fn with_chances(self, chances: u8) -> Self {
         match self.place_kind() {
-            Place::KIND_POOL if on => Self(self.0 | REFERENCED),
-            Place::KIND_POOL => Self(self.0 & !REFERENCED),
+            Place::KIND_POOL => Self(self.0 & !CHANCES | (chances as u64) << CHANCES_SHIFT),
             _ => self,
         }
     }
 
     /// Returns the staging slot of a cached page.
     pub const fn slot(self) -> u16 {
-        (self.0 >> TOP_SHIFT) as u16
+        (self.0 >> TOP_SHIFT) as u16 & SLOT_MAX
+    }
+
+    /// Returns whether a page in the program or on probation has come back since it was new: from there, or from a place,
+    /// asked for or beside a page that was.
+    pub const fn has_refaulted(self) -> bool {
+        matches!(self.state(), State::Present | State::Cached) && self.0 & REFAULTED != 0
+    }
+
+    /// Returns the word of a page in the program or on probation with this answer to [`Word::has_refaulted`].
+    pub const fn with_refaulted(self, on: bool) -> Self {
+        Self(if on { self.0 | REFAULTED } else { self.0 & !REFAULTED })
     }
 
     /// Returns the shadow that a swapped page left behind.
@@ -219,13 +238,14 @@ impl std::fmt::Debug for Word {
             write!(f, "({place:?})")?;
         }
         if matches!(self.state(), State::Cached | State::Swapped) {
-            write!(f, "@{}", self.slot())?;
+            let top = if self.state() == State::Cached { self.slot() } else { self.shadow().0 };
+            write!(f, "@{top}")?;
         }
         for (on, name) in [
             (self.is_locked(), "+locked"),
             (self.is_wanted(), "+wanted"),
             (self.is_writeback(), "+writeback"),
-            (self.is_referenced(), "+referenced"),
+            (self.has_refaulted(), "+refaulted"),
         ] {
             if on {
                 f.write_str(name)?;
@@ -241,22 +261,29 @@ mod tests {
 
     #[test]
     fn fields_do_not_overlap() {
-        let word = Word::cached(u16::MAX, Some(Place::Device(Place::BLOCK_MAX)));
+        let word = Word::cached(SLOT_MAX, Some(Place::Device(Place::BLOCK_MAX)));
         assert_eq!(word.state(), State::Cached);
-        assert_eq!(word.slot(), u16::MAX);
+        assert_eq!((word.slot(), word.has_refaulted()), (SLOT_MAX, false));
+        let refaulted = word.with_refaulted(true);
+        assert_eq!(
+            (refaulted.slot(), refaulted.has_refaulted(), refaulted.place()),
+            (SLOT_MAX, true, word.place())
+        );
+        assert_eq!(refaulted.with_refaulted(false), word);
+        assert!(!Word::swapped(Place::ZERO, Shadow(u16::MAX)).has_refaulted(), "that bit is its shadow's");
         assert_eq!(word.place(), Some(Place::Device(Place::BLOCK_MAX)));
         assert!(!word.is_locked() && !word.is_wanted() && !word.is_writeback());
         let locked = word.locked().wanted();
         assert!(locked.is_locked() && locked.is_wanted());
         assert_eq!(locked.unlocked(), word);
-        assert_eq!(word.without_place(), Word::cached(u16::MAX, None));
-        assert_eq!(word.with_referenced(true), word);
+        assert_eq!(word.without_place(), Word::cached(SLOT_MAX, None));
+        assert_eq!(word.with_chances(3), word);
         for place in [Handle::page(u32::MAX), Handle::piece(u32::MAX, 15)].map(Place::Pool) {
             let word = Word::swapped(place, Shadow(3));
-            let referenced = word.with_referenced(true);
-            assert!(referenced.is_referenced() && !word.is_referenced());
-            assert_eq!((referenced.place(), referenced.with_referenced(false)), (Some(place), word));
-            assert_eq!(referenced.spreads(), word.spreads());
+            let spared = word.with_chances(CHANCES_MAX);
+            assert_eq!((spared.chances(), word.chances()), (CHANCES_MAX, 0));
+            assert_eq!((spared.place(), spared.with_chances(0)), (Some(place), word));
+            assert_eq!(spared.spreads(), word.spreads());
         }
         assert_eq!(
             Word::swapped(Place::Pool(Handle::page(7)), Shadow(3))

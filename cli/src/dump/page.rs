@@ -197,7 +197,7 @@ pub(crate) fn flags(word: Word) -> Vec<&'static str> {
         (word.is_locked(), "locked"),
         (word.is_wanted(), "wanted"),
         (word.is_writeback(), "writeback"),
-        (word.is_referenced(), "referenced"),
+        (word.chances() > 0, "spared"),
     ];
     all.into_iter().filter(|(on, _)| *on).map(|(_, name)| name).collect()
 }

@@ -64,7 +64,7 @@ choices! {
 
     /// Rule for what of the pool is written back.
     Shrinker for pagetide_swap::zswap::shrinker::Shrinker {
-        /// What was stored since it was asked last is passed over once, as in Linux 6.12
+        /// What is stored is passed over once, as in Linux 6.12; what has come back before, more often
         SecondChance,
         /// As many entries are spared as were stored and read of late, as in Linux 6.8
         Decay,

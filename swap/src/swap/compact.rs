@@ -55,7 +55,7 @@ impl<S: SpanSource> Swap<S> {
                 && !word.is_writeback()
                 && let Some(there) = self.space.zswap.relocate(handle)
             {
-                let moved_word = word.with_place(Place::Pool(there)).with_referenced(word.is_referenced());
+                let moved_word = word.with_place(Place::Pool(there)).with_chances(word.chances());
                 self.set(&mut cluster, offset, moved_word);
                 self.space.zswap.vacate(handle);
                 moved += 1;

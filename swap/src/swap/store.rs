@@ -75,6 +75,17 @@ pub enum StoreOutcome {
     Wanted,
 }
 
+/// How often the shrinker's hand spares an entry whose page was never asked for again since it was new.
+const CHANCES_NEW: u8 = 1;
+/// How often it spares one whose page was. By replay: for a warm set beside pages that are written once more are better, for
+/// one that moves fewer.
+const CHANCES_REFAULTED: u8 = 6;
+
+/// Returns how often the shrinker's hand spares the entry of a page on probation.
+fn chances(word: Word) -> u8 {
+    if word.has_refaulted() { CHANCES_REFAULTED } else { CHANCES_NEW }
+}
+
 impl<S: SpanSource> Swap<S> {
     /// Begins to store the pages of `range` that are still in `slot` and of which no transfer is under way. Calls
     /// `begun` with the offset of each and its kept copy.
@@ -274,7 +285,7 @@ impl<S: SpanSource> Swap<S> {
             let at = first.offset();
             let (word, found) = cluster.stretch(at, count);
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
-            let swapped = Word::swapped(place, shadow).with_referenced(true);
+            let swapped = Word::swapped(place, shadow).with_chances(chances(word));
             if found < count || word.is_wanted() || word.place().is_some() || !swapped.spreads() {
                 return false;
             }
@@ -299,7 +310,7 @@ impl<S: SpanSource> Swap<S> {
                 self.set(&mut cluster, page.offset(), word.with_place(place));
                 StoreOutcome::Wanted
             } else {
-                let swapped = Word::swapped(place, shadow).with_referenced(true);
+                let swapped = Word::swapped(place, shadow).with_chances(chances(word));
                 self.set(&mut cluster, page.offset(), swapped);
                 self.note_pooled(&mut cluster, Some(place));
                 StoreOutcome::Swapped
@@ -335,7 +346,7 @@ impl<S: SpanSource> Swap<S> {
             let word = cluster.get(page.offset());
             debug_assert!(word.is_locked() && word.state() == State::Cached, "{word:?}");
             let kept = word.place().filter(|place| !matches!(place, Place::Same(_)));
-            self.set(&mut cluster, page.offset(), Word::present(kept));
+            self.set(&mut cluster, page.offset(), Word::present(kept).with_refaulted(true));
             self.enqueue(&mut cluster);
         }
         self.space.counters.add(Counter::swap_cache_hit, 1);

@@ -318,7 +318,8 @@ impl<S: SpanSource> Swap<S> {
                 (nth..nth + count).for_each(|nth| self.free_place(transfer.words[nth].place()));
             }
             let locked = word.locked();
-            self.set_run(&mut cluster, first + nth..first + nth + count, locked, Word::present(kept));
+            let present = Word::present(kept).with_refaulted(word.state() != State::Hole);
+            self.set_run(&mut cluster, first + nth..first + nth + count, locked, present);
             nth += count;
         }
         for nth in mapped..transfer.length {

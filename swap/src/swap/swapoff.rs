@@ -86,7 +86,7 @@ impl<S: SpanSource> Swap<S> {
             for (nth, place) in places.iter().enumerate() {
                 let (offset, word) = (transfer.first.offset() + nth, transfer.words()[nth]);
                 wanted |= u64::from(cluster.get(offset).is_wanted()) << nth;
-                let moved = |place| word.with_place(place).with_referenced(true);
+                let moved = |place| word.with_place(place).with_chances(1);
                 let after = place.map_or(word, moved).with_writeback(false);
                 self.set(&mut cluster, offset, after);
                 if place.is_some() {

@@ -288,7 +288,8 @@ impl<S: SpanSource> Swap<S> {
                 if word.state() == State::Cached {
                     out.left.push((word.slot(), run.len()));
                 }
-                self.set_run(cluster, run, word, Word::cached(slot, kept));
+                let cached = Word::cached(slot, kept).with_refaulted(word.has_refaulted());
+                self.set_run(cluster, run, word, cached);
             } else if dropped {
                 out.dropped += run.len();
                 free(run.clone());

@@ -5,7 +5,7 @@ use crate::hash::PageHash;
 use crate::place::{Handle, Place};
 use crate::stats::Counter;
 use crate::table::History;
-use crate::word::State;
+use crate::word::{CHANCES_MAX, State};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::{Decay, Pooled, SCAN_RATE, SecondChance, Shrinker};
 use crate::zswap::{Scratch, Zswap};
@@ -58,7 +58,9 @@ impl<S: SpanSource> Swap<S> {
     /// passed.
     ///
     /// The hand goes over the clusters in the order in which they came to have entries, and begins anew at the end.
-    /// With [`Shrinker::SecondChance`] it spares an entry once that was stored or spared since it last came by.
+    /// With [`Shrinker::SecondChance`] it spares an entry as often as that has chances left ([`Word::chances`]).
+    ///
+    /// [`Word::chances`]: crate::Word::chances
     pub fn scan(
         &self,
         scan: usize,
@@ -68,8 +70,8 @@ impl<S: SpanSource> Swap<S> {
     ) -> usize {
         let chances = self.space.zswap.switches().shrinker == Shrinker::SecondChance;
         let mut scanned = 0;
-        // Twice round: all may have been stored of late.
-        for _ in 0..2 * self.space.pooled.len() {
+        // So often round: all may have every chance yet.
+        for _ in 0..usize::from(CHANCES_MAX + 1) * self.space.pooled.len() {
             if scanned >= scan || into.len() >= room {
                 break;
             }
@@ -91,8 +93,13 @@ impl<S: SpanSource> Swap<S> {
                     continue;
                 }
                 let count = count.min(scan - scanned);
-                if chances && word.is_referenced() {
-                    self.set_run(&mut cluster, offset..offset + count, word, word.with_referenced(false));
+                if chances && word.chances() > 0 {
+                    self.set_run(
+                        &mut cluster,
+                        offset..offset + count,
+                        word,
+                        word.with_chances(word.chances() - 1),
+                    );
                     scanned += count;
                     offset += count;
                     continue;

@@ -4,7 +4,7 @@
 //!
 //! | | [`SecondChance`] (Linux 6.12) | [`Decay`] (Linux 6.8) |
 //! |---|---|---|
-//! | which entries | one that was stored or spared since the hand last came by is passed over once | in order |
+//! | which entries | one is passed over as often as it has chances ([`crate::Word::chances`]): in Linux once | in order |
 //! | how many are protected | as many as were read from the device of late; consumed as it is used | a number that grows by one with each store and each swapin, and is halved at a store where it exceeds a quarter of the entries |
 //!
 //! The other entries are eligible. Their number is scaled by the compression ratio, for an entry gives that much less

@@ -254,8 +254,8 @@ impl World {
     /// Writes what the pool has back to the device.
     fn write_back(&self) {
         let (mut entries, mut scratch) = (Vec::new(), Scratch::default());
-        // All are spared once.
-        self.swap.scan(2 * PAGES, PAGES, PoolScope::All, &mut entries);
+        // All are spared a few times.
+        self.swap.scan(8 * PAGES, PAGES, PoolScope::All, &mut entries);
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE];
             let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes, &mut scratch) else {
