@@ -82,6 +82,15 @@ impl Pause {
         may
     }
 
+    /// Begins a piece of work that nobody waits for in particular. Returns false if a fork is about to stop all work, or
+    /// has.
+    pub fn try_spare_work(&self) -> bool {
+        let mut state = self.lock();
+        let may = state.closed_by.is_none();
+        state.working += usize::from(may);
+        may
+    }
+
     /// Returns whether a fork is about to stop all work, or has.
     pub fn is_closed(&self) -> bool {
         self.lock().closed_by.is_some()
@@ -167,14 +176,15 @@ mod tests {
         pause.freeze(1);
         assert!(!pause.try_work(2));
         pause.serving(|| {
-            assert!(pause.try_work(2));
+            assert!(pause.try_work(2) && !pause.try_spare_work());
             pause.end_work();
         });
         assert!(!pause.try_work(2));
         assert!(pause.try_work(1));
         pause.end_work();
         pause.thaw();
-        assert!(pause.try_work(2));
+        assert!(pause.try_work(2) && pause.try_spare_work());
+        pause.end_work();
         pause.end_work();
     }
 

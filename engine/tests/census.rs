@@ -116,6 +116,28 @@ fn what_cannot_leave_is_counted_by_its_reason() {
 }
 
 #[test]
+fn threads_that_fault_and_find_nothing_to_store_do_not_put_the_end_off() {
+    let mut world = World::new(None, 0, "");
+    manage(&world.engine, BASE..BASE + 1600, Access::Write);
+    world.fill(BASE..BASE + 1500, noise);
+    let free = world.engine.budget().free();
+    world.engine.budget().take(free);
+    world.engine.fault(page(BASE + 1550), true, fake::clock(), &mut world.work);
+    assert_eq!(world.engine.waiting(), 1);
+    let mut round = Round::default();
+    let step = loop {
+        world.engine.reclaim_directly(&mut world.work);
+        match world.engine.census_step(&mut round, &mut world.work) {
+            Step::Goes => {}
+            step => break step,
+        }
+    };
+    let mut tally = Tally::default();
+    tally.add(Reason::NoPlace, 1500);
+    assert_eq!(step, Step::Stuck(tally));
+}
+
+#[test]
 fn a_place_anywhere_is_found() {
     // One page of prose among noise, and a pool that was full once.
     let mut world = World::new(None, 1, "");

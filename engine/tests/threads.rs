@@ -76,6 +76,9 @@ impl Thread<'_> {
                 Err(Miss::Fault(ticket)) => {
                     if self.pause.try_work(1) {
                         self.engine.fault(page(number), write, fake::clock(), &mut self.work);
+                        if self.engine.waiting() > 0 {
+                            self.engine.reclaim_directly(&mut self.work);
+                        }
                         self.pause.end_work();
                     } else {
                         self.engine.park(page(number), write, fake::clock());

@@ -140,6 +140,12 @@ impl Probation {
         lock(&self.lists).queue.pop_front()
     }
 
+    /// Takes the slot that has been on probation the longest, as [`Probation::pop`], unless it is the only one.
+    pub fn pop_of_several(&self) -> Option<u16> {
+        let queue = &mut lock(&self.lists).queue;
+        if queue.len() > 1 { queue.pop_front() } else { None }
+    }
+
     /// Takes a slot out of the queue that was put there just now. Returns false if another thread has taken it before.
     pub fn take_back(&self, slot: u16) -> bool {
         let queue = &mut lock(&self.lists).queue;
@@ -163,11 +169,21 @@ impl Probation {
     /// # Panics
     /// If nobody holds a reference of the slot.
     pub fn requeue(&self, slot: u16) {
+        self.requeue_by(slot, VecDeque::push_back);
+    }
+
+    /// Puts a slot in the queue again of which only a part was processed: it is the next to be taken, unless it is in the
+    /// queue already. Otherwise as [`Probation::requeue`].
+    pub fn requeue_first(&self, slot: u16) {
+        self.requeue_by(slot, VecDeque::push_front);
+    }
+
+    fn requeue_by(&self, slot: u16, push: fn(&mut VecDeque<u16>, u16)) {
         let this = self.slot(slot);
         if !this.queued.swap(true, SeqCst) {
             let others = this.refs.fetch_add(1, SeqCst);
             assert!(others > 0, "nothing keeps the slot from being used anew");
-            self.push(slot);
+            push(&mut lock(&self.lists).queue, slot);
         }
     }
 

@@ -144,6 +144,12 @@ impl Reclaimer {
         slots > self.probation_max || (slots > 1 && swap.is_probation_full())
     }
 
+    /// Takes the oldest slot on probation for direct reclaim. The last one is left to [`Reclaimer::step`]: its pages may
+    /// have left the program just now.
+    pub fn oldest_of_several(&self) -> Option<u16> {
+        self.probation.pop_of_several()
+    }
+
     /// Does one step towards free memory. Its work is bounded.
     pub fn step<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
         let mut freed = self.trim(swap, mover);

@@ -93,6 +93,8 @@ counters! {
     workingset_restore_anon,
     /// Clusters of which nothing could be taken out: pinned, locked, shared by a fork, or a stack in use.
     pgsteal_fail,
+    /// Pages that threads which answer faults stored, or sent to the device, for faults that waited for room.
+    pgsteal_direct,
     /// Device reads that failed.
     read_error,
     /// Device writes that failed; the page was kept.

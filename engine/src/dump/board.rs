@@ -16,7 +16,7 @@ use std::sync::atomic::{
 };
 
 /// The version of a board's form, and of all that its addresses lead to.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;
 const MAGIC: u64 = u64::from_le_bytes(*b"pt-board");
 
 /// The number of threads that are shown: control, reclaim, requests, and readers of faults.

@@ -6,7 +6,7 @@
 //! answer is complete: frames and the pool first, then what is on probation, then the program's pages, cluster by
 //! cluster of the table.
 
-use super::store::Busy;
+use super::store::StoreFor;
 use super::{Engine, Workspace};
 use crate::census::{Reason, Step, Tally};
 use crate::memory::{Memory, PageSet};
@@ -22,6 +22,8 @@ pub struct Round {
     stage: Stage,
     tally: Tally,
     moving: bool,
+    /// The stores of other threads at the start: [`DirectStores::mark`](super::reclaim::DirectStores::mark).
+    stores: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -44,6 +46,8 @@ impl<M: Memory> Engine<M> {
                 // Whether it takes pages is asked anew, page by page.
                 self.swap.zswap().reopen();
                 let dropped = std::iter::from_fn(|| self.drop_donor()).sum::<usize>();
+                // In this order: a store may become a request.
+                round.stores = self.direct.mark();
                 round.moving |= self.requests() > 0;
                 let lots = self.probation().len();
                 round.stage = Stage::Probation(lots);
@@ -63,7 +67,7 @@ impl<M: Memory> Engine<M> {
             }
             Stage::Clusters(from) => {
                 let Some(number) = self.swap.table().touched(from..CLUSTERS_MAX).next() else {
-                    round.moving |= self.requests() > 0;
+                    round.moving |= self.requests() > 0 || !self.direct.were_none_since(round.stores);
                     return if round.moving { Step::Moving } else { Step::Stuck(round.tally) };
                 };
                 round.stage = Stage::Clusters(number.0 + 1);
@@ -84,7 +88,7 @@ impl<M: Memory> Engine<M> {
 
     /// Stores what is on probation in a slot. Returns how many pages left.
     fn try_slot(&self, slot: u16, round: &mut Round, work: &mut Workspace) -> usize {
-        let stored = self.store_slot(slot, Busy::Wait, work);
+        let stored = self.store_slot(slot, StoreFor::Reclaim, work);
         round.moving |= self.probation().is_late(slot);
         round.tally.add(Reason::NoPlace, self.take_refused());
         stored

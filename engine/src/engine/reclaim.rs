@@ -1,11 +1,43 @@
 //! Reclaim: the steps of [`pagetide_swap::reclaimer`], with the program's memory and the device.
 
-use super::store::Busy;
+use super::store::StoreFor;
 use super::{Engine, Workspace};
 use crate::memory::Memory;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::reclaimer::{Mover, Progress};
-use pagetide_swap::{Handle, PageIndex, PoolScope};
+use pagetide_swap::{Counter, Handle, PageIndex, PoolScope};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
+
+/// The stores of threads that answer faults ([`Engine::reclaim_directly`]), for the census: pages that such a store has
+/// in hand may leave yet.
+#[derive(Debug, Default)]
+pub(super) struct DirectStores {
+    under_way: AtomicUsize,
+    begun: AtomicU64,
+}
+
+impl DirectStores {
+    fn begin(&self) {
+        // In this order: see `mark`.
+        self.under_way.fetch_add(1, SeqCst);
+        self.begun.fetch_add(1, SeqCst);
+    }
+
+    fn end(&self) {
+        self.under_way.fetch_sub(1, SeqCst);
+    }
+
+    /// Returns a mark for [`DirectStores::were_none_since`]; `None` while a store is under way.
+    pub(super) fn mark(&self) -> Option<u64> {
+        let begun = self.begun.load(SeqCst);
+        (self.under_way.load(SeqCst) == 0).then_some(begun)
+    }
+
+    /// Returns whether none has begun since `mark`.
+    pub(super) fn were_none_since(&self, mark: Option<u64>) -> bool {
+        mark == Some(self.begun.load(SeqCst))
+    }
+}
 
 /// Moves pages for one step.
 struct Moving<'a, M: Memory> {
@@ -19,7 +51,7 @@ impl<M: Memory> Mover for Moving<'_, M> {
     }
 
     fn store(&mut self, slot: u16) -> usize {
-        self.engine.store_slot(slot, Busy::Wait, self.work)
+        self.engine.store_slot(slot, StoreFor::Reclaim, self.work)
     }
 
     fn can_write_back(&self) -> bool {
@@ -51,7 +83,26 @@ impl<M: Memory> Mover for Moving<'_, M> {
 impl<M: Memory> Engine<M> {
     /// Does one step towards free memory: a bounded piece of work, which never waits for I/O.
     pub fn reclaim(&self, work: &mut Workspace) -> Progress {
-        self.reclaimer.step(&self.swap, &mut Moving { engine: self, work })
+        let mark = self.direct.mark();
+        match self.reclaimer.step(&self.swap, &mut Moving { engine: self, work }) {
+            Progress::Nothing if !self.direct.were_none_since(mark) => Progress::Moved,
+            progress => progress,
+        }
+    }
+
+    /// Stores pages for faults that wait for room, on a thread that answers faults and would only wait for the one that
+    /// reclaims: *direct reclaim*, as in Linux. It ends as soon as none waits, or after a few folios.
+    pub fn reclaim_directly(&self, work: &mut Workspace) {
+        if self.probation().len() <= 1 {
+            // Nothing is begun: a census would begin anew for each fault that finds nothing to store.
+            return;
+        }
+        self.direct.begin();
+        if let Some(slot) = self.reclaimer.oldest_of_several() {
+            let pages = self.store_slot(slot, StoreFor::Faults, work);
+            self.count(Counter::pgsteal_direct, pages);
+        }
+        self.direct.end();
     }
 
     /// Does one step towards memory that the pool could give, and leaves the program's pages alone.
@@ -74,5 +125,24 @@ impl<M: Memory> Engine<M> {
     /// Sets how hard the pool is pressed to give memory, from 0 (not at all) to 1 (as hard as the program).
     pub fn set_pool_pressure(&self, weight: f64) {
         self.reclaimer.set_pressure(weight);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_meets_a_census_is_seen_whenever_it_begins_or_ends() {
+        let stores = DirectStores::default();
+        let quiet = stores.mark();
+        assert!(stores.were_none_since(quiet));
+        stores.begin();
+        assert!(!stores.were_none_since(quiet), "it began meanwhile");
+        let amid = stores.mark();
+        stores.end();
+        assert!(!stores.were_none_since(quiet), "it began and ended meanwhile");
+        assert!(!stores.were_none_since(amid), "it ended meanwhile");
+        assert!(stores.were_none_since(stores.mark()));
     }
 }

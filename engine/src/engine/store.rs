@@ -5,20 +5,26 @@ use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::PageHash;
-use pagetide_swap::reclaimer::{Contents, Ending, PARTS_MAX};
+use pagetide_swap::reclaimer::{Contents, Ending, PARTS_MAX, StoredFolio};
 use pagetide_swap::{
     CLUSTER_PAGES, Counter, FOLIO_PAGES, PageIndex, Place, Scratch, Source, StoreError, StoreOutcome, Stored,
 };
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The fate of pages for which the device has no time.
+/// The one for whom a slot is stored.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// They wait on probation.
-    Wait,
-    /// They go back to the program.
-    Refuse,
+pub(super) enum StoreFor {
+    /// Reclaim: all of it. Pages for which the device has no time wait on probation.
+    Reclaim,
+    /// Faults that wait for room: as long as they do, and no more than [`DIRECT_FOLIOS`].
+    Faults,
+    /// A fork: all of it. Pages for which the device has no time go back to the program.
+    Fork,
 }
+
+/// The number of folios that a thread which answers faults stores at a time at most: about a third of a millisecond, for
+/// which the faults that it has not read wait.
+const DIRECT_FOLIOS: usize = 4;
 
 /// The pages of a slot that is being stored.
 struct Leaving<'a, M: Memory> {
@@ -80,12 +86,12 @@ impl<M: Memory> Ending for Leaving<'_, M> {
 }
 
 impl<M: Memory> Engine<M> {
-    /// Stores every page that is still on probation in a slot. Returns the pages that became free or are
-    /// on their way to the device.
-    pub(super) fn store_slot(&self, slot: u16, busy: Busy, work: &mut Workspace) -> usize {
+    /// Stores pages that are still on probation in a slot: all, or as many as faults wait for. Returns the pages that
+    /// became free or are on their way to the device.
+    pub(super) fn store_slot(&self, slot: u16, whom: StoreFor, work: &mut Workspace) -> usize {
         let probation = self.probation();
         probation.begin_processing(slot);
-        if busy == Busy::Wait && probation.is_late(slot) && self.is_writing() {
+        if whom != StoreFor::Fork && probation.is_late(slot) && self.is_writing() {
             // Nothing has changed.
             probation.requeue(slot);
             self.unref(slot, 1);
@@ -93,31 +99,45 @@ impl<M: Memory> Engine<M> {
         }
         let number = probation.cluster(slot);
         let populated = lock(&self.staging[slot]).populated();
-        let mut stored = 0;
+        let (mut stored, mut folios, mut is_whole) = (0, 0, true);
         let mut outgoing = Outgoing::default();
         for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
             let folio = populated.and(PageSet::range(first..first + FOLIO_PAGES));
             if !folio.is_empty() {
-                stored += self.store_folio(slot, number.page(first), folio, &mut outgoing, work);
+                let folio = self.store_folio(slot, number.page(first), folio, &mut outgoing, work);
+                stored += folio.placed;
+                folios += usize::from(folio.tried > 0);
                 self.charge_pool();
-                self.drop_dead_frames();
-                if self.waiting() > 0 && busy == Busy::Wait {
+                if whom != StoreFor::Faults {
+                    self.drop_dead_frames();
+                }
+                if self.waiting() > 0 && whom != StoreFor::Fork {
                     // Nobody waits for the rest of the cluster.
                     self.drop_unused(slot, PARTS_MAX);
-                    self.have_waiting_retried(work);
+                    match whom {
+                        StoreFor::Faults => self.retry_waiting(work),
+                        _ => self.have_waiting_retried(work),
+                    }
+                }
+                if whom == StoreFor::Faults && (self.waiting() == 0 || folios == DIRECT_FOLIOS) {
+                    is_whole = false;
+                    break;
                 }
             }
         }
         self.write(slot, &mut outgoing);
         let Outgoing { mut refused, mut deferred, sent, .. } = outgoing;
-        if busy == Busy::Refuse {
+        if whom == StoreFor::Fork {
             refused.append(&mut deferred);
         }
         self.return_to_program(slot, &refused);
-        probation.set_late(slot, !deferred.is_empty());
+        // Of a part that was stored nothing is known of the rest.
+        probation.set_late(slot, is_whole && !deferred.is_empty());
         deferred.iter().for_each(|&page| self.defer_store(page, slot));
         if !deferred.is_empty() {
             probation.requeue(slot);
+        } else if !is_whole {
+            probation.requeue_first(slot);
         }
         if probation.has_pages(slot) {
             self.drop_unused(slot, PARTS_MAX);
@@ -126,8 +146,7 @@ impl<M: Memory> Engine<M> {
         stored + sent
     }
 
-    /// Stores those pages of a folio that are in `populated` and still on probation in a slot. Returns how many became
-    /// free.
+    /// Stores those pages of a folio that are in `populated` and still on probation in a slot.
     fn store_folio(
         &self,
         slot: u16,
@@ -135,21 +154,21 @@ impl<M: Memory> Engine<M> {
         populated: PageSet,
         outgoing: &mut Outgoing,
         work: &mut Workspace,
-    ) -> usize {
+    ) -> StoredFolio {
         let started = self.now();
         let mut contents = Leaving { engine: self, slot, outgoing, scratch: &mut work.scratch };
         let folio = self.reclaimer.store_folio(&self.swap, slot, first, populated, &mut contents);
         if folio.new > 0 && folio.new == folio.tried {
             self.note_store_time(started, folio.new);
         }
-        folio.placed
+        folio
     }
 
     /// Notes what storing a page takes: `pages` took the time since `started`.
     fn note_store_time(&self, started: u64, pages: usize) {
         let each = self.now().saturating_sub(started) / pages as u64;
         let mean = self.meters.store_ns.load(Relaxed);
-        // Only reclaim stores, or a fork while reclaim is frozen.
+        // Of two threads that store at a time one may be missed.
         self.meters.store_ns.store(mean - mean / 16 + each / 16, Relaxed);
     }
 
@@ -214,7 +233,7 @@ impl<M: Memory> Engine<M> {
         // Each slot once a call: one whose pages could not be put back comes again.
         for _ in 0..self.probation().len() {
             let Some(slot) = self.probation().pop() else { break };
-            self.store_slot(slot, Busy::Refuse, work);
+            self.store_slot(slot, StoreFor::Fork, work);
         }
         while self.drop_donor().is_some() {}
         self.requests() == 0 && self.probation().is_empty()

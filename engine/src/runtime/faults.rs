@@ -1,7 +1,7 @@
 //! Threads that answer faults, and the one that ends requests to the device.
 
 use super::{Runtime, clock};
-use crate::dump::board::{Activity, Kind};
+use crate::dump::board::{Activity, Kind, Seat};
 use crate::engine::Workspace;
 use crate::injection::Fault;
 use crate::readers::Reader;
@@ -42,6 +42,7 @@ impl Runtime {
                     self.faults.fetch_add(1, Relaxed);
                     if self.engine.is_short() || self.engine.has_dead_frames() {
                         self.wakeup.if_sleeping();
+                        self.reclaim_directly(&seat, &mut work);
                     }
                     memory.catch_up();
                 }
@@ -53,6 +54,15 @@ impl Runtime {
                     task::kill_self();
                 }
             }
+        }
+    }
+
+    /// Makes room for faults that wait for it, beside the reclaim thread: whoever reads faults would only wait, too.
+    fn reclaim_directly(&self, seat: &Seat, work: &mut Workspace) {
+        if self.engine.waiting() > 0 && self.pause.try_spare_work() {
+            seat.now(Activity::Reclaims, 0, clock());
+            self.engine.reclaim_directly(work);
+            self.pause.end_work();
         }
     }
 

@@ -35,7 +35,8 @@ impl World {
                 }
                 self.complete();
             }
-            900..925 => self.engine.retry_waiting(&mut self.work),
+            900..915 => self.engine.retry_waiting(&mut self.work),
+            915..925 => self.engine.reclaim_directly(&mut self.work),
             drawn @ 925..968 => self.call(drawn, random),
             drawn => self.happening(drawn, random),
         }

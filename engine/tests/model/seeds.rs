@@ -84,6 +84,7 @@ fn every_page_read_is_what_a_naive_model_says() {
             Counter::swap_cache_hit,
             Counter::swap_copy_dropped,
             Counter::pgactivate,
+            Counter::pgsteal_direct,
             Counter::pgsteal_fail,
             Counter::read_error,
             Counter::write_error,

@@ -1,11 +1,15 @@
 //! Faults that wait for room, or for the end of a rest.
 
-use crate::common::{noise, page};
+use crate::common::{manage, noise, page, prose};
 use crate::small::{BASE, on_device, plain};
-use crate::world::Action;
-use pagetide::fake;
+use crate::world::{AREA, Action, World};
+use pagetide::engine::{Limits, Progress};
+use pagetide::fake::{self, Setup};
+use pagetide::regions::Access;
 use pagetide_device::ram::Ram;
 use pagetide_device::{Completion, Cost, Device, Request};
+use pagetide_swap::{Counter, State};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -27,6 +31,55 @@ fn a_fault_without_room_is_answered_when_there_is_some() {
     world.engine.retry_waiting(&mut world.work);
     assert!(world.step(&mut access));
     world.check_books();
+    world.check_end();
+}
+
+#[test]
+fn for_a_fault_that_waits_a_part_of_the_oldest_slot_is_stored_and_no_more() {
+    let limits = Limits { low: 16, high: 32, probation: 4 };
+    let mut world = World::new(Setup { pool_pages_max: 400, limits, ..Setup::default() }, 2600);
+    manage(&world.engine, BASE..AREA.end, Access::Write);
+    // The two that leave first are small, or the first would be stored when the second leaves.
+    let pages = [0..32, 512..544, 1024..2200].map(|part| BASE + part.start..BASE + part.end);
+    pages.iter().cloned().flatten().for_each(|number| world.put(number, prose(number)));
+    // What came in ahead of them.
+    for part in [32..512, 544..1024] {
+        world.discard(BASE + part.start..BASE + part.end);
+    }
+    let take_out = |world: &mut World| {
+        assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
+    };
+    let stored = |world: &World| {
+        let of = |part: &Range<u64>| {
+            part.clone().filter(|&number| world.word(page(number)).state() == State::Swapped).count()
+        };
+        [of(&pages[0]), of(&pages[1])]
+    };
+    let wait = |world: &mut World, nth: u64| {
+        let free = world.engine.budget().free();
+        world.engine.budget().take(free);
+        world.granted -= free;
+        let mut access = world.access(page(BASE + 4 * 512 + 300 + 9 * nth), Action::Write(7));
+        assert!(!world.step(&mut access) && !world.step(&mut access));
+        assert_eq!(world.engine.waiting(), 1);
+        access
+    };
+    take_out(&mut world);
+    let mut access = wait(&mut world, 0);
+    // The only slot on probation is left alone: its pages left just now.
+    world.engine.reclaim_directly(&mut world.work);
+    assert_eq!((stored(&world), world.counter(Counter::pgsteal_direct)), ([0, 0], 0));
+    take_out(&mut world);
+    for folios in 1..3 {
+        world.engine.reclaim_directly(&mut world.work);
+        assert_eq!((world.engine.waiting(), stored(&world)), (0, [16 * folios, 0]));
+        assert!(world.step(&mut access));
+        world.check_books();
+        if folios < 2 {
+            access = wait(&mut world, folios as u64);
+        }
+    }
+    assert_eq!(world.counter(Counter::pgsteal_direct), 32);
     world.check_end();
 }
 

@@ -87,7 +87,8 @@ impl World {
                 }
                 self.complete();
             }
-            910..940 => self.engine.retry_waiting(&mut self.work),
+            910..930 => self.engine.retry_waiting(&mut self.work),
+            930..940 => self.engine.reclaim_directly(&mut self.work),
             drawn => self.call(drawn, process, random),
         }
     }

@@ -84,6 +84,7 @@ fn every_page_that_a_process_reads_is_what_a_naive_model_says() {
             Counter::swap_reuse,
             Counter::swap_cache_hit,
             Counter::pgactivate,
+            Counter::pgsteal_direct,
             Counter::pgsteal_fail,
             Counter::read_error,
             Counter::write_error,

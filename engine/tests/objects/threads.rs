@@ -62,6 +62,9 @@ impl Process<'_> {
             std::thread::yield_now();
             if memory.hear(token) {
                 self.engine.fault(page, write, fake::clock(), &mut self.work);
+                if self.engine.waiting() > 0 {
+                    self.engine.reclaim_directly(&mut self.work);
+                }
             }
             assert!(
                 memory.wait_woken(token, GUARD),
