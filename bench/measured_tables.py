@@ -36,6 +36,9 @@ def verdict(goal, value):
     return None if value is None else f"{goal}: {'holds' if value >= goal else 'missed'}"
 
 
+# Of shrinkers.py: what second chance reads from the device, as a part of what decay reads.
+BALANCED_GOAL = 0.36
+
 SPEED_CASES = {
     "seq-zero": "zero pages in order",
     "seq-heap": "heap pages in order",
@@ -204,9 +207,14 @@ def build(run):
 
 
 def shrinkers(run):
-    schemes, shares = [], []
+    schemes, shares, balanced = [], [], []
     for trace in run["rows"]:
         found = trace["schemes"]
+        if "balanced" in trace:
+            arms = [trace["balanced"][scheme] for scheme in ("second-chance", "decay", "none")]
+            told = [f"{arm['counters']['pswpin'] / 1000:.0f}, {arm['stalled_s']:.1f} s" for arm in arms]
+            ratio = arms[0]["counters"]["pswpin"] / max(arms[1]["counters"]["pswpin"], 1)
+            balanced.append((trace["trace"], *told, ratio, f"{BALANCED_GOAL}: {'holds' if ratio <= BALANCED_GOAL else 'missed'}"))
         if "balance" in found:
             others = {name: one["stalled_s"] for name, one in found.items() if name != "balance"}
             balance, best = found["balance"]["stalled_s"], min(others.values())
@@ -227,6 +235,10 @@ def shrinkers(run):
         columns = ("trace", "second chance", "decay (Linux 6.8)", "none", "second chance against decay")
         note = "Thousands of pages from the device, and written back."
         yield table(columns, schemes, title="Second chance, decay, none", notes=[note])
+    if balanced:
+        columns = ("trace", "second chance", "decay (Linux 6.8)", "none", ("second chance / decay", 2), "goal")
+        note = "Thousands of pages from the device, and the time that faults wait. The share of the pool follows what misses cost."
+        yield table(columns, balanced, variant="balance", title="With a balance that may move", order=3, notes=[note])
     if shares:
         note = "Time that faults wait, with the balance and with fixed shares of the pool; the goal is at most 5 % more than the best of those."
         columns = ("trace", "balance", "20, 35, 50 %", "against the best", "goal")

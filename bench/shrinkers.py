@@ -4,7 +4,8 @@
 After the experiment with which second chance was proposed (2024): a build, and a build beside cold data. Each trace is
 replayed by `pagetide replay --fixed-share` with each scheme; `none` asks the pool for nothing before it is full. With
 --shares each is replayed with shares of 20, 35 and 50 % for the pool, and with the balance, which is to stall at most 5 %
-longer than the best of them.
+longer than the best of them. What is made up is replayed with each scheme and the balance, too: there second chance is to
+read at most 0.36 of what decay reads from the device.
 
   build        parts of Linux 6.1 by `make -j4`, recorded under a cap (--cap) of which less is left for what is managed
                than it is replayed with
@@ -96,14 +97,23 @@ TRACES = {
 }
 
 
+MADE_UP = ("bursts", "bursts, cold")
+# Swapins from the device under second chance, as a part of those under decay.
+BALANCED_GOAL = 0.36
+
+
 def measure(options, name):
     path, memory = TRACES[name](options)
-    return {"trace": name, "memory": memory, "schemes": {scheme: replay(options, path, memory, more) for scheme, more in ways(options).items()}}
+    found = {"trace": name, "memory": memory, "schemes": {scheme: replay(options, path, memory, more) for scheme, more in ways(options).items()}}
+    if name in MADE_UP and not options.shares:
+        found["balanced"] = {scheme: replay(options, path, memory, ["--shrinker", scheme]) for scheme in build.SHRINKERS}
+    return found
 
 
 def rows(found):
     for one in found:
-        for scheme, outcome in one["schemes"].items():
+        balanced = {f"{scheme}, balance": outcome for scheme, outcome in one.get("balanced", {}).items()}
+        for scheme, outcome in (one["schemes"] | balanced).items():
             counters = outcome["counters"]
             yield (
                 one["trace"],
@@ -121,7 +131,11 @@ def changes(one):
     """Second chance against decay, in percent."""
     of = lambda scheme, name: one["schemes"][scheme]["counters"][name]  # noqa: E731
     change = lambda name: 100 * (of("second-chance", name) / max(of("decay", name), 1) - 1)  # noqa: E731
-    return f"{one['trace']}: decay → second chance: swapins from the device {change('pswpin'):+.1f} %, written back {change('zswpwb'):+.1f} %"
+    told = f"{one['trace']}: decay → second chance: swapins from the device {change('pswpin'):+.1f} %, written back {change('zswpwb'):+.1f} %"
+    if "balanced" in one:
+        new, old = (one["balanced"][scheme]["counters"]["pswpin"] for scheme in ("second-chance", "decay"))
+        told += f"; with the balance {new / max(old, 1):.3f} of its swapins (goal: at most {BALANCED_GOAL})"
+    return told
 
 
 def against_best(one):
