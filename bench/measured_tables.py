@@ -233,7 +233,7 @@ def shrinkers(run):
             schemes.append((trace["trace"], *map(thousands, ("second-chance", "decay", "none")), f"{against('pswpin')}, {against('zswpwb')}"))
     if schemes:
         columns = ("trace", "second chance", "decay (Linux 6.8)", "none", "second chance against decay")
-        note = "Thousands of pages from the device, and written back."
+        note = "Thousands of pages from the device, and written back. The proposal of the second chance (2024) saw -64 % without cold data, and 21 % more written back with them. No two recordings of a build are alike."
         yield table(columns, schemes, title="Second chance, decay, none", notes=[note])
     if balanced:
         columns = ("trace", "second chance", "decay (Linux 6.8)", "none", ("second chance / decay", 2), "goal")
