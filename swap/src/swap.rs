@@ -329,25 +329,48 @@ mod tests {
         assert!(!fault(), "new again");
     }
 
-    #[test]
-    fn the_hand_spares_what_has_refaulted_more_often_than_what_is_new() {
-        let swap = empty();
+    /// Puts pages into the pool, each of which has refaulted or not.
+    fn pool<const PAGES: usize>(swap: &Swap<Heap>, pages: [(u64, bool); PAGES]) {
         swap.zswap().set_pages_max(1000);
         let text: Vec<u8> = (0..PAGE_SIZE).map(|at| (at / 16) as u8).collect();
-        for (page, refaulted) in [(512, false), (513, true)] {
+        for (page, refaulted) in pages {
             let page = PageIndex(page);
-            let Stored::New(pool) = swap.store(&text, None, false, &mut Scratch::default()) else {
+            let Stored::New(place) = swap.store(&text, None, false, &mut Scratch::default()) else {
                 panic!("it compresses")
             };
             let word = Word::cached(1, None).with_refaulted(refaulted).locked();
             swap.set(&mut swap.table().lock_or_create(page.cluster()), page.offset(), word);
-            swap.finish_store(page, pool, Shadow(0));
+            swap.finish_store(page, place, Shadow(0));
         }
-        let passes: [Vec<u64>; 8] = std::array::from_fn(|_| {
+    }
+
+    #[test]
+    fn the_hand_does_not_spare_what_is_much_older_than_what_comes_back() {
+        let swap = empty();
+        pool(&swap, [(512, true)]);
+        let passes = |count: usize| {
+            let mut found = Vec::new();
+            (0..count).for_each(|_| _ = swap.scan(1, 9, PoolScope::All, &mut found));
+            found.len()
+        };
+        swap.space.workingset.evict(1000, false);
+        assert_eq!(passes(1), 0, "nothing has come back yet");
+        swap.space.nearness.reuse.note(334);
+        assert_eq!(passes(1), 0);
+        swap.space.workingset.evict(3, false);
+        assert_eq!(passes(1), 1);
+    }
+
+    #[test]
+    fn the_hand_spares_what_has_refaulted_more_often_than_what_is_new() {
+        let swap = empty();
+        pool(&swap, [(512, false), (513, true)]);
+        let pass = || {
             let mut found = Vec::new();
             swap.scan(2, 9, PoolScope::All, &mut found);
-            found.into_iter().map(|(page, _)| page.0).collect()
-        });
+            found.into_iter().map(|(page, _)| page.0).collect::<Vec<_>>()
+        };
+        let passes: [Vec<u64>; 8] = std::array::from_fn(|_| pass());
         let (first, rest) = passes.split_first().unwrap();
         assert!(first.is_empty() && rest[..5].iter().all(|found| found == &[512]), "{passes:?}");
         assert_eq!(rest[5..], [[512, 513], [512, 513]]);

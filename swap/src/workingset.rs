@@ -55,6 +55,32 @@ pub struct Refault {
     pub restore: bool,
 }
 
+/// A mean of distances, of late.
+#[derive(Debug, Default)]
+pub(crate) struct MeanDistance {
+    /// In parts of [`MEAN_OF`]; 0 before the first.
+    sum: AtomicU64,
+}
+
+/// The number of distances that a mean is of, about.
+const MEAN_OF: u64 = 256;
+
+impl MeanDistance {
+    /// Notes a distance. Of two that are noted at a time one may be missed.
+    pub(crate) fn note(&self, distance: u64) {
+        let sum = match self.sum.load(Relaxed) {
+            0 => distance * MEAN_OF,
+            sum => sum - sum / MEAN_OF + distance,
+        };
+        self.sum.store(sum, Relaxed);
+    }
+
+    /// Returns the mean; `None` before a distance was noted, or if it is 0.
+    pub(crate) fn get(&self) -> Option<u64> {
+        Some(self.sum.load(Relaxed) / MEAN_OF).filter(|&mean| mean > 0)
+    }
+}
+
 impl Workingset {
     /// Returns the clock of a process that may have `cap` pages in memory.
     pub fn new(cap: u64) -> Self {
@@ -105,6 +131,18 @@ mod tests {
         assert_eq!(workingset.refault(shadow, 1000), Refault { activate: false, restore: false });
         let shadow = workingset.evict(1, true);
         assert_eq!(workingset.refault(shadow, 1000), Refault { activate: true, restore: true });
+    }
+
+    #[test]
+    fn a_mean_is_of_what_was_noted_of_late() {
+        let mean = MeanDistance::default();
+        assert_eq!(mean.get(), None);
+        mean.note(1000);
+        assert_eq!(mean.get(), Some(1000));
+        (0..64).for_each(|_| mean.note(2000));
+        assert!((1200..1250).contains(&mean.get().unwrap()), "{mean:?}");
+        (0..4096).for_each(|_| mean.note(5));
+        assert!((5..7).contains(&mean.get().unwrap()), "{mean:?}");
     }
 
     #[test]

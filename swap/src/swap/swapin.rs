@@ -8,6 +8,7 @@ use crate::stats::Counter;
 use crate::streams::{Readahead, Window};
 use crate::table::ClusterGuard;
 use crate::word::{State, Word};
+use crate::workingset::MeanDistance;
 use crate::zswap::Scratch;
 use crate::zswap::pool::SpanSource;
 use pagetide_page::{CLUSTER_PAGES, PageIndex};
@@ -19,9 +20,10 @@ pub const WINDOW_MAX: usize = 64;
 /// Counts of pages that a little more memory would have kept.
 #[derive(Debug, Default)]
 pub(super) struct Nearness {
-    /// The mean age of entries at their writeback, of late: the number of pages that had left since the entry's page
-    /// did.
-    pub(super) age: AtomicU64,
+    /// The mean age of entries at their writeback: the number of pages that had left since the entry's page did.
+    pub(super) age: MeanDistance,
+    /// The mean distance at which pages came back from pool and device.
+    pub(super) reuse: MeanDistance,
     /// Pages from the device that came back before twice as many pages had left.
     pub(super) near: AtomicU64,
     /// Pages from the pool that came back before as many others had left as are in memory.
@@ -358,14 +360,15 @@ impl<S: SpanSource> Swap<S> {
         let (mut activated, mut restored) = (0, 0);
         let present = self.present().max(0) as u64;
         for word in words.iter().filter(|word| word.state() == State::Swapped) {
+            let distance = self.space.workingset.distance(word.shadow());
+            if !word.is_same_filled() {
+                self.space.nearness.reuse.note(distance);
+            }
             let refault = self.space.workingset.refault(word.shadow(), present);
             activated += u64::from(refault.activate);
             restored += u64::from(refault.restore);
             match word.place() {
-                Some(Place::Device(_))
-                    if self.space.workingset.distance(word.shadow())
-                        <= 2 * self.space.nearness.age.load(Relaxed) =>
-                {
+                Some(Place::Device(_)) if distance <= 2 * self.space.nearness.age.get().unwrap_or(0) => {
                     self.space.nearness.near.fetch_add(1, Relaxed);
                 }
                 Some(Place::Pool(_)) if refault.activate => {

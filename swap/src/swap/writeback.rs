@@ -5,7 +5,7 @@ use crate::hash::PageHash;
 use crate::place::{Handle, Place};
 use crate::stats::Counter;
 use crate::table::History;
-use crate::word::{CHANCES_MAX, State};
+use crate::word::{CHANCES_MAX, State, Word};
 use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::{Decay, Pooled, SCAN_RATE, SecondChance, Shrinker};
 use crate::zswap::{Scratch, Zswap};
@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// Entries that the shrinker's hand passes at once, at least.
 const SCAN_BATCH: f64 = 32.0;
 
-/// The part, one in so many, that an entry's age at its writeback has in the mean of ages.
-const AGE_PART: u64 = 256;
+/// An entry is too old to be spared where so many times as many pages have left since its page did as when pages come
+/// back on average.
+const TOO_OLD: u64 = 3;
 
 /// The positions of the shrinker's hand and of compaction.
 #[derive(Debug, Default)]
@@ -58,9 +59,8 @@ impl<S: SpanSource> Swap<S> {
     /// passed.
     ///
     /// The hand goes over the clusters in the order in which they came to have entries, and begins anew at the end.
-    /// With [`Shrinker::SecondChance`] it spares an entry as often as that has chances left ([`Word::chances`]).
-    ///
-    /// [`Word::chances`]: crate::Word::chances
+    /// With [`Shrinker::SecondChance`] it spares an entry as often as that has chances left ([`Word::chances`]),
+    /// unless it is much older than pages that come back are.
     pub fn scan(
         &self,
         scan: usize,
@@ -93,7 +93,7 @@ impl<S: SpanSource> Swap<S> {
                     continue;
                 }
                 let count = count.min(scan - scanned);
-                if chances && word.chances() > 0 {
+                if chances && word.chances() > 0 && !self.is_too_old(word) {
                     self.set_run(
                         &mut cluster,
                         offset..offset + count,
@@ -120,6 +120,12 @@ impl<S: SpanSource> Swap<S> {
             }
         }
         scanned
+    }
+
+    /// Returns whether an entry's page has been away for so long that it will hardly come back soon.
+    fn is_too_old(&self, word: Word) -> bool {
+        let reuse = self.space.nearness.reuse.get();
+        reuse.is_some_and(|reuse| self.space.workingset.distance(word.shadow()) > TOO_OLD * reuse)
     }
 
     /// Returns the offset at which the hand stopped in this cluster: its start, if the hand stopped in another one.
@@ -203,9 +209,7 @@ impl<S: SpanSource> Swap<S> {
             && self.space.zswap.is_of(handle, hash);
         match written {
             Some(block) if current => {
-                let (age, old) =
-                    (self.space.workingset.distance(word.shadow()), self.space.nearness.age.load(Relaxed));
-                self.space.nearness.age.store(old - old / AGE_PART + age / AGE_PART, Relaxed);
+                self.space.nearness.age.note(self.space.workingset.distance(word.shadow()));
                 self.set(&mut cluster, owner.offset(), word.with_place(Place::Device(block)));
                 self.space.zswap.free(handle);
                 self.space.counters.add(Counter::zswpwb, 1);
