@@ -70,9 +70,12 @@ impl<S: SpanSource> Swap<S> {
     ) -> usize {
         let chances = self.space.zswap.switches().shrinker == Shrinker::SecondChance;
         let mut scanned = 0;
+        let clusters = self.space.pooled.len();
+        // Clusters in a row without an entry of the scope: after a round of them there is none.
+        let mut barren = 0;
         // So often round: all may have every chance yet.
-        for _ in 0..usize::from(CHANCES_MAX + 1) * self.space.pooled.len() {
-            if scanned >= scan || into.len() >= room {
+        for _ in 0..usize::from(CHANCES_MAX + 1) * clusters {
+            if scanned >= scan || into.len() >= room || barren > clusters {
                 break;
             }
             let Some(key) = self.space.pooled.pop() else { break };
@@ -80,6 +83,7 @@ impl<S: SpanSource> Swap<S> {
             let mut cluster = self.object_of(key).table().lock_or_create(number);
             let mut offset = self.take_hand(number);
             let mut pooled = offset > 0;
+            let before = scanned;
             while offset < CLUSTER_PAGES && scanned < scan && into.len() < room {
                 let (word, count) = cluster.stretch(offset, CLUSTER_PAGES - offset);
                 let (State::Swapped, Some(Place::Pool(handle))) = (word.state(), word.place()) else {
@@ -109,6 +113,7 @@ impl<S: SpanSource> Swap<S> {
                 scanned += count;
                 offset += count;
             }
+            barren = if scanned == before { barren + 1 } else { 0 };
             let history = cluster.history();
             if offset < CLUSTER_PAGES {
                 self.space.shrinking.hand.store(number.page(offset).0, Relaxed);
