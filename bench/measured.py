@@ -204,7 +204,7 @@ def tables(path):
     if "columns" in found:
         return [found]
     made = TABLES.get(path.stem, plain)(found)
-    common = {name: found.get(name) for name in ("machine", "commit", "command", "transcribed") if found.get(name) != "unknown"}
+    common = {name: found.get(name) for name in ("machine", "time", "commit", "command", "transcribed") if found.get(name) != "unknown"}
     common = {"commit": None, "command": f"bench/{path.stem}.py", **{name: value for name, value in common.items() if value}}
     return [{"benchmark": path.stem, "date": found.get("date", path.parent.name[:10]), **common, **one} for one in made]
 
@@ -218,11 +218,14 @@ def load():
                 if missing := [name for name in KEYS if name not in run]:
                     sys.exit(f"measured.py: {path.relative_to(REPO)} lacks {', '.join(missing)}")
                 run["path"] = (path / "machine.json" if path.is_dir() else path).relative_to(REPO)
-                older = runs.get(key(run))
-                if older and older["date"] > run["date"]:
-                    continue
-                runs[key(run)] = with_rows_of(older, run) if older and run["benchmark"] in BY_ROW else run
+                older, newer = sorted((runs.get(key(run), run), run), key=when)
+                runs[key(run)] = with_rows_of(older, newer) if run["benchmark"] in BY_ROW else newer
     return runs
+
+
+def when(run):
+    """The day of a run, and the time (UTC) as far as it was stored."""
+    return run["date"], run.get("time", "")
 
 
 def with_rows_of(older, run):

@@ -130,6 +130,11 @@ class Runs(unittest.TestCase):
         found = measured.with_rows_of(run(("a", 1), ("b", 2)), run(("b", 3), ("c", 4)))["rows"]
         self.assertEqual([(row["row"], row["ratio"]) for row in found], [("b", 3), ("c", 4), ("a", 1)])
 
+    def test_of_two_runs_of_a_day_the_later_is_the_newer(self):
+        early, late = {"date": "2026-11-28", "time": "04:00"}, {"date": "2026-11-28", "time": "07:01"}
+        untimed, before = {"date": "2026-11-28"}, {"date": "2026-11-27", "time": "23:00"}
+        self.assertEqual(sorted([late, untimed, early, before], key=measured.when), [before, untimed, early, late])
+
 
 class Quotes(unittest.TestCase):
     RUN = {"columns": [{"name": "case"}, {"name": "x"}], "rows": [{"case": "a", "x": [4.9, 5.04, 5.1]}, {"case": "b", "x": "12 (3)"}]}

@@ -32,7 +32,8 @@ def command() -> str:
 
 def result(facts: dict, rows: list, **more) -> dict:
     """One benchmark's figures in the shape that is stored."""
-    return {"machine": facts, "date": str(TODAY), "commit": commit(), "command": command(), "rows": rows, **more}
+    time = f"{datetime.datetime.now(datetime.UTC):%H:%M}"
+    return {"machine": facts, "date": str(TODAY), "time": time, "commit": commit(), "command": command(), "rows": rows, **more}
 
 
 def directory() -> Path:
