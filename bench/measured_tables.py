@@ -36,7 +36,7 @@ def verdict(goal, value):
     return None if value is None else f"{goal}: {'holds' if value >= goal else 'missed'}"
 
 
-# Of shrinkers.py: what second chance reads from the device, as a part of what decay reads.
+# The most that `balanced_ratio` may be.
 BALANCED_GOAL = 0.36
 
 SPEED_CASES = {
@@ -206,6 +206,12 @@ def build(run):
         yield table(columns, shrinkers, variant="shrinkers", title="By each shrinker", order=1)
 
 
+def balanced_ratio(trace):
+    """Swapins from the device under second chance, as a part of those under decay, where the balance may move."""
+    new, old = (trace["balanced"][scheme]["counters"]["pswpin"] for scheme in ("second-chance", "decay"))
+    return new / max(old, 1)
+
+
 def shrinkers(run):
     schemes, shares, balanced = [], [], []
     for trace in run["rows"]:
@@ -213,7 +219,7 @@ def shrinkers(run):
         if "balanced" in trace:
             arms = [trace["balanced"][scheme] for scheme in ("second-chance", "decay", "none")]
             told = [f"{arm['counters']['pswpin'] / 1000:.0f}, {arm['stalled_s']:.1f} s" for arm in arms]
-            ratio = arms[0]["counters"]["pswpin"] / max(arms[1]["counters"]["pswpin"], 1)
+            ratio = balanced_ratio(trace)
             balanced.append((trace["trace"], *told, ratio, f"{BALANCED_GOAL}: {'holds' if ratio <= BALANCED_GOAL else 'missed'}"))
         if "balance" in found:
             others = {name: one["stalled_s"] for name, one in found.items() if name != "balance"}

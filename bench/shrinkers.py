@@ -24,6 +24,7 @@ import subprocess
 from pathlib import Path
 
 import build
+from measured_tables import BALANCED_GOAL, balanced_ratio
 from pagetide_bench import kinds, store
 from pagetide_bench.figures import print_table
 from pagetide_bench.machine import print_machine
@@ -98,8 +99,6 @@ TRACES = {
 
 
 MADE_UP = ("bursts", "bursts, cold")
-# Swapins from the device under second chance, as a part of those under decay.
-BALANCED_GOAL = 0.36
 
 
 def measure(options, name):
@@ -133,8 +132,7 @@ def changes(one):
     change = lambda name: 100 * (of("second-chance", name) / max(of("decay", name), 1) - 1)  # noqa: E731
     told = f"{one['trace']}: decay → second chance: swapins from the device {change('pswpin'):+.1f} %, written back {change('zswpwb'):+.1f} %"
     if "balanced" in one:
-        new, old = (one["balanced"][scheme]["counters"]["pswpin"] for scheme in ("second-chance", "decay"))
-        told += f"; with the balance {new / max(old, 1):.3f} of its swapins (goal: at most {BALANCED_GOAL})"
+        told += f"; with the balance {balanced_ratio(one):.3f} of its swapins (goal: at most {BALANCED_GOAL})"
     return told
 
 
