@@ -6,6 +6,9 @@
 //! each. The rules are those of the kernel's readahead by address (`swap_vma_ra_win`), with a table of streams in place
 //! of one for each mapping. A touch of a page that is mapped already is not seen: that all of a window was of use is
 //! known by the fault that comes at its end.
+//!
+//! Two faults side by side may be a scan, or a structure that lies across the end of a page. So the second page of a
+//! stream brings a neighbour only where more than a part of such streams went on ([`GOES_ON`]), or few were seen yet.
 
 use crate::sync::{Mutex, lock};
 use pagetide_page::PageIndex;
@@ -24,6 +27,12 @@ const GAP_MAX: u64 = 4;
 
 /// The reach of a stream, as a part of its window: a fault within it is near the stream.
 const NEAR_PART: u64 = 4;
+/// The part of the streams of two pages that must go on for a third page to come in with the second: a page that is
+/// brought in for nothing takes about half of the time of a fault, and one in memory leaves for it.
+const GOES_ON: u32 = WHOLE / 4;
+/// The whole of which averages are a part, and the streams over which is averaged, about.
+const WHOLE: u32 = 1 << 16;
+const AVERAGED: u32 = 64;
 /// The largest window around a page, in pages: it may be that a scan has ended, and access is at random now.
 const CENTRED_MAX: u64 = 8;
 
@@ -73,11 +82,38 @@ struct Stream {
     /// The pages that the stream brought in last: the first, and the first beyond them.
     first: u64,
     next: u64,
-    /// Pages of the window that brought them in.
+    /// Pages of the window that brought them in; of one that was held back, the pages that it would have had.
     window: u64,
     /// Pages of those that came from their places before a fault asked for them.
     ahead: u64,
+    /// Whether the pages came from their places.
+    placed: bool,
     used_at: u64,
+}
+
+impl Stream {
+    /// Returns whether the end of this stream tells what becomes of streams of two pages.
+    fn is_second(&self) -> bool {
+        self.window == 2 && self.placed
+    }
+}
+
+#[derive(Debug)]
+struct Table {
+    streams: Box<[Stream]>,
+    clock: u64,
+    /// The part of the streams of two pages that went on, on average.
+    go_on: u32,
+}
+
+impl Table {
+    /// Counts the end of a stream of two pages, or that it goes on.
+    fn count(&mut self, stream: Stream, goes_on: bool) {
+        if stream.is_second() {
+            let now = if goes_on { WHOLE } else { 0 };
+            self.go_on = self.go_on - self.go_on / AVERAGED + now / AVERAGED;
+        }
+    }
 }
 
 /// The streams' advice on a fault.
@@ -87,8 +123,12 @@ pub struct Look {
     pub window: Window,
     /// Pages that came in ahead of faults and have proved to be of use by this fault.
     pub passed: usize,
-    /// The stream that the fault continues.
+    /// The stream that the fault continues, or is near.
     stream: Option<usize>,
+    /// Whether it continues it.
+    goes_on: bool,
+    /// Whether the window of two pages that the stream would have is held back.
+    held_back: bool,
 }
 
 /// The streams of a process.
@@ -104,14 +144,14 @@ pub struct Look {
 ///     let look = streams.look(page);
 ///     assert_eq!(look.window, Window::ahead(pages));
 ///     let end = page.plus(pages as u64);
-///     streams.brought_in(page, look, page..end, pages - 1);
+///     streams.brought_in(page, look, page..end, Some(pages - 1));
 ///     page = end;
 /// }
 /// assert_eq!(streams.look(PageIndex(5)).window, Window::NONE, "elsewhere no stream is known");
 /// ```
 #[derive(Debug)]
 pub struct Streams {
-    inner: Mutex<(Box<[Stream]>, u64)>,
+    inner: Mutex<Table>,
 }
 
 impl Default for Streams {
@@ -123,13 +163,15 @@ impl Default for Streams {
 impl Streams {
     /// A table of so many streams. Of more scans than that at once some get single pages. A look at 64 takes about 0.1 µs.
     pub fn new(streams: usize) -> Self {
-        Self { inner: Mutex::new((vec![Stream::default(); streams].into_boxed_slice(), 0)) }
+        let streams = vec![Stream::default(); streams].into_boxed_slice();
+        Self { inner: Mutex::new(Table { streams, clock: 0, go_on: WHOLE }) }
     }
 
     /// Returns what to bring in with `page`, at which a fault came. Nothing changes before [`Streams::brought_in`]: the
     /// page may turn out to be on its way.
     pub fn look(&self, page: PageIndex) -> Look {
-        let streams = &lock(&self.inner).0;
+        let table = lock(&self.inner);
+        let streams = &table.streams;
         let page = page.0;
         let gap = |stream: &Stream| stream.window.min(GAP_MAX);
         let after = |s: &Stream| s.window > 0 && page >= s.next && page - s.next <= gap(s);
@@ -138,52 +180,61 @@ impl Streams {
             let reach = s.window / NEAR_PART;
             reach > 0 && page + reach >= s.first && page < s.next + reach
         };
-        let wider = |at: usize| (streams[at].window * 2).min(WINDOW_MAX) as usize;
+        let goes_on = |at: usize, downwards: bool| {
+            let wider = (streams[at].window * 2).min(WINDOW_MAX) as usize;
+            let held_back = wider == 2 && table.go_on < GOES_ON;
+            let window = match downwards {
+                _ if held_back => Window::NONE,
+                true => Window { before: wider - 1, after: 0 },
+                false => Window::ahead(wider),
+            };
+            Look { window, passed: streams[at].ahead as usize, stream: Some(at), goes_on: true, held_back }
+        };
         let (mut downwards, mut beside) = (None, None);
         for (at, stream) in streams.iter().enumerate() {
             if after(stream) {
-                let window = Window { before: 0, after: wider(at) - 1 };
-                return Look { window, passed: stream.ahead as usize, stream: Some(at) };
+                return goes_on(at, false);
             }
             downwards = downwards.or_else(|| before(stream).then_some(at));
             beside = beside.or_else(|| near(stream).then_some(at));
         }
         if let Some(at) = downwards {
-            let window = Window { before: wider(at) - 1, after: 0 };
-            Look { window, passed: streams[at].ahead as usize, stream: Some(at) }
+            goes_on(at, true)
         } else if let Some(at) = beside {
             let narrower = (streams[at].window / 2).min(CENTRED_MAX) as usize;
             let window = Window { before: (narrower - 1) / 2, after: narrower / 2 };
-            Look { window, passed: 0, stream: Some(at) }
+            Look { window, stream: Some(at), ..Look::default() }
         } else {
             Look::default()
         }
     }
 
     /// Notes that a fault at `page` was answered as `look` said, and that `pages` came in, of which `ahead` came from
-    /// their places before a fault asked for them. If those are fewer than the window, the next fault at their end
-    /// doubles the window all the same.
-    pub fn brought_in(&self, page: PageIndex, look: Look, pages: Range<PageIndex>, ahead: usize) {
-        let mut inner = lock(&self.inner);
-        let (streams, clock) = &mut *inner;
-        *clock += 1;
+    /// their places before a fault asked for them; `None` if they had none. If they are fewer than the window, the next
+    /// fault at their end doubles the window all the same.
+    pub fn brought_in(&self, page: PageIndex, look: Look, pages: Range<PageIndex>, ahead: Option<usize>) {
+        let mut table = lock(&self.inner);
+        table.clock += 1;
         let at = look.stream.unwrap_or_else(|| {
-            (0..streams.len()).min_by_key(|&at| streams[at].used_at).expect("there are streams")
+            (0..table.streams.len()).min_by_key(|&at| table.streams[at].used_at).expect("there are streams")
         });
-        let before = look.window.before.min(page.0 as usize);
-        streams[at] = Stream {
+        let before = table.streams[at];
+        table.count(before, look.goes_on);
+        let window = 1 + look.window.before.min(page.0 as usize) + look.window.after;
+        table.streams[at] = Stream {
             first: pages.start.0,
             next: pages.end.0,
-            window: (before + look.window.after + 1) as u64,
-            ahead: ahead as u64,
-            used_at: *clock,
+            window: if look.held_back { 2 } else { window as u64 },
+            ahead: ahead.unwrap_or(0) as u64,
+            placed: ahead.is_some(),
+            used_at: table.clock,
         };
     }
 
     /// Returns the pages to read next when a fault comes at a page that is on its way already: the scan has caught up
     /// with its window, and the device need not wait for the fault at the window's end. `None` if there is nothing.
     pub fn caught_up(&self, page: PageIndex) -> Option<Range<PageIndex>> {
-        let streams = &lock(&self.inner).0;
+        let streams = &lock(&self.inner).streams;
         let holds = |s: &&Stream| s.ahead > 0 && (s.first + 1..s.next).contains(&page.0);
         let stream = streams.iter().filter(holds).max_by_key(|stream| stream.used_at)?;
         let reach = (stream.window * 2).min(WINDOW_MAX);
@@ -192,15 +243,15 @@ impl Streams {
 
     /// Notes that pages up to `end` were asked for after [`Streams::caught_up`] at `page`.
     pub fn went_on(&self, page: PageIndex, end: PageIndex) {
-        let mut inner = lock(&self.inner);
-        let (streams, clock) = &mut *inner;
-        *clock += 1;
+        let mut table = lock(&self.inner);
+        table.clock += 1;
+        let clock = table.clock;
         let holds = |s: &&mut Stream| (s.first + 1..s.next).contains(&page.0);
-        if let Some(stream) = streams.iter_mut().filter(holds).max_by_key(|stream| stream.used_at) {
+        if let Some(stream) = table.streams.iter_mut().filter(holds).max_by_key(|stream| stream.used_at) {
             stream.window = (stream.window * 2).min(WINDOW_MAX);
             stream.ahead += end.0.saturating_sub(stream.next);
             stream.next = stream.next.max(end.0);
-            stream.used_at = *clock;
+            stream.used_at = clock;
         }
     }
 }
@@ -215,7 +266,7 @@ mod tests {
         let first = page.saturating_sub(look.window.before as u64);
         let end = page + look.window.after as u64 + 1;
         let ahead = (end - first) as usize - 1;
-        streams.brought_in(PageIndex(page), look, PageIndex(first)..PageIndex(end), ahead);
+        streams.brought_in(PageIndex(page), look, PageIndex(first)..PageIndex(end), Some(ahead));
         look
     }
 
@@ -286,7 +337,7 @@ mod tests {
         assert_eq!(window(&streams, 10), (0, 0));
         assert_eq!(window(&streams, 11), (0, 1));
         let look = streams.look(PageIndex(13));
-        streams.brought_in(PageIndex(13), look, PageIndex(13)..PageIndex(14), 0);
+        streams.brought_in(PageIndex(13), look, PageIndex(13)..PageIndex(14), Some(0));
         assert_eq!(look.window, Window::ahead(4));
         assert_eq!(window(&streams, 14), (0, 7));
     }
@@ -315,7 +366,43 @@ mod tests {
         streams.went_on(PageIndex(109), PageIndex(120));
         assert_eq!(streams.caught_up(PageIndex(115)), Some(PageIndex(120)..PageIndex(147)));
         // What lies beyond the end is a fault that continues the stream; all that came ahead was of use.
-        assert_eq!(fault(&streams, 120), Look { window: Window::ahead(32), passed: 12, stream: Some(0) });
+        let look = fault(&streams, 120);
+        assert_eq!((look.window, look.passed, look.stream), (Window::ahead(32), 12, Some(0)));
+    }
+
+    /// Faults at two pages side by side, in many places, of which none goes on.
+    fn straddle(streams: &Streams, places: u64) -> Vec<(usize, usize)> {
+        (0..places)
+            .map(|nth| {
+                let page = (1 << 40) + (nth << 20);
+                window(streams, page);
+                window(streams, page + 1)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn pairs_that_do_not_go_on_bring_no_neighbour_in_and_scans_begin_one_page_later() {
+        let streams = Streams::default();
+        let windows = straddle(&streams, 200);
+        assert_eq!((windows[0], windows[199]), ((0, 1), (0, 0)));
+        let scan = |from: u64, pages: [u64; 4]| pages.map(|page| window(&streams, from + page).1 + 1);
+        assert_eq!(scan(1 << 50, [0, 1, 2, 6]), [1, 1, 4, 8]);
+        assert_eq!([1000, 999, 998].map(|page| window(&streams, page)), [(0, 0), (0, 0), (3, 0)]);
+        // Where scans go on, pairs are believed in again.
+        (0..100u64).for_each(|nth| _ = scan((1 << 50) + (nth << 20), [0, 1, 3, 7]));
+        assert_eq!(straddle(&streams, 1), [(0, 1)]);
+    }
+
+    #[test]
+    fn what_was_never_stored_says_nothing_of_pairs() {
+        let streams = Streams::default();
+        straddle(&streams, 200);
+        for page in (0..600).map(|nth| PageIndex((1 << 50) + ((nth / 3) << 20) + nth % 3)) {
+            let look = streams.look(page);
+            streams.brought_in(page, look, page..page.plus(1), None);
+        }
+        assert_eq!(straddle(&streams, 1), [(0, 0)]);
     }
 
     #[test]

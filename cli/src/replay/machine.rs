@@ -133,8 +133,8 @@ impl Machine {
 
     fn note_streams(&self, page: PageIndex, look: Look, source: Source, pages: Range<PageIndex>) {
         self.world.swap.counters().add(Counter::swap_ra_hit, look.passed as u64);
-        let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
-        let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
+        let is_placed = !matches!(source, Source::Hole | Source::Frames { .. });
+        let ahead = is_placed.then(|| (pages.end.0 - pages.start.0) as usize - 1);
         self.streams.brought_in(page, look, pages, ahead);
     }
 

@@ -65,8 +65,8 @@ impl<M: Memory> Engine<M> {
                     pages.end = self.read_on(pages.end, stop, work);
                 }
                 self.count(Counter::swap_ra_hit, look.passed);
-                let is_ahead = !matches!(source, Source::Hole | Source::Frames { .. });
-                let ahead = if is_ahead { (pages.end.0 - pages.start.0) as usize - 1 } else { 0 };
+                let is_placed = !matches!(source, Source::Hole | Source::Frames { .. });
+                let ahead = is_placed.then(|| (pages.end.0 - pages.start.0) as usize - 1);
                 self.streams.brought_in(page, look, pages, ahead);
             }
         }
