@@ -36,6 +36,8 @@ pub struct Seen {
     pub hits: u64,
     /// Pages that came back from a place so far.
     pub refaults: u64,
+    /// Pages of those that came back from the device.
+    pub device: u64,
     /// Pages on probation now.
     pub cached: u64,
     /// Pages at a place now.
@@ -76,8 +78,10 @@ const SHARE_MIN: u32 = WHOLE / 16;
 const SHARE_MAX: u32 = WHOLE / 4;
 /// Pages that must have come back before the share is judged anew.
 const SEEN_MIN: u64 = 256;
+/// The part of what comes back from a place that must come from the device for probation to grow.
+const DEVICE_PART: u64 = 4;
 
-/// The second-chance policy: a hot cluster goes round once more, and probation is as long as it finds hot pages.
+/// The second-chance policy: a hot cluster goes round once more, and probation is as long as its hits are worth.
 ///
 /// ```
 /// use pagetide_swap::Reclaim;
@@ -98,10 +102,13 @@ const SEEN_MIN: u64 = 256;
 /// is forgotten, so one of which all came back goes round three times (the *generalised clock*, Smith 1978). What never
 /// left counts as cold: pages that were touched for the first time leave before those that proved to be wanted again.
 ///
-/// A page on probation cannot be reached without a fault, which takes a few µs; a page that proves hot there need not
-/// be stored and read again, which takes a few tens of µs. So probation grows, to a quarter of the memory, while a page
-/// there is wanted more than twice as often as one at a place, and shrinks to a sixteenth where it is wanted no more
-/// than those: then all pages are alike, and nothing tells which is wanted next.
+/// A page on probation cannot be reached without a fault, which takes about half as long as one from the pool. Of three
+/// to five pages that come back from there one would have had to come from its place had probation been shorter, however
+/// much more they are wanted than what has left (`docs/decisions/0021-probation-grows-for-the-device.md`). So probation grows, to a
+/// quarter of the memory, where both hold; elsewhere it shrinks to a sixteenth:
+///
+/// - of what comes back from a place a quarter comes from the device, so that it takes four times as long and more;
+/// - a page on probation is wanted more than twice as often as one at a place: otherwise all pages are alike.
 ///
 /// Two queues of which the first is not observed are the *segmented FIFO* of Turner and Levy (1981), whose second part
 /// of some tenths comes close to LRU.
@@ -110,11 +117,13 @@ pub struct SecondChance {
     share: AtomicU32,
     hits: AtomicU64,
     refaults: AtomicU64,
+    device: AtomicU64,
 }
 
 impl Default for SecondChance {
     fn default() -> Self {
-        Self { share: AtomicU32::new(SHARE_MIN), hits: AtomicU64::new(0), refaults: AtomicU64::new(0) }
+        let zero = AtomicU64::default;
+        Self { share: AtomicU32::new(SHARE_MIN), hits: zero(), refaults: zero(), device: zero() }
     }
 }
 
@@ -147,15 +156,18 @@ impl Policy for SecondChance {
         if hits + refaults < SEEN_MIN {
             return;
         }
+        let device = seen.device.saturating_sub(self.device.load(Relaxed));
         self.hits.store(seen.hits, Relaxed);
         self.refaults.store(seen.refaults, Relaxed);
+        self.device.store(seen.device, Relaxed);
         // Hits a page against refaults a page, without a division.
         let there = u128::from(hits) * u128::from(seen.swapped);
         let elsewhere = u128::from(refaults) * u128::from(seen.cached);
         let share = self.share.load(Relaxed);
-        let share = if there > 2 * elsewhere {
+        let is_slow = device > 0 && device * DEVICE_PART >= refaults;
+        let share = if is_slow && there > 2 * elsewhere {
             share + 1
-        } else if 4 * there < 5 * elsewhere {
+        } else if device * DEVICE_PART * 2 <= refaults || 4 * there < 5 * elsewhere {
             share - 1
         } else {
             share
@@ -219,12 +231,14 @@ mod tests {
         assert!(!fifo.spares(&mut history, 8));
     }
 
-    /// What comes back in each of some rounds, by how often a page on probation is wanted against one at a place.
-    fn probation_after(rounds: u64, wanted: f64) -> usize {
+    /// What comes back in each of some rounds, by how often a page on probation is wanted against one at a place, and
+    /// which percentage of those comes from the device.
+    fn probation_after(rounds: u64, wanted: f64, device: u64) -> usize {
         let policy = SecondChance::default();
         let mut seen = Seen { cached: 1000, swapped: 9000, ..Seen::default() };
         for _ in 0..rounds {
             seen.refaults += 900;
+            seen.device += 9 * device;
             seen.hits += (100.0 * wanted) as u64;
             policy.observe(seen);
         }
@@ -232,17 +246,18 @@ mod tests {
     }
 
     #[test]
-    fn probation_grows_only_where_it_tells_hot_from_cold() {
-        assert_eq!(probation_after(100, 10.0), SHARE_MAX as usize);
-        assert_eq!(probation_after(100, 1.0), SHARE_MIN as usize);
-        assert_eq!(probation_after(5, 10.0), SHARE_MIN as usize + 5);
+    fn probation_grows_only_where_it_tells_hot_from_cold_and_the_device_is_asked() {
+        assert_eq!(probation_after(100, 10.0, 40), SHARE_MAX as usize);
+        assert_eq!(probation_after(100, 1.0, 40), SHARE_MIN as usize);
+        assert_eq!(probation_after(5, 10.0, 40), SHARE_MIN as usize + 5);
+        assert_eq!(probation_after(100, 10.0, 20), SHARE_MIN as usize);
         assert_eq!(Reclaim::Fifo.policy().probation(1 << 20), 0);
     }
 
     #[test]
     fn a_few_faults_say_nothing() {
         let policy = SecondChance::default();
-        let seen = Seen { hits: SEEN_MIN - 1, refaults: 0, cached: 10, swapped: 10 };
+        let seen = Seen { hits: SEEN_MIN - 2, refaults: 1, device: 1, cached: 10, swapped: 10 };
         policy.observe(seen);
         assert_eq!(policy.probation(WHOLE as usize), SHARE_MIN as usize);
         policy.observe(Seen { hits: SEEN_MIN, ..seen });

@@ -192,6 +192,7 @@ impl<S: SpanSource> Swap<S> {
         self.space.policy.observe(Seen {
             hits: self.space.counters.get(Counter::swap_cache_hit),
             refaults: self.space.counters.get(Counter::workingset_refault_anon),
+            device: self.space.counters.get(Counter::pswpin),
             cached: self.cached().max(0) as u64,
             swapped: self.swapped().max(0) as u64,
         });
