@@ -103,6 +103,8 @@ impl<M: Memory> Engine<M> {
             self.count(Counter::pgsteal_direct, pages);
         }
         self.direct.end();
+        // For what the last folios gave.
+        self.retry_waiting(work);
     }
 
     /// Does one step towards memory that the pool could give, and leaves the program's pages alone.

@@ -100,6 +100,9 @@ impl<M: Memory> Engine<M> {
         let number = probation.cluster(slot);
         let populated = lock(&self.staging[slot]).populated();
         let (mut stored, mut folios, mut is_whole) = (0, 0, true);
+        // Folios whose frames were given back. Each time interrupts the other processors, and a fault that waits takes a
+        // page or more: so there are as many at once as faults wait.
+        let mut given = 0;
         let mut outgoing = Outgoing::default();
         for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
             let folio = populated.and(PageSet::range(first..first + FOLIO_PAGES));
@@ -111,8 +114,10 @@ impl<M: Memory> Engine<M> {
                 if whom != StoreFor::Faults {
                     self.drop_dead_frames();
                 }
-                if self.waiting() > 0 && whom != StoreFor::Fork {
+                let waiting = self.waiting();
+                if whom != StoreFor::Fork && waiting > 0 && folios - given >= waiting.min(DIRECT_FOLIOS) {
                     // Nobody waits for the rest of the cluster.
+                    given = folios;
                     self.drop_unused(slot, PARTS_MAX);
                     match whom {
                         StoreFor::Faults => self.retry_waiting(work),
