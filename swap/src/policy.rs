@@ -105,10 +105,12 @@ const DEVICE_PART: u64 = 4;
 /// A page on probation cannot be reached without a fault, which takes about half as long as one from the pool. Of three
 /// to five pages that come back from there one would have had to come from its place had probation been shorter, however
 /// much more they are wanted than what has left (`docs/decisions/0021-probation-grows-for-the-device.md`). So probation grows, to a
-/// quarter of the memory, where both hold; elsewhere it shrinks to a sixteenth:
+/// quarter of the memory, where both hold:
 ///
 /// - of what comes back from a place a quarter comes from the device, so that it takes four times as long and more;
 /// - a page on probation is wanted more than twice as often as one at a place: otherwise all pages are alike.
+///
+/// It shrinks, to a sixteenth, where less than an eighth comes from the device, or a page there is wanted hardly more often.
 ///
 /// Two queues of which the first is not observed are the *segmented FIFO* of Turner and Levy (1981), whose second part
 /// of some tenths comes close to LRU.
@@ -165,9 +167,10 @@ impl Policy for SecondChance {
         let elsewhere = u128::from(refaults) * u128::from(seen.cached);
         let share = self.share.load(Relaxed);
         let is_slow = device > 0 && device * DEVICE_PART >= refaults;
+        let is_fast = refaults > 0 && device * DEVICE_PART * 2 < refaults;
         let share = if is_slow && there > 2 * elsewhere {
             share + 1
-        } else if device * DEVICE_PART * 2 <= refaults || 4 * there < 5 * elsewhere {
+        } else if is_fast || 4 * there < 5 * elsewhere {
             share - 1
         } else {
             share

@@ -8,7 +8,7 @@
 //! known by the fault that comes at its end.
 //!
 //! Two faults side by side may be a scan, or a structure that lies across the end of a page. So the second page of a
-//! stream brings a neighbour only where more than a part of such streams went on ([`GOES_ON`]), or few were seen yet.
+//! stream brings a neighbour only where a quarter of such *pairs* went on, or few were seen yet.
 
 use crate::sync::{Mutex, lock};
 use pagetide_page::PageIndex;
@@ -27,10 +27,10 @@ const GAP_MAX: u64 = 4;
 
 /// The reach of a stream, as a part of its window: a fault within it is near the stream.
 const NEAR_PART: u64 = 4;
-/// The part of the streams of two pages that must go on for a third page to come in with the second: a page that is
+/// The part of pairs that must go on for a third page to come in with the second: a page that is
 /// brought in for nothing takes about half of the time of a fault, and one in memory leaves for it.
 const GOES_ON: u32 = WHOLE / 4;
-/// The whole of which averages are a part, and the streams over which is averaged, about.
+/// The whole of which averages are a part, and the pairs over which is averaged, about.
 const WHOLE: u32 = 1 << 16;
 const AVERAGED: u32 = 64;
 /// The largest window around a page, in pages: it may be that a scan has ended, and access is at random now.
@@ -86,33 +86,25 @@ struct Stream {
     window: u64,
     /// Pages of those that came from their places before a fault asked for them.
     ahead: u64,
-    /// Whether the pages came from their places.
-    placed: bool,
+    /// Whether it is a pair: the second fault of a stream has come, at pages that were at their places. What becomes of
+    /// it tells what becomes of pairs.
+    is_pair: bool,
     used_at: u64,
-}
-
-impl Stream {
-    /// Returns whether the end of this stream tells what becomes of streams of two pages.
-    fn is_second(&self) -> bool {
-        self.window == 2 && self.placed
-    }
 }
 
 #[derive(Debug)]
 struct Table {
     streams: Box<[Stream]>,
     clock: u64,
-    /// The part of the streams of two pages that went on, on average.
+    /// The part of pairs that went on, on average.
     go_on: u32,
 }
 
 impl Table {
-    /// Counts the end of a stream of two pages, or that it goes on.
-    fn count(&mut self, stream: Stream, goes_on: bool) {
-        if stream.is_second() {
-            let now = if goes_on { WHOLE } else { 0 };
-            self.go_on = self.go_on - self.go_on / AVERAGED + now / AVERAGED;
-        }
+    /// Counts the end of a pair, or that it goes on.
+    fn count_pair(&mut self, goes_on: bool) {
+        let now = if goes_on { WHOLE } else { 0 };
+        self.go_on = self.go_on - self.go_on / AVERAGED + now / AVERAGED;
     }
 }
 
@@ -218,15 +210,17 @@ impl Streams {
         let at = look.stream.unwrap_or_else(|| {
             (0..table.streams.len()).min_by_key(|&at| table.streams[at].used_at).expect("there are streams")
         });
-        let before = table.streams[at];
-        table.count(before, look.goes_on);
+        if table.streams[at].is_pair {
+            table.count_pair(look.goes_on);
+        }
         let window = 1 + look.window.before.min(page.0 as usize) + look.window.after;
+        let window = if look.held_back { 2 } else { window as u64 };
         table.streams[at] = Stream {
             first: pages.start.0,
             next: pages.end.0,
-            window: if look.held_back { 2 } else { window as u64 },
+            window,
             ahead: ahead.unwrap_or(0) as u64,
-            placed: ahead.is_some(),
+            is_pair: look.goes_on && window == 2 && ahead.is_some(),
             used_at: table.clock,
         };
     }
@@ -248,10 +242,14 @@ impl Streams {
         let clock = table.clock;
         let holds = |s: &&mut Stream| (s.first + 1..s.next).contains(&page.0);
         if let Some(stream) = table.streams.iter_mut().filter(holds).max_by_key(|stream| stream.used_at) {
+            let was_pair = std::mem::take(&mut stream.is_pair);
             stream.window = (stream.window * 2).min(WINDOW_MAX);
             stream.ahead += end.0.saturating_sub(stream.next);
             stream.next = stream.next.max(end.0);
             stream.used_at = clock;
+            if was_pair {
+                table.count_pair(true);
+            }
         }
     }
 }
