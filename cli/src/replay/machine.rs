@@ -104,16 +104,16 @@ impl Machine {
             unreachable!("nobody else is at work, and nothing is lost")
         };
         let source = transfer.source;
-        let mut pages = transfer.pages();
         if !matches!(source, Source::Frames { .. }) && !self.world.has_room(transfer.length) {
-            self.narrow(&mut transfer);
+            let room = self.world.free().max(1) as usize;
+            transfer.narrow(room, |rest| _ = self.world.swap.finish_swapin(rest, 0, true));
             if !self.world.has_room(1) {
                 self.world.swap.finish_swapin(&transfer, 0, true);
                 self.world.swap.counters().add(Counter::allocstall, 1);
-                self.note_streams(page, look, source, pages);
                 return false;
             }
         }
+        let mut pages = transfer.pages();
         let mut reads = Vec::new();
         if matches!(source, Source::Device { .. }) {
             reads.push(transfer);
@@ -136,16 +136,6 @@ impl Machine {
         let is_placed = !matches!(source, Source::Hole | Source::Frames { .. });
         let ahead = is_placed.then(|| (pages.end.0 - pages.start.0) as usize - 1);
         self.streams.brought_in(page, look, pages, ahead);
-    }
-
-    /// Lets go of all pages of a transfer but the one that is asked for.
-    fn narrow(&self, transfer: &mut Transfer) {
-        if let Some(rest) = transfer.split_off(transfer.demand) {
-            self.world.swap.finish_swapin(&std::mem::replace(transfer, rest), 0, true);
-        }
-        if let Some(tail) = transfer.split_off(1) {
-            self.world.swap.finish_swapin(&tail, 0, true);
-        }
     }
 
     fn bring_in(&mut self, transfer: &Transfer) {

@@ -7,6 +7,7 @@ use crate::memory::{MapError, Mapped, Memory, PageSet, StagingSlot};
 use pagetide_device::{Buffer, Completion, Direction, Request};
 use pagetide_swap::swap::MapConflict;
 use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer, WINDOW_MAX};
+use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -20,6 +21,8 @@ const COPY_SAMPLE: u64 = 16;
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
 
 impl<M: Memory> Engine<M> {
+    /// Brings a transfer in, or as much of it as there is room for. Returns the pages that came in, or are being read;
+    /// `None` if the fault is parked.
     pub(super) fn bring_in(
         &self,
         mut transfer: Transfer,
@@ -27,30 +30,35 @@ impl<M: Memory> Engine<M> {
         since: u64,
         writable: bool,
         work: &mut Workspace,
-    ) {
+    ) -> Option<Range<PageIndex>> {
         if let Source::Frames { slot } = transfer.source {
             self.bring_from_frames(&transfer, slot, writable);
             self.answered(since);
-            return;
+            return Some(transfer.pages());
         }
         if transfer.length >= MOVE_RUN_MIN && writable && !matches!(transfer.source, Source::Device { .. }) {
             self.staging.want_donor();
             if self.bring_by_move(&transfer, work) {
                 self.answered(since);
-                return;
+                return Some(transfer.pages());
             }
         }
+        let wants = transfer.length;
+        if wants > 1 {
+            self.narrow(&mut transfer, self.share_of_room());
+        }
         if !self.budget.try_take(transfer.length) {
-            // No room for the window: the page that is waited for, at least.
-            self.narrow(&mut transfer);
+            // Others were faster: the page that is waited for, at least.
+            self.narrow(&mut transfer, 1);
             if self.cannot_wait() {
                 self.budget.take(1);
             } else if !self.budget.try_take(1) {
                 self.swap.finish_swapin(&transfer, 0, true);
-                self.park(transfer.first, write, since);
-                return;
+                self.park_window(transfer.first, write, since, wants);
+                return None;
             }
         }
+        let pages = transfer.pages();
         match transfer.source {
             Source::Hole | Source::Zero => self.bring_zeroes(&transfer),
             Source::Memory => {
@@ -60,28 +68,29 @@ impl<M: Memory> Engine<M> {
                 if loaded <= transfer.demand && transfer.length > 1 {
                     // One of the neighbours is damaged: that is for whoever wants it.
                     self.budget.give(transfer.length as i64 - 1);
-                    self.narrow(&mut transfer);
+                    self.narrow(&mut transfer, 1);
                     (loaded, error) = self.load(&transfer, pages, scratch);
                 }
                 self.map_loaded(&transfer, loaded, error, pages);
             }
             Source::Device { block } => {
-                self.read(transfer, block, write, since);
-                return;
+                return self.read(transfer, block, write, since).then_some(pages);
             }
             Source::Frames { .. } => unreachable!("handled above"),
         }
         self.answered(since);
+        Some(pages)
     }
 
-    /// Lets go of all pages of a transfer but the one that is waited for.
-    fn narrow(&self, transfer: &mut Transfer) {
-        if let Some(rest) = transfer.split_off(transfer.demand) {
-            self.release(&std::mem::replace(transfer, rest));
-        }
-        if let Some(tail) = transfer.split_off(1) {
-            self.release(&tail);
-        }
+    /// The pages that one fault may take of those that are free: as many as each of those that wait.
+    fn share_of_room(&self) -> usize {
+        let free = self.budget.free().max(1) as usize;
+        (free / (self.waiting() + 1)).max(1)
+    }
+
+    /// Lets go of pages of a transfer beyond so many, but never of the one that is waited for.
+    fn narrow(&self, transfer: &mut Transfer, pages: usize) {
+        transfer.narrow(pages, |rest| self.release(rest));
     }
 
     /// Lets go of a transfer's pages.
@@ -410,7 +419,7 @@ impl<M: Memory> Engine<M> {
         if loaded <= transfer.demand && transfer.length > 1 && !transfer.ahead {
             // Which of them cannot be read is not known, or it is a neighbour: what is waited for is read alone.
             self.budget.give(transfer.length as i64 - 1);
-            self.narrow(&mut transfer);
+            self.narrow(&mut transfer, 1);
             let Source::Device { block } = transfer.source else {
                 unreachable!("it was read from the device")
             };

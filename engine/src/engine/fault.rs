@@ -54,9 +54,13 @@ impl<M: Memory> Engine<M> {
                 self.waited(since);
             }
             Swapin::Inserted(transfer) => {
-                let (source, mut pages) = (transfer.source, transfer.pages());
+                let source = transfer.source;
                 self.note(|| Event::Access { page, write, from: found_in(source) });
-                self.bring_in(transfer, write, since, attributes.access == Access::Write, work);
+                let writable = attributes.access == Access::Write;
+                let Some(mut pages) = self.bring_in(transfer, write, since, writable, work) else {
+                    // When it is tried again, its window is looked up again.
+                    return;
+                };
                 if held {
                     return;
                 }
@@ -120,9 +124,14 @@ impl<M: Memory> Engine<M> {
 
     /// Leaves a fault parked until [`Engine::retry_waiting`].
     pub fn park(&self, page: PageIndex, write: bool, since: u64) {
+        self.park_window(page, write, since, 1);
+    }
+
+    /// Leaves a fault parked that would bring in `wants` pages.
+    pub(super) fn park_window(&self, page: PageIndex, write: bool, since: u64, wants: usize) {
         self.count(Counter::allocstall, 1);
         self.meters.stalled.fetch_add(1, Relaxed);
-        self.parked.push(Parked { page, write, since, parked: self.now() });
+        self.parked.push(Parked { page, write, since, parked: self.now(), wants });
     }
 
     /// Leaves a fault parked until a request has ended: the device has too much to do.
@@ -130,7 +139,7 @@ impl<M: Memory> Engine<M> {
         self.count(Counter::allocstall, 1);
         self.meters.stalled.fetch_add(1, Relaxed);
         self.requests.refuse();
-        self.parked.refuse(Parked { page, write, since, parked: self.now() });
+        self.parked.refuse(Parked { page, write, since, parked: self.now(), wants: 1 });
     }
 
     /// Answers the faults for which the device had too much to do, also while others are held back: a fork may wait for
@@ -138,7 +147,7 @@ impl<M: Memory> Engine<M> {
     pub(super) fn retry_refused(&self, work: &mut Workspace) {
         // Each once: what is refused again waits again, behind the others.
         for _ in 0..self.parked.refused() {
-            let Some(Parked { page, write, since, parked }) = self.parked.pop_refused() else { return };
+            let Some(Parked { page, write, since, parked, .. }) = self.parked.pop_refused() else { return };
             // A fork waits for it, as for the request that it now leads to.
             let _again = self.requests.refused_again();
             self.meters.stalled.fetch_sub(1, Relaxed);
@@ -150,7 +159,7 @@ impl<M: Memory> Engine<M> {
     /// Leaves a fault parked until [`Engine::end_rest`], however much room there is: the process makes way for others.
     pub fn rest(&self, page: PageIndex, write: bool) {
         let now = self.now();
-        self.parked.rest(Parked { page, write, since: now, parked: now });
+        self.parked.rest(Parked { page, write, since: now, parked: now, wants: 1 });
     }
 
     /// Has the faults that rest wait for room only, for [`Engine::retry_waiting`] to answer. Returns whether there were
@@ -207,7 +216,7 @@ impl<M: Memory> Engine<M> {
             if (self.budget.free() <= 0 && !overdrawing) || self.parked.held.load(SeqCst) {
                 return;
             }
-            let Some(Parked { page, write, since, parked }) = self.parked.pop() else { return };
+            let Some(Parked { page, write, since, parked, .. }) = self.parked.pop() else { return };
             self.meters.stalled.fetch_sub(1, Relaxed);
             self.swap.counters().add(Counter::parked_ns, self.now().saturating_sub(parked));
             self.fault(page, write, since, work);

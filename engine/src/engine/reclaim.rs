@@ -103,8 +103,10 @@ impl<M: Memory> Engine<M> {
             self.count(Counter::pgsteal_direct, pages);
         }
         self.direct.end();
-        // For what the last folios gave.
-        self.retry_waiting(work);
+        if self.budget.free() > 0 {
+            // For what the last folios gave.
+            self.retry_waiting(work);
+        }
     }
 
     /// Does one step towards memory that the pool could give, and leaves the program's pages alone.

@@ -16,15 +16,17 @@ use std::sync::atomic::Ordering::Relaxed;
 pub(super) enum StoreFor {
     /// Reclaim: all of it. Pages for which the device has no time wait on probation.
     Reclaim,
-    /// Faults that wait for room: as long as they do, and no more than [`DIRECT_FOLIOS`].
+    /// Faults that wait for room: as long as they do, and no more than [`DIRECT_FOLIOS`] for each.
     Faults,
     /// A fork: all of it. Pages for which the device has no time go back to the program.
     Fork,
 }
 
-/// The number of folios that a thread which answers faults stores at a time at most: about a third of a millisecond, for
-/// which the faults that it has not read wait.
+/// The number of folios that a thread which answers faults stores for one that waits, at most: about a third of a
+/// millisecond, for which the faults that it has not read wait.
 const DIRECT_FOLIOS: usize = 4;
+/// Faults that wait beyond so many do not make that more: who faults waits already.
+const DIRECT_FAULTS: usize = 4;
 
 /// The pages of a slot that is being stored.
 struct Leaving<'a, M: Memory> {
@@ -100,8 +102,7 @@ impl<M: Memory> Engine<M> {
         let number = probation.cluster(slot);
         let populated = lock(&self.staging[slot]).populated();
         let (mut stored, mut folios, mut is_whole) = (0, 0, true);
-        // Folios whose frames were given back. Each time interrupts the other processors, and a fault that waits takes a
-        // page or more: so there are as many at once as faults wait.
+        // Folios whose frames were given back.
         let mut given = 0;
         let mut outgoing = Outgoing::default();
         for first in (0..CLUSTER_PAGES).step_by(FOLIO_PAGES) {
@@ -115,7 +116,11 @@ impl<M: Memory> Engine<M> {
                     self.drop_dead_frames();
                 }
                 let waiting = self.waiting();
-                if whom != StoreFor::Fork && waiting > 0 && folios - given >= waiting.min(DIRECT_FOLIOS) {
+                let most = DIRECT_FOLIOS * waiting.clamp(1, DIRECT_FAULTS);
+                // To give frames back interrupts the other processors, and a window that finds room for one page is one
+                // fault for each page of it.
+                let at_once = self.parked.wanted().div_ceil(FOLIO_PAGES).min(most);
+                if whom != StoreFor::Fork && waiting > 0 && folios - given >= at_once {
                     // Nobody waits for the rest of the cluster.
                     given = folios;
                     self.drop_unused(slot, PARTS_MAX);
@@ -124,7 +129,7 @@ impl<M: Memory> Engine<M> {
                         _ => self.have_waiting_retried(work),
                     }
                 }
-                if whom == StoreFor::Faults && (self.waiting() == 0 || folios == DIRECT_FOLIOS) {
+                if whom == StoreFor::Faults && (self.waiting() == 0 || folios >= most) {
                     is_whole = false;
                     break;
                 }

@@ -4,7 +4,7 @@ use super::lock;
 use crate::dump::board::{Board, Why};
 use pagetide_swap::PageIndex;
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, OnceLock};
 
 /// A fault that is parked.
@@ -18,6 +18,8 @@ pub(super) struct Parked {
     pub(super) since: u64,
     /// The time at which it was parked last.
     pub(super) parked: u64,
+    /// The pages of its window.
+    pub(super) wants: usize,
 }
 
 /// The parked faults of an engine, in the order in which they were parked: those that wait for room, those that the
@@ -25,6 +27,8 @@ pub(super) struct Parked {
 #[derive(Debug)]
 pub(super) struct WaitList {
     waiting: Mutex<VecDeque<Entry>>,
+    /// The pages that those that wait for room want.
+    wanted: AtomicUsize,
     refused: Mutex<VecDeque<Entry>>,
     resting: Mutex<VecDeque<Entry>>,
     board: OnceLock<Board>,
@@ -44,6 +48,7 @@ impl WaitList {
         let off = || AtomicBool::new(false);
         Self {
             waiting: list(),
+            wanted: AtomicUsize::new(0),
             refused: list(),
             resting: list(),
             board: OnceLock::new(),
@@ -58,7 +63,7 @@ impl WaitList {
     }
 
     fn shown(&self, fault: Parked, why: Why) -> Entry {
-        let Parked { page, write, since, parked } = fault;
+        let Parked { page, write, since, parked, .. } = fault;
         (fault, self.board.get().and_then(|board| board.park(page, write, why, [since, parked])))
     }
 
@@ -71,6 +76,7 @@ impl WaitList {
 
     /// Adds a fault that waits for room.
     pub(super) fn push(&self, fault: Parked) {
+        self.wanted.fetch_add(fault.wants, Relaxed);
         lock(&self.waiting).push_back(self.shown(fault, Why::Room));
     }
 
@@ -96,7 +102,14 @@ impl WaitList {
 
     /// Takes the fault that has waited for room the longest.
     pub(super) fn pop(&self) -> Option<Parked> {
-        lock(&self.waiting).pop_front().map(|entry| self.hidden(entry))
+        let fault = lock(&self.waiting).pop_front().map(|entry| self.hidden(entry))?;
+        self.wanted.fetch_sub(fault.wants, Relaxed);
+        Some(fault)
+    }
+
+    /// Returns the number of pages that the faults that wait for room want.
+    pub(super) fn wanted(&self) -> usize {
+        self.wanted.load(Relaxed)
     }
 
     /// Returns the number of faults that wait for room.
@@ -111,6 +124,7 @@ impl WaitList {
         for entry in &mut resting {
             let fault = self.hidden(*entry);
             each(now.saturating_sub(fault.parked));
+            self.wanted.fetch_add(fault.wants, Relaxed);
             *entry = self.shown(Parked { since: now, parked: now, ..fault }, Why::Room);
         }
         let count = resting.len();
@@ -126,7 +140,8 @@ mod tests {
     #[test]
     fn faults_that_rested_wait_behind_those_that_waited() {
         let list = WaitList::new();
-        let fault = |page, parked| Parked { page: PageIndex(page), write: true, since: parked, parked };
+        let fault =
+            |page, parked| Parked { page: PageIndex(page), write: true, since: parked, parked, wants: 1 };
         list.rest(fault(1, 10));
         list.push(fault(2, 20));
         list.rest(fault(3, 30));

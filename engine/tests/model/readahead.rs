@@ -1,7 +1,7 @@
 //! What is read ahead of faults, and what is not.
 
-use crate::common::{Shared, page};
-use crate::small::{BASE, written_behind_a_slow_device, written_in_order};
+use crate::common::{Shared, page, prose};
+use crate::small::{BASE, plain, written_behind_a_slow_device, written_in_order};
 use crate::world::{Action, World};
 use pagetide_device::ram::Ram;
 use pagetide_swap::Counter;
@@ -71,5 +71,31 @@ fn random_reads_bring_in_single_pages() {
     // But for the first, which is near where the last page was written.
     let ahead = world.counter(Counter::swap_ra);
     assert!(ahead < 8, "{ahead} pages came ahead");
+    world.check_end();
+}
+
+#[test]
+fn a_scan_that_waits_for_room_keeps_its_window_and_takes_what_room_there_is() {
+    const ROOM: i64 = 12;
+    let mut world = plain(None, 900, 1700);
+    (BASE..BASE + 512).for_each(|number| world.put(number, prose(number)));
+    world.push_out();
+    let free = world.engine.budget().free();
+    world.engine.budget().take(free);
+    world.granted -= free;
+    for number in BASE..BASE + 512 {
+        let mut access = world.access(page(number), Action::Read);
+        while !world.step(&mut access) {
+            if world.engine.waiting() > 0 {
+                world.engine.budget().give(ROOM);
+                world.granted += ROOM;
+                world.engine.retry_waiting(&mut world.work);
+            }
+        }
+    }
+    world.check_books();
+    let (faults, ahead) = (world.counter(Counter::pgmajfault), world.counter(Counter::swap_ra));
+    assert_eq!(faults + ahead, 512);
+    assert!(faults < 2 * 512 / ROOM as u64, "{faults} faults");
     world.check_end();
 }

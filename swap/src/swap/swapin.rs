@@ -117,6 +117,19 @@ impl Transfer {
         self.length = length;
         Some(rest)
     }
+
+    /// Cuts the transfer down to `pages` pages, the one that is waited for among them, by [`Window::at_most`]. What is
+    /// cut off goes to `each`, which ends it.
+    pub fn narrow(&mut self, pages: usize, mut each: impl FnMut(&Self)) {
+        let whole = Window { before: self.demand, after: self.length - 1 - self.demand };
+        let kept = whole.at_most(pages);
+        if let Some(rest) = self.split_off(whole.before - kept.before) {
+            each(&std::mem::replace(self, rest));
+        }
+        if let Some(tail) = self.split_off(kept.before + 1 + kept.after) {
+            each(&tail);
+        }
+    }
 }
 
 /// The obstacle that stopped a swapin at a page.
