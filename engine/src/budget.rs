@@ -13,6 +13,8 @@ use std::sync::atomic::{AtomicI64, Ordering::Relaxed};
 /// assert!(budget.try_take(7) && !budget.try_take(7));
 /// budget.take(5);
 /// assert_eq!(budget.free(), -2);
+/// budget.give(5);
+/// assert_eq!((budget.take_up_to(2), budget.take_up_to(9), budget.take_up_to(9)), (2, 1, 0));
 /// ```
 #[derive(Debug, Default)]
 pub struct Budget(AtomicI64);
@@ -28,6 +30,13 @@ impl Budget {
         self.0
             .fetch_update(Relaxed, Relaxed, |free| (free >= pages as i64).then_some(free - pages as i64))
             .is_ok()
+    }
+
+    /// Takes `pages`, or as many as are free. Returns how many.
+    pub fn take_up_to(&self, pages: usize) -> usize {
+        let taken = |free: i64| free.clamp(0, pages as i64);
+        let before = self.0.fetch_update(Relaxed, Relaxed, |free| Some(free - taken(free)));
+        before.map_or(0, taken) as usize
     }
 
     /// Takes `pages`, whether or not they are free.

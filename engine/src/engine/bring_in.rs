@@ -44,19 +44,16 @@ impl<M: Memory> Engine<M> {
             }
         }
         let wants = transfer.length;
-        if wants > 1 {
-            self.narrow(&mut transfer, self.share_of_room());
-        }
-        if !self.budget.try_take(transfer.length) {
-            // Others were faster: the page that is waited for, at least.
-            self.narrow(&mut transfer, 1);
-            if self.cannot_wait() {
-                self.budget.take(1);
-            } else if !self.budget.try_take(1) {
+        let share = if wants > 1 { self.share_of_room(wants) } else { 1 };
+        let taken = self.budget.take_up_to(share);
+        self.narrow(&mut transfer, taken.max(1));
+        if taken == 0 {
+            if !self.cannot_wait() {
                 self.swap.finish_swapin(&transfer, 0, true);
                 self.park_window(transfer.first, write, since, wants);
                 return None;
             }
+            self.budget.take(1);
         }
         let pages = transfer.pages();
         match transfer.source {
@@ -82,10 +79,10 @@ impl<M: Memory> Engine<M> {
         Some(pages)
     }
 
-    /// The pages that one fault may take of those that are free: as many as each of those that wait.
-    fn share_of_room(&self) -> usize {
+    /// The pages of `wants` that one fault may take of those that are free: as many as each of those that wait.
+    fn share_of_room(&self, wants: usize) -> usize {
         let free = self.budget.free().max(1) as usize;
-        (free / (self.waiting() + 1)).max(1)
+        (free / (self.waiting() + 1)).clamp(1, wants)
     }
 
     /// Lets go of pages of a transfer beyond so many, but never of the one that is waited for.

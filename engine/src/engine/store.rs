@@ -119,8 +119,9 @@ impl<M: Memory> Engine<M> {
                 let most = DIRECT_FOLIOS * waiting.clamp(1, DIRECT_FAULTS);
                 // To give frames back interrupts the other processors, and a window that finds room for one page is one
                 // fault for each page of it.
-                let at_once = self.parked.wanted().div_ceil(FOLIO_PAGES).min(most);
-                if whom != StoreFor::Fork && waiting > 0 && folios - given >= at_once {
+                let room = self.budget.free() + ((folios - given) * FOLIO_PAGES) as i64;
+                let is_enough = room >= self.parked.wanted() as i64 || folios - given >= most;
+                if whom != StoreFor::Fork && waiting > 0 && is_enough {
                     // Nobody waits for the rest of the cluster.
                     given = folios;
                     self.drop_unused(slot, PARTS_MAX);

@@ -145,7 +145,7 @@ mod tests {
         list.rest(fault(1, 10));
         list.push(fault(2, 20));
         list.rest(fault(3, 30));
-        assert_eq!(list.waiting(), 1);
+        assert_eq!((list.waiting(), list.wanted()), (1, 1));
         let mut rested = Vec::new();
         assert_eq!(list.end_rest(50, |time| rested.push(time)), 2);
         assert_eq!((rested, list.waiting()), (vec![40, 20], 3));
@@ -154,5 +154,6 @@ mod tests {
             [fault(2, 20), fault(1, 50), fault(3, 50)]
         );
         assert_eq!((list.pop(), list.end_rest(60, |_| unreachable!("none rests"))), (None, 0));
+        assert_eq!(list.wanted(), 0);
     }
 }
