@@ -173,24 +173,35 @@ impl Memfd {
     /// What the kernel says of a descriptor that is no memfd.
     pub fn present(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, Errno> {
         let mut runs = Vec::new();
-        let mut page = range.start;
-        while page < range.end {
-            let data = match rustix::fs::seek(&self.fd, SeekFrom::Data(page * PAGE_SIZE as u64)) {
-                Ok(at) => at / PAGE_SIZE as u64,
-                // There is nothing up to the end.
-                Err(Errno::NXIO) => break,
-                Err(error) => return Err(error),
-            };
-            if data >= range.end {
-                break;
+        let mut next = self.data(range.start)?;
+        while let Some(data) = next.filter(|&data| data < range.end) {
+            // SEEK_HOLE looks at each page up to the next hole, which may lie at the end of the object: a pass over 1 GiB
+            // cluster by cluster took twice as long by it.
+            let hole = if range.end < self.pages { data + 1 } else { self.hole(data)?.min(range.end) };
+            match runs.last_mut() {
+                Some(Range { end, .. }) if *end == data => *end = hole,
+                _ => runs.push(data..hole),
             }
-            // The end of the file may lie within a page.
-            let hole = rustix::fs::seek(&self.fd, SeekFrom::Hole(data * PAGE_SIZE as u64))?;
-            let hole = hole.div_ceil(PAGE_SIZE as u64).max(data + 1);
-            runs.push(data..hole.min(range.end));
-            page = hole;
+            next = self.data(hole)?;
         }
         Ok(runs)
+    }
+
+    /// The first page from `page` on that is there.
+    fn data(&self, page: u64) -> Result<Option<u64>, Errno> {
+        match rustix::fs::seek(&self.fd, SeekFrom::Data(page * PAGE_SIZE as u64)) {
+            Ok(at) => Ok(Some(at / PAGE_SIZE as u64)),
+            // There is nothing up to the end.
+            Err(Errno::NXIO) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The first page after `page`, which is there, that is not.
+    fn hole(&self, page: u64) -> Result<u64, Errno> {
+        // The end of the file may lie within a page.
+        let hole = rustix::fs::seek(&self.fd, SeekFrom::Hole(page * PAGE_SIZE as u64))?;
+        Ok(hole.div_ceil(PAGE_SIZE as u64).max(page + 1))
     }
 
     /// Reads whole pages from `page` on. Holes read as zeroes, and stay holes.
@@ -311,6 +322,7 @@ mod tests {
         memfd.write(1023, &bytes[..PAGE_SIZE]).unwrap();
         assert_eq!(memfd.present(0..1024).unwrap(), [5..8, 1023..1024]);
         assert_eq!(memfd.present(6..7).unwrap(), std::iter::once(6..7).collect::<Vec<_>>());
+        assert_eq!(memfd.present(0..10).unwrap(), std::iter::once(5..8).collect::<Vec<_>>());
         assert_eq!(memfd.present(8..1023).unwrap(), []);
         memfd.punch(6..7).unwrap();
         assert_eq!(memfd.present(0..10).unwrap(), [5..6, 7..8]);
