@@ -112,6 +112,10 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.can_move())
     }
 
+    fn copies_out(&self) -> bool {
+        either!(self, memory => memory.copies_out())
+    }
+
     fn may_pin(&self) -> bool {
         either!(self, memory => memory.may_pin())
     }

@@ -494,6 +494,7 @@ pub struct FakeSlot {
     bytes: Vec<u8>,
     populated: PageSet,
     zero: PageSet,
+    spare: PageSet,
     frames: Arc<AtomicI64>,
 }
 
@@ -512,7 +513,8 @@ impl FakeSlot {
             }
             Page::Own(own) => {
                 bytes.copy_from_slice(&own[..]);
-                self.frames.fetch_add(1, Relaxed);
+                self.frames.fetch_add(i64::from(!self.spare.contains(frame)), Relaxed);
+                self.spare.remove(frame);
             }
         }
     }
@@ -543,6 +545,19 @@ impl StagingSlot for FakeSlot {
         let own = run.clone().all(|page| self.populated.contains(page) && !self.zero.contains(page));
         own.then(|| &mut self.bytes[first * PAGE_SIZE..][..count * PAGE_SIZE])
     }
+    fn spare_pages(&self) -> usize {
+        self.spare.len()
+    }
+    fn set_aside(&mut self, pages: PageSet) {
+        let pages = pages.and(self.populated).minus(self.zero);
+        self.populated = self.populated.minus(pages);
+        self.spare = self.spare.or(pages);
+    }
+    fn drop_spare(&mut self) -> usize {
+        let spare = std::mem::take(&mut self.spare).len();
+        self.frames.fetch_sub(spare as i64, Relaxed);
+        spare
+    }
     fn retain(&mut self, kept: PageSet) {
         let before = self.memory_pages();
         self.populated = self.populated.and(kept);
@@ -550,6 +565,7 @@ impl StagingSlot for FakeSlot {
         self.frames.fetch_sub((before - self.memory_pages()) as i64, Relaxed);
     }
     fn abandon(&mut self) {
+        self.drop_spare();
         self.retain(PageSet::default());
     }
 }

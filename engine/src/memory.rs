@@ -42,7 +42,13 @@ pub trait StagingSlot: Send {
     fn frame(&self, page: usize) -> Option<&[u8]>;
     /// Returns a run of `count` frames to be overwritten; `None` unless each is there and has memory of its own.
     fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]>;
-    /// Gives all frames back to the system but those of `kept`.
+    /// Returns the number of *spare* frames: they hold nothing, and stay for the next pages there.
+    fn spare_pages(&self) -> usize;
+    /// Makes the frames of these pages, as far as there are, spare ones. Only where [`Memory::copies_out`].
+    fn set_aside(&mut self, pages: PageSet);
+    /// Gives the spare frames back to the system. Returns how many there were.
+    fn drop_spare(&mut self) -> usize;
+    /// Gives all frames back to the system but those of `kept` and the spare ones.
     fn retain(&mut self, kept: PageSet);
     /// Gives the slot itself back: it is not used any more.
     fn abandon(&mut self);
@@ -57,6 +63,11 @@ pub trait Memory: Send + Sync + 'static {
 
     /// Returns whether frames can be moved into the program.
     fn can_move(&self) -> bool;
+    /// Returns whether pages leave by copies into frames, so that frames can serve again, and a page takes no memory any
+    /// more once it is in one.
+    fn copies_out(&self) -> bool {
+        false
+    }
     /// Returns whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may
     /// take any.
     fn may_pin(&self) -> bool;

@@ -55,6 +55,10 @@ impl Memory for ObjectMemory {
         false
     }
 
+    fn copies_out(&self) -> bool {
+        true
+    }
+
     fn may_pin(&self) -> bool {
         self.objects.may_pin()
     }

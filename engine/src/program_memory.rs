@@ -214,6 +214,15 @@ impl StagingSlot for staging::Slot {
     fn frames_mut(&mut self, first: usize, count: usize) -> Option<&mut [u8]> {
         staging::Slot::frames_mut(self, first, count)
     }
+    fn spare_pages(&self) -> usize {
+        staging::Slot::spare_pages(self)
+    }
+    fn set_aside(&mut self, pages: PageSet) {
+        staging::Slot::set_aside(self, pages);
+    }
+    fn drop_spare(&mut self) -> usize {
+        staging::Slot::drop_spare(self)
+    }
     fn retain(&mut self, kept: PageSet) {
         staging::Slot::retain(self, kept);
     }

@@ -139,7 +139,7 @@ impl Reclaimer {
 
     /// Returns whether the oldest slot on probation should be stored. One slot may wait there however many pages it
     /// has.
-    fn is_probation_full<S: SpanSource>(&self, swap: &Swap<S>) -> bool {
+    pub fn is_probation_full<S: SpanSource>(&self, swap: &Swap<S>) -> bool {
         let slots = self.probation.len();
         slots > self.probation_max || (slots > 1 && swap.is_probation_full())
     }

@@ -45,7 +45,7 @@ impl<M: Memory> Engine<M> {
                 self.take_refused();
                 // Whether it takes pages is asked anew, page by page.
                 self.swap.zswap().reopen();
-                let dropped = std::iter::from_fn(|| self.drop_donor()).sum::<usize>();
+                let dropped = std::iter::from_fn(|| self.drop_donor()).sum::<usize>() + self.drop_spare();
                 // In this order: a store may become a request.
                 round.stores = self.direct.mark();
                 round.moving |= self.requests() > 0;

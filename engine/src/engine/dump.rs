@@ -20,7 +20,7 @@ impl<M: Memory> Engine<M> {
         board.show(Root::DeviceFailed, &self.outage.failed);
         board.show(Root::DeviceOff, &self.outage.off);
         board.show(Root::Refused, &self.outage.refused);
-        board.show(Root::Taking, &self.protection.taking);
+        board.show(Root::Taking, &self.protection.taking[0]);
         let table = self.swap.table().anatomy();
         board.show_root(Root::Leaves, table.leaves);
         let finer = [Root::Units, Root::Pages, Root::Flats];

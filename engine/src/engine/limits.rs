@@ -34,6 +34,11 @@ impl Limits {
         Self { low, high: 2 * low, probation }
     }
 
+    /// Returns these limits with one slot on probation, the least that there can be.
+    pub fn without_probation(self) -> Self {
+        Self { probation: 1, ..self }
+    }
+
     /// Returns the number of slots of staging. Beside those on probation there are some for take-outs under way, for
     /// pages that wait for the device, and for donors.
     pub fn slots(&self) -> u16 {

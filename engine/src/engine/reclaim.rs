@@ -68,7 +68,9 @@ impl<M: Memory> Mover for Moving<'_, M> {
     }
 
     fn drop_spare_frames(&mut self) -> usize {
-        self.engine.drop_donor().unwrap_or(0)
+        let dropped = self.engine.drop_donor().unwrap_or(0);
+        // The next take-out makes as much room as spare frames are.
+        if dropped == 0 && self.engine.budget.free() <= 0 { self.engine.drop_spare() } else { dropped }
     }
 
     fn pool_changed(&mut self) {
@@ -90,15 +92,19 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Stores pages for faults that wait for room, on a thread that answers faults and would only wait for the one that
-    /// reclaims: *direct reclaim*, as in Linux. It ends as soon as none waits, or after a few folios.
+    /// Makes room for faults that wait for it, on a thread that answers faults and would only wait for the one that
+    /// reclaims: *direct reclaim*, as in Linux. It ends as soon as none waits, after a
+    /// few folios that are stored, or one cluster that leaves.
     pub fn reclaim_directly(&self, work: &mut Workspace) {
-        if self.probation().len() <= 1 {
+        let takes_out = self.takes_out_directly();
+        if !takes_out && self.probation().len() <= 1 {
             // Nothing is begun: a census would begin anew for each fault that finds nothing to store.
             return;
         }
         self.direct.begin();
-        if let Some(slot) = self.reclaimer.oldest_of_several() {
+        if takes_out {
+            self.take_out();
+        } else if let Some(slot) = self.reclaimer.oldest_of_several() {
             let pages = self.store_slot(slot, StoreFor::Faults, work);
             self.count(Counter::pgsteal_direct, pages);
         }
@@ -107,6 +113,13 @@ impl<M: Memory> Engine<M> {
             // For what the last folios gave.
             self.retry_waiting(work);
         }
+    }
+
+    /// Returns whether direct reclaim takes a cluster out: where pages are copied into spare frames that makes room at
+    /// once, and to store them makes more spare frames. A census drops those, so that this does not begin any more.
+    fn takes_out_directly(&self) -> bool {
+        let is_full = || self.reclaimer.is_probation_full(&self.swap);
+        self.staging.spare() > 0 && self.budget.free() <= 0 && !is_full()
     }
 
     /// Does one step towards memory that the pool could give, and leaves the program's pages alone.

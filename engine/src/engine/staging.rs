@@ -17,6 +17,10 @@ pub(super) struct Staging<S> {
     donors: Mutex<Vec<u16>>,
     /// Pages of memory that the slots have.
     pub(super) frames: AtomicI64,
+    /// Those of them that are spare.
+    spare: AtomicI64,
+    /// Whether a spare frame was used since the last look.
+    spare_used: AtomicBool,
     /// Frames of each slot that are dead: their page was copied into the program.
     dead: Box<[AtomicUsize]>,
     /// The number of those.
@@ -36,6 +40,8 @@ impl<S> Staging<S> {
             slots: slots.into_iter().map(Mutex::new).collect(),
             donors: Mutex::default(),
             frames: AtomicI64::new(0),
+            spare: AtomicI64::new(0),
+            spare_used: AtomicBool::new(false),
             runs_wanted: AtomicUsize::new(0),
             donors_used: AtomicBool::new(false),
         }
@@ -54,6 +60,24 @@ impl<S> Staging<S> {
     /// Notes that the slots have more pages of memory, or fewer.
     pub(super) fn add_frames(&self, pages: i64) {
         self.frames.fetch_add(pages, Relaxed);
+    }
+
+    /// Returns the number of spare frames.
+    pub(super) fn spare(&self) -> i64 {
+        self.spare.load(Relaxed)
+    }
+
+    /// Notes that there are more spare frames, or that some were used or dropped.
+    pub(super) fn add_spare(&self, frames: i64) {
+        self.spare.fetch_add(frames, Relaxed);
+        if frames < 0 {
+            self.spare_used.store(true, Relaxed);
+        }
+    }
+
+    /// Returns whether spare frames were used since this was last asked.
+    pub(super) fn was_spare_used(&self) -> bool {
+        self.spare_used.swap(false, Relaxed)
     }
 
     /// Notes that frames of a slot are dead.

@@ -247,6 +247,7 @@ impl<M: Memory> Engine<M> {
             self.store_slot(slot, StoreFor::Fork, work);
         }
         while self.drop_donor().is_some() {}
+        self.drop_spare();
         self.requests() == 0 && self.probation().is_empty()
     }
 

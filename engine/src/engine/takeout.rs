@@ -109,10 +109,10 @@ impl<M: Memory> Engine<M> {
         mut stays: Option<&mut Stays>,
     ) -> usize {
         let number = cluster.number();
-        let protected = self.protection.begin_taking(number);
+        let (taking, protected) = self.protection.begin_taking(number);
         let pins = self.memory.may_pin();
         if protected || (pins && !self.memory.can_move()) {
-            self.protection.end_taking();
+            self.protection.end_taking(taking);
             if let Some(stays) = stays {
                 stays.leave_out(0..CLUSTER_PAGES, if protected { Reason::Used } else { Reason::Pinned });
                 stays.are_there(self.memory.presence(pages_of(number)).present);
@@ -124,6 +124,7 @@ impl<M: Memory> Engine<M> {
         let mut slot = lock(&self.staging[slot_id]);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
         let checks = pins || self.mask.masks(Mask::NO_REMAP);
+        let spare = slot.spare_pages();
         let hot = if self.memory.can_move() { hot } else { PageSet::default() };
         // MOVE leaves them where they are; `mremap` takes all.
         let untouched = if checks { hot } else { PageSet::default() };
@@ -154,12 +155,17 @@ impl<M: Memory> Engine<M> {
             |offset| populated.contains(offset),
             |offset| !still.contains(offset),
         );
-        self.protection.end_taking();
+        self.protection.end_taking(taking);
         self.note(|| Event::TakenOut { page: number.page(0), pages: out.taken as u64 });
         if out.taken == 0 && cluster.present() > 0 {
             self.count(Counter::pgsteal_fail, 1);
         }
-        let memory = slot.memory_pages() as i64;
+        // Frames that were spare are memory that was taken before.
+        let filled = (spare - slot.spare_pages()) as i64;
+        let memory = slot.memory_pages() as i64 - filled;
+        if filled > 0 {
+            self.staging.add_spare(-filled);
+        }
         self.staging.add_frames(memory);
         self.budget.take(out.adopted as i64);
         self.budget.give(out.taken as i64 - memory + out.dropped as i64);
@@ -268,11 +274,41 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Gives a slot's frames back to the system but those of `kept`.
+    /// Gives a slot's frames back to the system but those of `kept`, and a few that stay as spare ones. Returns how many
+    /// it gave back.
     pub(super) fn drop_bytes(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
         let before = slot.memory_pages();
+        let spare = self.keep_spare(slot, kept);
         slot.retain(kept);
-        let pages = before - slot.memory_pages();
+        let pages = before - slot.memory_pages() - spare;
+        self.staging.add_frames(-(pages as i64));
+        self.budget.give(pages as i64);
+        pages
+    }
+
+    /// Makes frames of a slot but those of `kept` spare ones, as many as there may be. Returns how many.
+    ///
+    /// To populate a frame and to give it back takes as long as all else that is done to take a page out, and each time
+    /// that frames are given back the other processors are interrupted.
+    fn keep_spare(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
+        let room = self.watermarks.high() - self.staging.spare();
+        if room <= 0 || !self.memory.copies_out() {
+            return 0;
+        }
+        let before = slot.spare_pages();
+        slot.set_aside(slot.populated().minus(kept).iter().take(room as usize).collect());
+        let spare = slot.spare_pages() - before;
+        self.staging.add_spare(spare as i64);
+        spare
+    }
+
+    /// Gives the spare frames back to the system. Returns how many there were.
+    pub(super) fn drop_spare(&self) -> usize {
+        if self.staging.spare() <= 0 {
+            return 0;
+        }
+        let pages = self.staging.iter().map(|slot| lock(slot).drop_spare()).sum::<usize>();
+        self.staging.add_spare(-(pages as i64));
         self.staging.add_frames(-(pages as i64));
         self.budget.give(pages as i64);
         pages
@@ -284,8 +320,12 @@ impl<M: Memory> Engine<M> {
         Some(self.drop_frames(donor, lock(&self.staging[donor])))
     }
 
-    /// Gives back frames that are kept for runs if no run came in since the last call.
-    pub fn drop_idle_donor(&self) {
+    /// Gives back frames that are kept to save work if they saved none since the last call: of a donor if no run came in,
+    /// spare ones if no page left.
+    pub fn drop_idle_frames(&self) {
+        if !self.staging.was_spare_used() {
+            self.drop_spare();
+        }
         if !self.staging.was_donor_wanted() {
             self.drop_donor();
         }
@@ -353,10 +393,10 @@ impl<M: Memory> Engine<M> {
         self.drop_frames(slot_id, slot)
     }
 
-    /// Frames that no page on probation is in: of copies that were mapped, of pages that were stored just now, and of
-    /// donors. They are memory like any other, and save work only: so they are few.
+    /// Frames that no page on probation is in, and that are not spare: of copies that were mapped, of pages that were
+    /// stored just now, and of donors. They are memory like any other, and save work only: so they are few.
     pub(super) fn idle_frames(&self) -> i64 {
-        self.staging.frames() - self.swap.cached()
+        self.staging.frames() - self.staging.spare() - self.swap.cached()
     }
 
     /// Lets go of pages of a slot, by `end`, which stay on probation: they could not be mapped, or were not wanted

@@ -265,6 +265,10 @@ impl Memory for FakeObjects {
         false
     }
 
+    fn copies_out(&self) -> bool {
+        true
+    }
+
     fn may_pin(&self) -> bool {
         self.pieces_until_pin.load(Relaxed) == 1
     }

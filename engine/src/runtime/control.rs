@@ -165,7 +165,7 @@ impl Control {
         runtime.level(refault_ns.saturating_sub(self.refault_ns), now.clock - self.looked.clock);
         (self.looked, self.refault_ns) = (now, refault_ns);
         runtime.judge_shared_pool();
-        runtime.engine.drop_idle_donor();
+        runtime.engine.drop_idle_frames();
         runtime.engine.size_buffers();
     }
 }

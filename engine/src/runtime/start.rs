@@ -218,6 +218,7 @@ impl Runtime {
         let limits = Limits::for_cap(group.cap_pages());
         let trace = open_trace(&group, slot);
         let slots = Kernel::slots(limits.slots()).map_err(|error| StartError::Resources(error.into()))?;
+        let limits = if memory.is_shared() { limits.without_probation() } else { limits };
         let engine = Engine::new(Parts {
             swap,
             memory,

@@ -124,6 +124,7 @@ impl World {
             }
             988..992 => self.memory().set_no_memory_every([0, 0, 7][random.below(3) as usize]),
             992..996 => self.engine.swap().zswap().set_pages_max(random.below(120) as usize),
+            996..998 => self.engine.drop_idle_frames(),
             _ => self.push_out(),
         }
     }

@@ -15,5 +15,6 @@ mod kept;
 
 mod events;
 mod seeds;
+mod spare;
 mod threads;
 mod world;

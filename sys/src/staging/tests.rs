@@ -24,6 +24,36 @@ fn frames_that_are_retained_stay_and_the_others_give_their_memory_back() {
     assert_eq!(slot.memory_pages(), 0);
 }
 
+#[test]
+fn frames_that_are_set_aside_hold_nothing_and_are_filled_anew() {
+    let mut slots = Staging::slots(1).unwrap();
+    let slot = &mut slots[0];
+    let fill = |slot: &mut Slot, run: Range<usize>, byte: u8| {
+        slot.fill(run.start, run.len(), |bytes| {
+            bytes.fill(byte);
+            Ok(())
+        })
+    };
+    let present = |slot: &Slot| Pagemap::open().unwrap().presence(slot.base(), CLUSTER_SIZE).unwrap().present;
+    fill(slot, 3..9, 1).unwrap();
+    slot.set_aside(PageSet::range(4..7).or(PageSet::range(100..200)));
+    assert_eq!((slot.populated().iter().collect::<Vec<_>>(), slot.spare_pages()), (vec![3, 7, 8], 3));
+    assert!(slot.frame(5).is_none() && present(slot) == PageSet::range(3..9));
+    // What lies between frames that are given back stays.
+    slot.retain(PageSet::range(3..4));
+    assert_eq!((slot.spare_pages(), present(slot)), (3, PageSet::range(3..7)));
+    fill(slot, 5..12, 2).unwrap();
+    assert_eq!((slot.spare_pages(), present(slot)), (1, PageSet::range(3..12)));
+    assert!(slot.frame(3).unwrap().iter().all(|&byte| byte == 1));
+    assert!(slot.frames(5, 7).iter().all(|&byte| byte == 2));
+    // What could not be read into is given back, spare or not.
+    assert_eq!(slot.fill(4, 1, |_| Err(Errno::IO)), Err(Errno::IO));
+    assert_eq!((slot.spare_pages(), present(slot).contains(4)), (0, false));
+    slot.set_aside(PageSet::range(3..12));
+    assert_eq!((slot.drop_spare(), slot.spare_pages(), slot.memory_pages()), (8, 0, 0));
+    assert!(present(slot).is_empty());
+}
+
 /// A cluster of two mappings, every page of which holds its number.
 fn program() -> Reservation {
     let program = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();

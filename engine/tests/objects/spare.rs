@@ -1,0 +1,141 @@
+//! Spare frames: pages of objects leave by copies into frames that served before.
+
+use crate::common::{balances, manage, page, pages, prose};
+use pagetide::engine::{Engine, Limits, Progress, Workspace};
+use pagetide::fake::{self, FakeObjects, Setup};
+use pagetide::regions::Access;
+use pagetide_swap::{Counter, PageIndex};
+use std::ops::Range;
+
+const FIRST: u64 = 1000 * 512;
+/// Two clusters are in memory, of four.
+const GRANTED: i64 = 2 * 512 + 64;
+
+struct World {
+    engine: Engine<FakeObjects>,
+    work: Workspace,
+    process: usize,
+}
+
+impl World {
+    /// An object whose pages are all written, of which about half is in memory.
+    fn new() -> Self {
+        let engine = fake::keeper(Setup {
+            slots: 6,
+            limits: Limits { low: 32, high: 600, probation: 1 },
+            pool_pages_max: 4096,
+            ..Setup::default()
+        });
+        engine.budget().give(GRANTED);
+        let range = FIRST..FIRST + 4 * 512;
+        engine.memory().create(pages(range.clone()));
+        manage(&engine, range.clone(), Access::Write);
+        let process = engine.memory().start();
+        engine.memory().attach(process, pages(range.clone()));
+        let mut world = Self { engine, work: Workspace::default(), process };
+        world.write(range);
+        world
+    }
+
+    fn write(&mut self, range: Range<u64>) {
+        for number in range {
+            for tries in 0.. {
+                assert!(tries < 100, "page {number:#x} never comes");
+                if self.touch(page(number)) {
+                    break;
+                }
+                self.engine.reclaim(&mut self.work);
+                self.engine.retry_waiting(&mut self.work);
+            }
+            let written = self.engine.memory().update(self.process, page(number), |bytes| {
+                bytes.copy_from_slice(&prose(number)[..]);
+            });
+            assert_eq!(written, Ok(Some(())));
+        }
+    }
+
+    /// Returns whether the page is there after a fault, if it needs one.
+    fn touch(&mut self, page: PageIndex) -> bool {
+        let memory = self.engine.memory();
+        if memory.is_missing(self.process, page) == Ok(true)
+            && let Some(token) = memory.begin_to_wait(self.process, page)
+        {
+            assert!(memory.hear(token));
+            self.engine.fault(page, true, fake::clock(), &mut self.work);
+        }
+        self.engine.memory().is_missing(self.process, page) == Ok(false)
+    }
+
+    fn frames(&self) -> i64 {
+        assert_eq!(self.engine.usage().frames, self.engine.memory().frames());
+        self.engine.usage().frames
+    }
+
+    fn get(&self, counter: Counter) -> u64 {
+        self.engine.swap().counters().get(counter)
+    }
+
+    /// Has all pages on probation stored, whose frames are spare from then on.
+    fn store(&mut self) {
+        for steps in 0.. {
+            assert!(steps < 100, "{} pages stay on probation", self.engine.swap().cached());
+            if self.engine.swap().cached() == 0 {
+                break;
+            }
+            assert_ne!(self.engine.reclaim(&mut self.work), Progress::Nothing);
+        }
+    }
+
+    fn check(&self) {
+        balances(&self.engine, GRANTED);
+        for number in FIRST..FIRST + 4 * 512 {
+            if let Some(bytes) = self.engine.memory().peek(page(number)) {
+                assert!(*bytes == *prose(number), "page {number:#x} is another");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_cluster_that_leaves_into_spare_frames_makes_room_before_it_is_stored() {
+    let mut world = World::new();
+    while world.engine.budget().free() > 0 {
+        let missing = (FIRST..FIRST + 4 * 512).find(|&at| world.engine.memory().peek(page(at)).is_none());
+        world.write(missing.map(|at| at..at + 1).expect("not all fits"));
+    }
+    world.check();
+    let spare = world.frames() - world.engine.swap().cached();
+    assert!(spare > 256, "{spare} frames are spare");
+    // A fault for which there is no room.
+    let missing = (FIRST..FIRST + 4 * 512).find(|&at| world.engine.memory().peek(page(at)).is_none());
+    let missing = page(missing.expect("not all fits"));
+    assert!(!world.touch(missing) && world.engine.waiting() == 1);
+    let before = (world.get(Counter::zswpout), world.frames());
+    world.engine.reclaim_directly(&mut world.work);
+    assert!(world.engine.waiting() == 0 && world.touch(missing), "there is room for it");
+    assert_eq!((world.get(Counter::zswpout), world.frames()), before, "nothing was stored, no frame is new");
+    world.check();
+}
+
+#[test]
+fn spare_frames_are_given_back_when_no_page_leaves_or_nothing_else_is_left() {
+    let mut world = World::new();
+    world.store();
+    let spare = world.frames();
+    assert!(spare > 0);
+    // Some were used since the last look.
+    world.engine.drop_idle_frames();
+    assert_eq!(world.frames(), spare);
+    let free = world.engine.budget().free();
+    world.engine.drop_idle_frames();
+    assert_eq!((world.frames(), world.engine.budget().free()), (0, free + spare));
+    world.check();
+    // Whatever is tried for room begins with them.
+    world.write(FIRST..FIRST + 4 * 512);
+    world.store();
+    assert!(world.frames() > 0);
+    let mut round = Default::default();
+    world.engine.census_step(&mut round, &mut world.work);
+    assert_eq!(world.frames(), 0);
+    world.check();
+}
