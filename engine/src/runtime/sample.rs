@@ -120,7 +120,9 @@ impl Runtime {
         // Those without an engine keep nothing free.
         let armed = self.group.live().filter(|slot| slot.get(Field::Armed) != 0).count();
         let cap = self.group.cap_pages();
-        self.engine.share_cap(cap, armed);
+        // The keeper answers the faults of all processes: it keeps free what one that is alone does.
+        let sharing = if self.engine.memory().is_shared() { 1 } else { armed };
+        self.engine.share_cap(cap, sharing);
         let grant = self.slot.granted().max((cap / processes) as i64);
         let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
