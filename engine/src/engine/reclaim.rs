@@ -8,8 +8,8 @@ use pagetide_swap::reclaimer::{Mover, Progress};
 use pagetide_swap::{Counter, Handle, PageIndex, PoolScope};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
-/// The stores of threads that answer faults ([`Engine::reclaim_directly`]), for the census: pages that such a store has
-/// in hand may leave yet.
+/// The stores and take-outs of threads that answer faults ([`Engine::reclaim_directly`]), for the census: pages that such a
+/// thread has in hand may leave yet.
 #[derive(Debug, Default)]
 pub(super) struct DirectStores {
     under_way: AtomicUsize,
@@ -68,9 +68,11 @@ impl<M: Memory> Mover for Moving<'_, M> {
     }
 
     fn drop_spare_frames(&mut self) -> usize {
-        let dropped = self.engine.drop_donor().unwrap_or(0);
-        // The next take-out makes as much room as spare frames are.
-        if dropped == 0 && self.engine.budget.free() <= 0 { self.engine.drop_spare() } else { dropped }
+        if self.engine.budget.free() <= 0 {
+            // No progress: where that is the only room that is made, others are to be asked for theirs.
+            self.engine.drop_spare();
+        }
+        self.engine.drop_donor().unwrap_or(0)
     }
 
     fn pool_changed(&mut self) {
@@ -116,7 +118,8 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Returns whether direct reclaim takes a cluster out: where pages are copied into spare frames that makes room at
-    /// once, and to store them makes more spare frames. A census drops those, so that this does not begin any more.
+    /// once, and to store them makes more spare frames. A census drops those, and none is made again before a page has found
+    /// a place: so this does not put the end of a census off.
     fn takes_out_directly(&self) -> bool {
         let is_full = || self.reclaimer.is_probation_full(&self.swap);
         self.staging.spare() > 0 && self.budget.free() <= 0 && !is_full()

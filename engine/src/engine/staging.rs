@@ -67,10 +67,22 @@ impl<S> Staging<S> {
         self.spare.load(Relaxed)
     }
 
-    /// Notes that there are more spare frames, or that some were used or dropped.
+    /// Notes that there will be up to `frames` spare frames more, but `most` in all. Returns how many.
+    pub(super) fn reserve_spare(&self, frames: usize, most: i64) -> usize {
+        let more = |spare: i64| (most - spare).clamp(0, frames as i64);
+        let before = self.spare.fetch_update(Relaxed, Relaxed, |spare| Some(spare + more(spare)));
+        before.map_or(0, more) as usize
+    }
+
+    /// Notes that there are more spare frames, or fewer.
     pub(super) fn add_spare(&self, frames: i64) {
         self.spare.fetch_add(frames, Relaxed);
-        if frames < 0 {
+    }
+
+    /// Notes that spare frames were used.
+    pub(super) fn use_spare(&self, frames: i64) {
+        if frames > 0 {
+            self.add_spare(-frames);
             self.spare_used.store(true, Relaxed);
         }
     }

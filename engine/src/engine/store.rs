@@ -1,5 +1,6 @@
 //! Storing: pages on probation go into the pool, or to the device.
 
+use super::takeout::WereStored;
 use super::write::{Arrived, Outgoing};
 use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};
@@ -124,8 +125,10 @@ impl<M: Memory> Engine<M> {
                 if whom != StoreFor::Fork && waiting > 0 && is_enough {
                     // Nobody waits for the rest of the cluster.
                     given = folios;
-                    self.drop_unused(slot, PARTS_MAX);
+                    self.drop_unused(slot, PARTS_MAX, WereStored::some(stored));
                     match whom {
+                        // All of them are spare: the next take-out makes room.
+                        _ if self.budget.free() <= 0 => {}
                         StoreFor::Faults => self.retry_waiting(work),
                         _ => self.have_waiting_retried(work),
                     }
@@ -151,9 +154,9 @@ impl<M: Memory> Engine<M> {
             probation.requeue_first(slot);
         }
         if probation.has_pages(slot) {
-            self.drop_unused(slot, PARTS_MAX);
+            self.drop_unused(slot, PARTS_MAX, WereStored::some(stored));
         }
-        self.unref(slot, 1);
+        self.unref_with(slot, 1, WereStored::some(stored + sent));
         stored + sent
     }
 

@@ -49,10 +49,17 @@ impl<M: Memory> Engine<M> {
             });
             victim.map(|victim| self.take_out_into(slot_id, victim, &regions, &mut shared, None))
         };
-        let hastened = if taken.is_none() { 0 } else { self.hastened.load(Relaxed).saturating_sub(1) };
-        self.hastened.store(hastened, Relaxed);
-        if taken.is_none_or(|taken| taken == 0) {
-            self.probation().put_back_empty(slot_id);
+        match taken {
+            None => self.hastened.store(0, Relaxed),
+            Some(_) => {
+                _ = self.hastened.fetch_update(Relaxed, Relaxed, |clusters| clusters.checked_sub(1));
+            }
+        }
+        match taken {
+            // The slot is none the worse for it.
+            None => self.probation().add_empty(slot_id),
+            Some(0) => self.probation().put_back_empty(slot_id),
+            Some(_) => {}
         }
         if !shared.is_empty() {
             self.unshare(&shared);
@@ -163,14 +170,14 @@ impl<M: Memory> Engine<M> {
         // Frames that were spare are memory that was taken before.
         let filled = (spare - slot.spare_pages()) as i64;
         let memory = slot.memory_pages() as i64 - filled;
-        if filled > 0 {
-            self.staging.add_spare(-filled);
-        }
+        self.staging.use_spare(filled);
         self.staging.add_frames(memory);
         self.budget.take(out.adopted as i64);
         self.budget.give(out.taken as i64 - memory + out.dropped as i64);
         if out.taken == 0 {
             self.drop_bytes(&mut slot, PageSet::default());
+            // The slot is the last to be taken from now on.
+            self.drop_spare_of(&mut slot);
             return 0;
         }
         // Before the cluster is unlocked: a fault may bring the first page back at once.
@@ -274,32 +281,31 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Gives a slot's frames back to the system but those of `kept`, and a few that stay as spare ones. Returns how many
-    /// it gave back.
+    /// Gives a slot's frames back to the system but those of `kept`.
     pub(super) fn drop_bytes(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
         let before = slot.memory_pages();
-        let spare = self.keep_spare(slot, kept);
         slot.retain(kept);
-        let pages = before - slot.memory_pages() - spare;
+        let pages = before - slot.memory_pages();
         self.staging.add_frames(-(pages as i64));
         self.budget.give(pages as i64);
         pages
     }
 
-    /// Makes frames of a slot but those of `kept` spare ones, as many as there may be. Returns how many.
+    /// Makes frames of a slot but those of `kept` spare ones, as many as there may be.
     ///
     /// To populate a frame and to give it back takes as long as all else that is done to take a page out, and each time
-    /// that frames are given back the other processors are interrupted.
-    fn keep_spare(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
-        let room = self.watermarks.high() - self.staging.spare();
-        if room <= 0 || !self.memory.copies_out() {
-            return 0;
+    /// that frames are given back the other processors are interrupted. Only frames of pages that were *stored* stay: where
+    /// nothing finds a place they would be memory that comes and goes, and nobody would see that nothing leaves.
+    fn keep_spare(&self, slot: &mut M::Slot, kept: PageSet) {
+        if !self.memory.copies_out() {
+            return;
         }
+        let free = slot.populated().minus(kept);
+        let granted = self.staging.reserve_spare(free.len(), self.watermarks.high());
         let before = slot.spare_pages();
-        slot.set_aside(slot.populated().minus(kept).iter().take(room as usize).collect());
-        let spare = slot.spare_pages() - before;
-        self.staging.add_spare(spare as i64);
-        spare
+        slot.set_aside(free.iter().take(granted).collect());
+        let refused = granted - (slot.spare_pages() - before);
+        self.staging.add_spare(-(refused as i64));
     }
 
     /// Gives the spare frames back to the system. Returns how many there were.
@@ -307,7 +313,11 @@ impl<M: Memory> Engine<M> {
         if self.staging.spare() <= 0 {
             return 0;
         }
-        let pages = self.staging.iter().map(|slot| lock(slot).drop_spare()).sum::<usize>();
+        self.staging.iter().map(|slot| self.drop_spare_of(&mut lock(slot))).sum()
+    }
+
+    fn drop_spare_of(&self, slot: &mut M::Slot) -> usize {
+        let pages = slot.drop_spare();
         self.staging.add_spare(-(pages as i64));
         self.staging.add_frames(-(pages as i64));
         self.budget.give(pages as i64);
@@ -345,20 +355,24 @@ impl<M: Memory> Engine<M> {
         }
         for slot_id in self.staging.take_dead() {
             if self.probation().try_hold(slot_id) {
-                self.drop_unused(slot_id, CLUSTER_PAGES);
+                self.drop_unused(slot_id, CLUSTER_PAGES, WereStored::No);
                 self.unref(slot_id, 1);
             }
         }
     }
 
     /// Gives the frames of pages that have left a slot back to the system, if those that stay are in `parts_max` parts at
-    /// most. The caller holds a reference of the slot.
-    pub(super) fn drop_unused(&self, slot_id: u16, parts_max: usize) {
+    /// most. The caller holds a reference of the slot. Where pages were stored some frames stay as spare ones.
+    pub(super) fn drop_unused(&self, slot_id: u16, parts_max: usize, stored: WereStored) {
         let populated = lock(&self.staging[slot_id]).populated();
         let used = frames_in_use(&self.swap, slot_id, self.probation().cluster(slot_id), populated);
         // No page comes into a slot but by a take-out, for which it must be empty: what has left stays away.
         if used.runs().count() <= parts_max {
-            self.drop_bytes(&mut lock(&self.staging[slot_id]), used);
+            let mut slot = lock(&self.staging[slot_id]);
+            if stored == WereStored::Yes {
+                self.keep_spare(&mut slot, used);
+            }
+            self.drop_bytes(&mut slot, used);
         }
     }
 
@@ -372,12 +386,20 @@ impl<M: Memory> Engine<M> {
 
     /// `count` pages are no longer cached in the slot (or its processing has ended).
     pub(super) fn unref(&self, slot_id: u16, count: usize) -> usize {
+        self.unref_with(slot_id, count, WereStored::No)
+    }
+
+    /// As [`Engine::unref`], after pages of the slot were stored or not: if they were, some of its frames stay as spare ones.
+    pub(super) fn unref_with(&self, slot_id: u16, count: usize, stored: WereStored) -> usize {
         if !self.probation().release(slot_id, count) {
             return 0;
         }
         self.staging.forget_dead(slot_id);
         // Nobody refers to its frames: they are free, and populated.
         let mut slot = lock(&self.staging[slot_id]);
+        if stored == WereStored::Yes {
+            self.keep_spare(&mut slot, PageSet::default());
+        }
         let pages = slot.memory_pages();
         if pages >= CLUSTER_PAGES / 2 && self.memory.can_move() && self.staging.is_donor_wanted() {
             let others = self.idle_frames() - pages as i64;
@@ -407,6 +429,20 @@ impl<M: Memory> Engine<M> {
         end();
         self.probation().requeue(slot_id);
         self.unref(slot_id, 1);
+    }
+}
+
+/// Whether pages of a slot were stored just now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WereStored {
+    No,
+    Yes,
+}
+
+impl WereStored {
+    /// Whether so many pages are some.
+    pub(super) fn some(pages: usize) -> Self {
+        if pages > 0 { Self::Yes } else { Self::No }
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::requests::Pending;
+use super::takeout::WereStored;
 use crate::memory::Memory;
 use pagetide_device::{BLOCK, Buffer, Direction, Request, Told};
 use pagetide_swap::blocks::BlockRun;
@@ -76,7 +77,7 @@ impl<M: Memory> Ending for Arrived<'_, M> {
     }
 
     fn swapped(&mut self, pages: usize) {
-        self.engine.unref(self.slot, pages);
+        self.engine.unref_with(self.slot, pages, WereStored::Yes);
     }
 }
 

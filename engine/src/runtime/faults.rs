@@ -61,6 +61,10 @@ impl Runtime {
     fn reclaim_directly(&self, seat: &Seat, work: &mut Workspace) {
         if self.engine.waiting() > 0 && self.pause.try_spare_work() {
             seat.now(Activity::Reclaims, 0, clock());
+            if self.engine.memory().is_shared() {
+                // Before anything is taken out, as the reclaim thread does.
+                self.look_for_pins();
+            }
             self.engine.reclaim_directly(work);
             self.pause.end_work();
         }

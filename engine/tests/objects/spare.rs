@@ -1,7 +1,8 @@
 //! Spare frames: pages of objects leave by copies into frames that served before.
 
 use crate::common::{balances, manage, page, pages, prose};
-use pagetide::engine::{Engine, Limits, Progress, Workspace};
+use pagetide::census::{Reason, Step};
+use pagetide::engine::{Engine, Limits, Progress, Round, Workspace};
 use pagetide::fake::{self, FakeObjects, Setup};
 use pagetide::regions::Access;
 use pagetide_swap::{Counter, PageIndex};
@@ -20,10 +21,17 @@ struct World {
 impl World {
     /// An object whose pages are all written, of which about half is in memory.
     fn new() -> Self {
+        let mut world = Self::with_pool(4096);
+        world.write(FIRST..FIRST + 4 * 512);
+        world
+    }
+
+    /// An object of which nothing is written.
+    fn with_pool(pool_pages_max: usize) -> Self {
         let engine = fake::keeper(Setup {
             slots: 6,
             limits: Limits { low: 32, high: 600, probation: 1 },
-            pool_pages_max: 4096,
+            pool_pages_max,
             ..Setup::default()
         });
         engine.budget().give(GRANTED);
@@ -32,9 +40,7 @@ impl World {
         manage(&engine, range.clone(), Access::Write);
         let process = engine.memory().start();
         engine.memory().attach(process, pages(range.clone()));
-        let mut world = Self { engine, work: Workspace::default(), process };
-        world.write(range);
-        world
+        Self { engine, work: Workspace::default(), process }
     }
 
     fn write(&mut self, range: Range<u64>) {
@@ -134,8 +140,37 @@ fn spare_frames_are_given_back_when_no_page_leaves_or_nothing_else_is_left() {
     world.write(FIRST..FIRST + 4 * 512);
     world.store();
     assert!(world.frames() > 0);
-    let mut round = Default::default();
+    let mut round = Round::default();
     world.engine.census_step(&mut round, &mut world.work);
     assert_eq!(world.frames(), 0);
     world.check();
+}
+
+#[test]
+fn nothing_is_spare_where_nothing_finds_a_place_and_that_is_proved() {
+    let mut world = World::with_pool(0);
+    world.write(FIRST..FIRST + GRANTED as u64);
+    let missing = page(FIRST + GRANTED as u64);
+    assert!(!world.touch(missing) && world.engine.waiting() == 1);
+    for _ in 0..100 {
+        // A step that says that it has made room would keep reclaim from asking others for it.
+        assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved);
+        world.engine.reclaim_directly(&mut world.work);
+        assert!(world.frames() == world.engine.swap().cached() && world.engine.waiting() == 1);
+    }
+    let mut round = Round::default();
+    let stuck = (0..1000).find_map(|_| match world.engine.census_step(&mut round, &mut world.work) {
+        Step::Stuck(tally) => Some(tally),
+        step => {
+            assert_eq!(step, Step::Goes);
+            // Whoever reads faults finds nothing to begin.
+            world.engine.reclaim_directly(&mut world.work);
+            None
+        }
+    });
+    assert_eq!(
+        stuck.map(|tally| (tally.total(), tally.get(Reason::NoPlace))),
+        Some((GRANTED as u64, GRANTED as u64))
+    );
+    assert_eq!(world.frames(), 0);
 }
