@@ -18,6 +18,11 @@ const OBJECTS: u64 = 3;
 const FIRST: u64 = 3000 * 512;
 const STRIDE: u64 = 2 * 512;
 const LENGTH: u64 = 700;
+/// Once in so many faults a thread makes way, so that others run between its steps. On a machine whose processors are busy
+/// each time costs it milliseconds.
+const YIELD_EVERY: u64 = 16;
+/// The reclaim thread looks again after this time.
+const IDLE: Duration = Duration::from_micros(50);
 /// An answer takes microseconds; this is only so that a test that hangs says where.
 const GUARD: Duration = Duration::from_secs(30);
 
@@ -44,9 +49,21 @@ struct Process<'a> {
     engine: &'a Engine<FakeObjects>,
     number: usize,
     work: Workspace,
+    faults: u64,
 }
 
-impl Process<'_> {
+impl<'a> Process<'a> {
+    fn new(engine: &'a Engine<FakeObjects>, number: usize) -> Self {
+        Self { engine, number, work: Workspace::default(), faults: 0 }
+    }
+
+    /// Makes way at this step of a fault, now and then.
+    fn make_way(&self, step: u64) {
+        if (self.faults + step * YIELD_EVERY / 2).is_multiple_of(YIELD_EVERY) {
+            std::thread::yield_now();
+        }
+    }
+
     /// Does `access` until the page is there, faulting as often as it takes.
     fn until_done<T>(&mut self, number: u64, write: bool, access: impl Fn(&mut Bytes) -> T) -> T {
         let (memory, page) = (self.engine.memory(), page(number));
@@ -57,9 +74,10 @@ impl Process<'_> {
                 return result;
             }
             // Others run between the look and the wait, and between the wait and the engine's hearing of it.
-            std::thread::yield_now();
+            self.faults += 1;
+            self.make_way(0);
             let Some(token) = memory.begin_to_wait(self.number, page) else { continue };
-            std::thread::yield_now();
+            self.make_way(1);
             if memory.hear(token) {
                 self.engine.fault(page, write, fake::clock(), &mut self.work);
                 if self.engine.waiting() > 0 {
@@ -126,7 +144,7 @@ fn reclaim(engine: &Engine<FakeObjects>, stop: &AtomicBool) {
             engine.reclaim(&mut work);
             engine.retry_waiting(&mut work);
         } else {
-            std::thread::yield_now();
+            std::thread::sleep(IDLE);
         }
     }
 }
@@ -143,7 +161,7 @@ fn complete(engine: &Engine<FakeObjects>, stop: &AtomicBool) {
 fn come_and_go(engine: &Engine<FakeObjects>, last: &AtomicBool) {
     let range = FIRST + OBJECTS * STRIDE..FIRST + OBJECTS * STRIDE + 100;
     let memory = engine.memory();
-    let mut process = Process { engine, number: memory.start(), work: Workspace::default() };
+    let mut process = Process::new(engine, memory.start());
     while !last.load(SeqCst) {
         memory.create(pages(range.clone()));
         memory.attach(process.number, pages(range.clone()));
@@ -194,7 +212,7 @@ fn hammer(pool_pages_max: usize, no_memory_every: u64) {
         scope.spawn(move || reclaim(engine, stop));
         scope.spawn(move || complete(engine, stop));
         let other = scope.spawn(move || come_and_go(engine, last));
-        let start = |number| move || Process { engine, number, work: Workspace::default() }.run(operations);
+        let start = |number| move || Process::new(engine, number).run(operations);
         let threads = numbers.map(|number| scope.spawn(start(number)));
         let ended = threads.map(|thread| thread.join().is_ok());
         last.store(true, SeqCst);
