@@ -11,6 +11,20 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed};
 /// Donors that are kept at most.
 pub(super) const DONORS_MAX: usize = 4;
 
+/// Whether pages of a slot were stored just now.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum WereStored {
+    No,
+    Yes,
+}
+
+impl WereStored {
+    /// Whether so many pages are some.
+    pub(super) fn some(pages: usize) -> Self {
+        if pages > 0 { Self::Yes } else { Self::No }
+    }
+}
+
 /// The slots of an engine.
 pub(super) struct Staging<S> {
     slots: Box<[Mutex<S>]>,

@@ -1,6 +1,6 @@
 //! Storing: pages on probation go into the pool, or to the device.
 
-use super::takeout::WereStored;
+use super::staging::WereStored;
 use super::write::{Arrived, Outgoing};
 use super::{Engine, Workspace, lock};
 use crate::memory::{MapError, Memory, PageSet, StagingSlot};

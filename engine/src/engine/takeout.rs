@@ -1,6 +1,7 @@
 //! Taking out: pages of a cluster leave the program for a slot of staging.
 
 use super::census::Stays;
+use super::staging::WereStored;
 use super::{Engine, lock};
 use crate::census::Reason;
 use crate::mask::Mask;
@@ -429,20 +430,6 @@ impl<M: Memory> Engine<M> {
         end();
         self.probation().requeue(slot_id);
         self.unref(slot_id, 1);
-    }
-}
-
-/// Whether pages of a slot were stored just now.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum WereStored {
-    No,
-    Yes,
-}
-
-impl WereStored {
-    /// Whether so many pages are some.
-    pub(super) fn some(pages: usize) -> Self {
-        if pages > 0 { Self::Yes } else { Self::No }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::requests::Pending;
-use super::takeout::WereStored;
+use super::staging::WereStored;
 use crate::memory::Memory;
 use pagetide_device::{BLOCK, Buffer, Direction, Request, Told};
 use pagetide_swap::blocks::BlockRun;
