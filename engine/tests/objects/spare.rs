@@ -8,8 +8,10 @@ use pagetide::regions::Access;
 use pagetide_swap::{Counter, PageIndex};
 use std::ops::Range;
 
+/// The object's pages: four clusters.
+const PAGES: Range<u64> = FIRST..FIRST + 4 * 512;
 const FIRST: u64 = 1000 * 512;
-/// Two clusters are in memory, of four.
+/// Two clusters are in memory.
 const GRANTED: i64 = 2 * 512 + 64;
 
 struct World {
@@ -22,7 +24,7 @@ impl World {
     /// An object whose pages are all written, of which about half is in memory.
     fn new() -> Self {
         let mut world = Self::with_pool(4096);
-        world.write(FIRST..FIRST + 4 * 512);
+        world.write(PAGES);
         world
     }
 
@@ -35,11 +37,10 @@ impl World {
             ..Setup::default()
         });
         engine.budget().give(GRANTED);
-        let range = FIRST..FIRST + 4 * 512;
-        engine.memory().create(pages(range.clone()));
-        manage(&engine, range.clone(), Access::Write);
+        engine.memory().create(pages(PAGES));
+        manage(&engine, PAGES, Access::Write);
         let process = engine.memory().start();
-        engine.memory().attach(process, pages(range.clone()));
+        engine.memory().attach(process, pages(PAGES));
         Self { engine, work: Workspace::default(), process }
     }
 
@@ -72,6 +73,12 @@ impl World {
         self.engine.memory().is_missing(self.process, page) == Ok(false)
     }
 
+    /// A page that is not in the object.
+    fn missing(&self) -> u64 {
+        let is_missing = |&at: &u64| self.engine.memory().peek(page(at)).is_none();
+        PAGES.into_iter().find(is_missing).expect("not all fits")
+    }
+
     fn frames(&self) -> i64 {
         assert_eq!(self.engine.usage().frames, self.engine.memory().frames());
         self.engine.usage().frames
@@ -94,7 +101,7 @@ impl World {
 
     fn check(&self) {
         balances(&self.engine, GRANTED);
-        for number in FIRST..FIRST + 4 * 512 {
+        for number in PAGES {
             if let Some(bytes) = self.engine.memory().peek(page(number)) {
                 assert!(*bytes == *prose(number), "page {number:#x} is another");
             }
@@ -106,15 +113,14 @@ impl World {
 fn a_cluster_that_leaves_into_spare_frames_makes_room_before_it_is_stored() {
     let mut world = World::new();
     while world.engine.budget().free() > 0 {
-        let missing = (FIRST..FIRST + 4 * 512).find(|&at| world.engine.memory().peek(page(at)).is_none());
-        world.write(missing.map(|at| at..at + 1).expect("not all fits"));
+        let missing = world.missing();
+        world.write(missing..missing + 1);
     }
     world.check();
     let spare = world.frames() - world.engine.swap().cached();
     assert!(spare > 256, "{spare} frames are spare");
     // A fault for which there is no room.
-    let missing = (FIRST..FIRST + 4 * 512).find(|&at| world.engine.memory().peek(page(at)).is_none());
-    let missing = page(missing.expect("not all fits"));
+    let missing = page(world.missing());
     assert!(!world.touch(missing) && world.engine.waiting() == 1);
     let before = (world.get(Counter::zswpout), world.frames());
     world.engine.reclaim_directly(&mut world.work);
@@ -137,7 +143,7 @@ fn spare_frames_are_given_back_when_no_page_leaves_or_nothing_else_is_left() {
     assert_eq!((world.frames(), world.engine.budget().free()), (0, free + spare));
     world.check();
     // Whatever is tried for room begins with them.
-    world.write(FIRST..FIRST + 4 * 512);
+    world.write(PAGES);
     world.store();
     assert!(world.frames() > 0);
     let mut round = Round::default();
