@@ -95,8 +95,8 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Makes room for faults that wait for it, on a thread that answers faults and would only wait for the one that
-    /// reclaims: *direct reclaim*, as in Linux. It ends as soon as none waits, after a
-    /// few folios that are stored, or one cluster that leaves.
+    /// reclaims: *direct reclaim*, as in Linux. It ends as soon as none waits, after a few folios that are stored, or one
+    /// cluster that leaves.
     pub fn reclaim_directly(&self, work: &mut Workspace) {
         let takes_out = self.takes_out_directly();
         if !takes_out && self.probation().len() <= 1 {
@@ -112,7 +112,7 @@ impl<M: Memory> Engine<M> {
         }
         self.direct.end();
         if self.budget.free() > 0 {
-            // For what the last folios gave.
+            // For what the last folios gave, or the cluster that left.
             self.retry_waiting(work);
         }
     }

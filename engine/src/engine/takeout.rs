@@ -50,17 +50,15 @@ impl<M: Memory> Engine<M> {
             });
             victim.map(|victim| self.take_out_into(slot_id, victim, &regions, &mut shared, None))
         };
-        match taken {
-            None => self.hastened.store(0, Relaxed),
-            Some(_) => {
-                _ = self.hastened.fetch_update(Relaxed, Relaxed, |clusters| clusters.checked_sub(1));
+        if let Some(taken) = taken {
+            _ = self.hastened.fetch_update(Relaxed, Relaxed, |clusters| clusters.checked_sub(1));
+            if taken == 0 {
+                self.probation().put_back_empty(slot_id);
             }
-        }
-        match taken {
+        } else {
+            self.hastened.store(0, Relaxed);
             // The slot is none the worse for it.
-            None => self.probation().add_empty(slot_id),
-            Some(0) => self.probation().put_back_empty(slot_id),
-            Some(_) => {}
+            self.probation().add_empty(slot_id);
         }
         if !shared.is_empty() {
             self.unshare(&shared);
