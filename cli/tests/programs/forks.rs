@@ -29,6 +29,31 @@ fn a_program_forks_while_its_threads_fault_and_use_streams() {
     start(pagetide("30M", "", &[], &command)).end().succeeds();
 }
 
+/// 24 MiB that no engine manages, which the children had before they had engines of their own: counted in each they would be
+/// 120 of 96 MiB, and nothing that can leave would stay in memory.
+#[test]
+fn what_children_share_without_an_engine_counts_once() {
+    const MIB: u64 = 1 << 20;
+    let _turn = turn();
+    let static_data = program("static_data");
+    let mut command = pagetide("96M", "", &[], &[&static_data, "24", "4", "20"]);
+    command.stdin(Stdio::piped());
+    let mut run = start(command);
+    let pid = run.child.id().to_string();
+    run.until("each page is counted once", || {
+        report(&pid).is_some_and(|report| {
+            let now = |name: &str| report["bytes"]["now"][name].as_u64().unwrap();
+            let armed =
+                report["process_list"].as_array().unwrap().iter().filter(|process| process["armed"] == true);
+            armed.count() == 4
+                && now("resident") + now("swapped") + now("frames") >= 4 * 20 * MIB
+                && now("unmanaged") < 3 * 24 * MIB
+        })
+    });
+    drop(run.child.stdin.take());
+    run.end().succeeds();
+}
+
 /// What it takes may be more than is free: nobody but the process itself may start its engine.
 #[test]
 fn a_child_of_vfork_works_in_memory_that_is_not_its_own() {

@@ -41,6 +41,11 @@ impl Process {
                 std::mem::take(&mut *lock(&generation.early))
             }),
             ended: Box::new(move |started| {
+                if let Ok(runtime) = &started
+                    && self.has_family.load(Relaxed)
+                {
+                    runtime.note_family();
+                }
                 generation.note_start(started);
                 if generation.assembling.load(Relaxed) {
                     generation.phase.thaw();

@@ -19,6 +19,11 @@ impl Process {
     /// Prepares for a fork, in the parent: makes room for a second process, takes a slot for it, and stops the engine.
     /// Faults of the forking thread from here to the fork are served all the same.
     pub fn before_fork(&'static self) {
+        // The child has it, too.
+        self.has_family.store(true, Relaxed);
+        if let Some(runtime) = self.runtime() {
+            runtime.note_family();
+        }
         let slot = self.group.claim(Identity::UNKNOWN);
         let own = self.generation().slot;
         let [handed_out, added] = [Field::Grant, Field::Added].map(|field| own.get(field));

@@ -57,7 +57,7 @@ impl Runtime {
         let resident = if self.engine.memory().is_shared() { 0 } else { usage.resident };
         let accounted = resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (memory.charged() as i64 - accounted).max(memory.tables as i64);
-        let unmanaged = (alone - self.discount(&memory, alone)).max(memory.tables as i64);
+        let unmanaged = (alone - self.discount(alone)).max(memory.tables as i64);
         let before = self.unmanaged.swap(unmanaged, Relaxed);
         let metadata = self.metadata.swap(usage.metadata, Relaxed);
         self.engine.budget().take(unmanaged - before + usage.metadata - metadata);
@@ -65,16 +65,11 @@ impl Runtime {
 
     /// Returns how many of `alone`, the unmanaged pages of this process, other processes count too: forks share them
     /// until they are written. It looks only now and then, since a look walks all page tables.
-    pub(super) fn discount(&self, memory: &pagetide_sys::procfs::Memory, alone: i64) -> i64 {
-        let family = {
-            let sharing = lock(&self.sharing);
-            sharing.inherited.is_some() || !sharing.heirs.is_empty()
-        };
-        let mut discount = lock(&self.discount);
-        if !family {
-            discount.pages = 0;
+    pub(super) fn discount(&self, alone: i64) -> i64 {
+        if !self.has_family.load(Relaxed) {
             return 0;
         }
+        let mut discount = lock(&self.discount);
         let start = Instant::now();
         if start >= discount.next
             && let Ok(regions) = self.engine.regions.try_read()
@@ -83,11 +78,7 @@ impl Runtime {
                 let range = PageIndex::of_address(from)..PageIndex::of_address(to);
                 regions.pieces(range).next().is_some() || pagetide_sys::mapping::is_counted(from, to)
             };
-            let usage = self.engine.usage();
-            let rest = usage.resident + usage.frames + usage.pool + usage.pool_shared;
-            let shared = pagetide_sys::procfs::proportional(counted)
-                .map_or(0, |pages| memory.anonymous as i64 - rest - pages as i64);
-            discount.pages = shared.max(0);
+            discount.pages = pagetide_sys::procfs::counted_elsewhere("self", counted).unwrap_or(0) as i64;
             let end = Instant::now();
             let processes = self.group.live().count().max(1) as u32;
             let pause = (end - start) * DISCOUNT_SHARE * processes;

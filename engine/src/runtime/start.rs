@@ -284,6 +284,7 @@ impl Runtime {
             tier_paths: Default::default(),
             trace: Mutex::default(),
             discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
+            has_family: AtomicBool::new(false),
         }
     }
 

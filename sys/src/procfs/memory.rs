@@ -109,20 +109,25 @@ fn memory_of(task: &str) -> Option<Memory> {
     shown.then_some(memory)
 }
 
-/// Anonymous pages of this process outside of ranges that `skip` knows, each divided by the number of
-/// processes that share it since a fork. `None` where the kernel does not say (before Linux 6.0).
+/// Anonymous pages of a process, outside of ranges that `skip` knows, that count in others: of a page that `n` processes
+/// share since a fork, `n - 1` parts of `n`. `None` where the kernel does not say (before Linux 6.0).
 ///
 /// Walks the page tables: microseconds a mapping, and about 10 µs a 1000 pages.
-pub fn proportional(skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
-    let smaps = fs::read_to_string("/proc/self/smaps").ok()?;
-    let mut bytes = None;
+pub fn counted_elsewhere(pid: &str, skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).ok()?;
+    let (mut whole, mut parts) = (0, None);
     let mut counts = false;
     for line in smaps.lines() {
         // Attributes begin with a capital letter, mappings with a hexadecimal address.
         if line.starts_with(|first: char| first.is_ascii_uppercase()) {
-            if counts && let Some(size) = line.strip_prefix("Pss_Dirty:") {
-                let kilobytes: u64 = size.split_ascii_whitespace().next()?.parse().ok()?;
-                *bytes.get_or_insert(0) += kilobytes << 10;
+            let (name, size) = line.split_once(':')?;
+            let sum = match name {
+                "Pss_Dirty" => parts.get_or_insert(0),
+                "Shared_Dirty" | "Private_Dirty" => &mut whole,
+                _ => continue,
+            };
+            if counts {
+                *sum += size.split_ascii_whitespace().next()?.parse::<u64>().ok()?;
             }
             continue;
         }
@@ -133,13 +138,15 @@ pub fn proportional(skip: impl Fn(usize, usize) -> bool) -> Option<u64> {
         let private = fields.next()?.ends_with('p');
         counts = private && !skip(address(start)?, address(end)?);
     }
-    bytes.map(|bytes| bytes.div_ceil(pagetide_page::PAGE_SIZE as u64))
+    parts.map(|parts: u64| (whole.saturating_sub(parts) << 10) / pagetide_page::PAGE_SIZE as u64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::procfs::may_pin;
+    use std::io::{BufRead, BufReader, Write};
+    use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicU8, Ordering};
 
     #[test]
@@ -213,11 +220,35 @@ mod tests {
     }
 
     #[test]
-    fn memory_that_nobody_shares_counts_in_full() {
-        let memory = vec![1u8; 4 << 20];
-        let at = memory.as_ptr().addr();
-        // Other tests of this process take and free memory meanwhile: only this mapping is looked at.
-        let Some(alone) = proportional(|start, end| !(start..end).contains(&at)) else { return };
-        assert!(alone >= 1024, "{alone}");
+    fn of_what_a_fork_shares_a_part_counts_elsewhere() {
+        const SCRIPT: &str = "import os, time\nkept = bytearray(b'x') * (64 << 20)\nprint(flush=True)\ninput()\n\
+            child = os.fork()\nif child == 0: time.sleep(1000)\nprint(child, flush=True)\ninput()\nos.kill(child, 9)";
+        let mut parent = Command::new("python3");
+        let mut parent =
+            parent.args(["-c", SCRIPT]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let pid = parent.id().to_string();
+        let (mut told, mut input) =
+            (BufReader::new(parent.stdout.take().unwrap()), parent.stdin.take().unwrap());
+        let mut line = || {
+            let mut line = String::new();
+            told.read_line(&mut line).unwrap();
+            line.trim().to_owned()
+        };
+        line();
+        let alone = counted_elsewhere(&pid, |_, _| false);
+        input.write_all(b"\n").unwrap();
+        let child = line();
+        let [here, there] = [&pid, &child].map(|pid| counted_elsewhere(pid, |_, _| false));
+        let none = counted_elsewhere(&pid, |_, _| true);
+        input.write_all(b"\n").unwrap();
+        parent.wait().unwrap();
+        let Some(alone) = alone else { return };
+        assert!(alone < 16, "{alone}: nobody shares it");
+        assert!(
+            (8192..9000).contains(&here.unwrap()) && (8192..9000).contains(&there.unwrap()),
+            "{here:?}, {there:?}"
+        );
+        assert_eq!(none, Some(0));
+        assert_eq!(counted_elsewhere("0", |_, _| false), None);
     }
 }
