@@ -9,12 +9,22 @@
 //! have been saved: a page that comes from the device before twice as many have left as a page is old that is written
 //! back would have been in a pool twice as large; one that comes from the pool before as many have left as are in the
 //! program would have been there if that were twice as much. What is used all the time comes back from probation in
-//! each turn of the clock. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
+//! each turn of the clock. A fault costs the time that its thread waits, while processors are idle; where others run
+//! meanwhile, only the processor time that it takes. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
 //! Smaragdakis 1999), with shadows in place of their ghost entries.
 
 /// The cost of a fault on a page in the pool, in nanoseconds: trap, wake-up, decompression, and the eviction that makes
 /// room.
 pub const POOL_FAULT_NS: f64 = 12_000.0;
+/// The cost of a page that comes from the pool with the fault on another, in nanoseconds: decompression, its share of the
+/// mapping, and the eviction that makes room.
+pub const POOL_AHEAD_NS: f64 = 4_000.0;
+/// The processor time of a fault on a page in the pool, in nanoseconds, take-out and compression of the page that makes
+/// room included.
+const POOL_WORK_NS: f64 = 20_000.0;
+/// The processor time that a page takes more from the device than from the pool, in nanoseconds: request, interrupt,
+/// wake-up of a second thread, decryption.
+const DEVICE_WORK_NS: f64 = 40_000.0;
 /// The cost of a fault on a page on probation, in nanoseconds.
 pub const PROBATION_FAULT_NS: f64 = 4_000.0;
 /// Faults that must have come before the balance is judged anew.
@@ -30,6 +40,8 @@ const SHARE_MIN: f64 = 0.1;
 const SHARE_FIRST: f64 = 0.8;
 /// The part by which what came back before counts for less each time that the balance is judged.
 const LATE_PART: f64 = 1.0 / 8.0;
+/// The same of what pages from the device cost: those of one window come without a wait, the next after a long one.
+const COST_PART: f64 = 1.0 / 32.0;
 
 /// The part of the pool's rate of faults that is expected of pages on the device: the first to go there are a little
 /// colder than the pool. It counts until as many pages as [`EXPECTED_WEIGHT`] of the pool's are there.
@@ -52,7 +64,13 @@ impl ReclaimLoad {
     /// Returns the part of reclaim's time that the program loses: all of it if the program waits for reclaim, or if
     /// they take turns on the processors.
     fn weight(self) -> f64 {
-        (10.0 * self.busy - 9.0).max(3.0 * self.waits).clamp(0.0, 1.0)
+        (10.0 * self.busy - 9.0).max(self.contended()).clamp(0.0, 1.0)
+    }
+
+    /// Returns how far the processors are taken, from 0 to 1: wholly, where reclaim waits for one for a third of the time in
+    /// which it wants to run.
+    fn contended(self) -> f64 {
+        (3.0 * self.waits).min(1.0)
     }
 }
 
@@ -113,6 +131,8 @@ impl Copies {
 pub struct Totals {
     /// Pages that came from the pool.
     pub pool_in: u64,
+    /// Pages of `pool_in` for which a fault waited; the others came with those.
+    pub pool_faults: u64,
     /// Pages of `pool_in` that would have been in the program if it had twice the memory.
     pub pool_near: u64,
     /// Pages that came from the device.
@@ -134,6 +154,12 @@ pub struct Totals {
 }
 
 impl Totals {
+    /// Returns the time that pages from the pool have cost, in nanoseconds.
+    pub fn pool_ns(&self) -> u64 {
+        let ahead = self.pool_in.saturating_sub(self.pool_faults);
+        self.pool_faults * POOL_FAULT_NS as u64 + ahead * POOL_AHEAD_NS as u64
+    }
+
     /// Returns the part of the device's pages that a larger pool would hold.
     fn displaced_part(&self) -> f64 {
         self.displaced as f64 / (self.displaced + self.incompressible).max(1) as f64
@@ -168,6 +194,7 @@ pub struct Sizes {
 /// for _ in 0..100 {
 ///     // Nothing comes from the device, and much from the pool: the program is short of memory.
 ///     totals.pool_in += 1000;
+///     totals.pool_faults += 1000;
 ///     balance.share(totals, sizes, 0.5);
 /// }
 /// assert!(balance.share(totals, sizes, 0.5) < first);
@@ -177,8 +204,57 @@ pub struct Balance {
     share: f64,
     seen: Totals,
     late: Late,
-    device_fault_ns: f64,
+    cost: Cost,
+    /// How far the processors are taken, from 0 to 1.
+    contended: f64,
     pressure: f64,
+}
+
+/// What pages have cost of late: sums in which what came before counts for a part less each time.
+#[derive(Clone, Copy, Debug)]
+struct Cost {
+    pool_pages: f64,
+    pool_faults: f64,
+    device_pages: f64,
+    device_ns: f64,
+}
+
+impl Cost {
+    /// What is expected before any fault has been seen.
+    fn expected(device_fault_ns: f64) -> Self {
+        let pages = FAULTS_MIN as f64;
+        Self {
+            pool_pages: pages,
+            pool_faults: pages,
+            device_pages: pages,
+            device_ns: pages * device_fault_ns,
+        }
+    }
+
+    /// Counts what came between two looks at the totals.
+    fn note(&mut self, before: &Totals, now: &Totals) {
+        let add = |sum: &mut f64, now: u64, before: u64| {
+            *sum += now.saturating_sub(before) as f64 - *sum * COST_PART;
+        };
+        if now.pool_in > before.pool_in {
+            add(&mut self.pool_pages, now.pool_in, before.pool_in);
+            add(&mut self.pool_faults, now.pool_faults, before.pool_faults);
+        }
+        if now.device_in > before.device_in {
+            add(&mut self.device_pages, now.device_in, before.device_in);
+            add(&mut self.device_ns, now.device_ns, before.device_ns);
+        }
+    }
+
+    /// Returns what a page from the pool costs, and how much more one from the device, in nanoseconds. While the processors
+    /// are idle, a thread that waits is time lost; where others run meanwhile, only the work counts.
+    fn judge(&self, contended: f64) -> (f64, f64) {
+        let asked = (self.pool_faults / self.pool_pages.max(1.0)).min(1.0);
+        let pool = |fault: f64| POOL_AHEAD_NS + (fault - POOL_AHEAD_NS) * asked;
+        let waits = (self.device_ns / self.device_pages.max(1.0) - pool(POOL_FAULT_NS)).max(0.0);
+        let mix = |idle: f64, busy: f64| idle + (busy - idle) * contended;
+        (mix(pool(POOL_FAULT_NS), pool(POOL_WORK_NS)), mix(waits, waits.min(DEVICE_WORK_NS)))
+    }
 }
 
 /// Pages that came back of late: each time that the balance is judged, what came before counts for a part less.
@@ -209,7 +285,8 @@ impl Default for Balance {
             share: SHARE_FIRST,
             seen: Totals::default(),
             late: Late::default(),
-            device_fault_ns: 100_000.0,
+            cost: Cost::expected(100_000.0),
+            contended: 0.0,
             pressure: 0.0,
         }
     }
@@ -219,7 +296,12 @@ impl Balance {
     /// Returns the balance of a process that has seen no fault. A fault on a page of the device is expected to take
     /// `device_fault_ns`.
     pub fn new(device_fault_ns: f64) -> Self {
-        Self { device_fault_ns, ..Self::default() }
+        Self { cost: Cost::expected(device_fault_ns), ..Self::default() }
+    }
+
+    /// Notes the load of the reclaim thread since the last call.
+    pub fn note_load(&mut self, load: ReclaimLoad) {
+        self.contended += (load.contended() - self.contended) * LATE_PART;
     }
 
     /// Returns the pool's share of the process's memory, from 0 to `ceiling`, as it follows from what has happened
@@ -229,17 +311,14 @@ impl Balance {
         let device_in = totals.device_in.saturating_sub(self.seen.device_in);
         let hits = totals.hits.saturating_sub(self.seen.hits);
         if pool_in + device_in + hits >= FAULTS_MIN {
-            if device_in > 0 {
-                let cost = (totals.device_ns.saturating_sub(self.seen.device_ns)) as f64 / device_in as f64;
-                self.device_fault_ns += (cost - self.device_fault_ns) / 8.0;
-            }
             let before = std::mem::replace(&mut self.seen, totals);
             self.late.note(&before, &totals);
+            self.cost.note(&before, &totals);
+            let (pool_ns, saved) = self.cost.judge(self.contended);
             let Late { pool, pool_near, device_near, hits } = self.late;
             let rate = |count: f64, pages: f64| count / pages.max(1.0);
             let (stored, resident) = (sizes.stored as f64, sizes.resident as f64);
             let ratio = rate(stored, sizes.pool as f64);
-            let saved = (self.device_fault_ns - POOL_FAULT_NS).max(0.0);
             let pool_rate = rate(pool, stored);
             // What does not compress says nothing of what a larger pool would hold.
             let displaced = totals.displaced_part();
@@ -251,7 +330,7 @@ impl Balance {
             let gain = ratio * device_rate * saved;
             // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn
             // of the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
-            let loss = (pool_rate.max(rate(pool_near, resident)) * POOL_FAULT_NS)
+            let loss = (pool_rate.max(rate(pool_near, resident)) * pool_ns)
                 .max(rate(hits, resident) * PROBATION_FAULT_NS);
             let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);
             self.pressure = (loss / gain.max(1.0) * PRESSURE).min(1.0);
@@ -290,12 +369,24 @@ mod tests {
     }
 
     fn converge_in(sizes: Sizes, device_in: u64, pool_in: u64, hits: u64) -> f64 {
-        let each = Totals { device_in, device_near: device_in, pool_in, hits, ..Totals::default() };
+        let each = Totals {
+            device_in,
+            device_near: device_in,
+            pool_in,
+            pool_faults: pool_in,
+            hits,
+            ..Totals::default()
+        };
         balanced(sizes, each).0
     }
 
     /// The share and the pressure where so much comes in time after time.
     fn balanced(sizes: Sizes, each: Totals) -> (f64, f64) {
+        balanced_under(0.0, sizes, each)
+    }
+
+    /// The same, where reclaim waits for a processor in this part of the time in which it wants to run.
+    fn balanced_under(waits: f64, sizes: Sizes, each: Totals) -> (f64, f64) {
         let mut balance = Balance::default();
         let mut totals = Totals::default();
         let mut share = 0.0;
@@ -304,9 +395,11 @@ mod tests {
             totals.device_near += each.device_near;
             totals.device_ns += each.device_in * 100_000;
             totals.pool_in += each.pool_in;
+            totals.pool_faults += each.pool_faults;
             totals.pool_near += each.pool_near;
             totals.hits += each.hits;
             totals.displaced += 1;
+            balance.note_load(ReclaimLoad { busy: 0.0, waits });
             share = balance.share(totals, sizes, 0.8);
         }
         (share, balance.pressure())
@@ -319,14 +412,16 @@ mod tests {
 
     #[test]
     fn what_comes_from_the_device_after_long_would_not_have_been_in_a_larger_pool() {
-        let far = Totals { device_in: 300, device_near: 1, pool_in: 300, ..Totals::default() };
+        let far =
+            Totals { device_in: 300, device_near: 1, pool_in: 300, pool_faults: 300, ..Totals::default() };
         assert_eq!(balanced(SIZES, far).0, 0.1);
         assert_eq!(balanced(SIZES, Totals { device_near: 300, ..far }).0, 0.8);
     }
 
     #[test]
     fn the_pool_is_pressed_by_what_the_program_misses() {
-        let each = Totals { device_in: 100, device_near: 100, pool_in: 300, ..Totals::default() };
+        let each =
+            Totals { device_in: 100, device_near: 100, pool_in: 300, pool_faults: 300, ..Totals::default() };
         let pressure = |pool_near| balanced(SIZES, Totals { pool_near, ..each }).1;
         assert!(pressure(0) > 0.0 && pressure(0) < 0.2, "a little in any case: {}", pressure(0));
         assert!(pressure(300) > pressure(0));
@@ -340,6 +435,7 @@ mod tests {
                 device_in: device / 10,
                 device_near: device / 10,
                 pool_in: 1000,
+                pool_faults: 1000,
                 ..Totals::default()
             };
             balanced(Sizes { device, ..SIZES }, each).1
@@ -355,6 +451,7 @@ mod tests {
             let mut totals = Totals { incompressible, ..Totals::default() };
             for _ in 0..100 {
                 totals.pool_in += 1000;
+                totals.pool_faults += 1000;
                 totals.displaced += 1;
                 balance.share(totals, SIZES, 0.8);
             }
@@ -371,6 +468,7 @@ mod tests {
         let mut totals = Totals { displaced: 1, ..Totals::default() };
         let mut moment = |pool_in, device_in| {
             totals.pool_in += pool_in;
+            totals.pool_faults += pool_in;
             totals.device_in += device_in;
             totals.device_near += device_in;
             totals.device_ns += device_in * 100_000;
@@ -380,6 +478,47 @@ mod tests {
         let usual = (0..50).map(|_| moment(300, 100)).last().unwrap();
         assert!(moment(1000, 0) < 0.3, "for a moment nothing comes from the device; else {usual}");
         assert_eq!((0..100).map(|_| moment(1000, 0)).last(), Some(1.0), "nothing comes from it any more");
+    }
+
+    #[test]
+    fn where_others_run_meanwhile_only_the_work_of_a_fault_counts() {
+        let each = Totals {
+            device_in: 60,
+            device_near: 60,
+            pool_in: 3000,
+            pool_faults: 3000,
+            pool_near: 3000,
+            ..Totals::default()
+        };
+        assert_eq!(balanced_under(0.0, SIZES, each).0, 0.8, "a thread waits 100 µs for the device");
+        assert_eq!(balanced_under(1.0, SIZES, each).0, 0.1, "and others have the processors");
+    }
+
+    #[test]
+    fn what_comes_with_another_page_costs_less_than_a_fault() {
+        let scan =
+            Totals { device_in: 60, device_near: 60, pool_in: 3000, pool_near: 1500, ..Totals::default() };
+        let (few, all) = (Totals { pool_faults: 50, ..scan }, Totals { pool_faults: 3000, ..scan });
+        let pressure = |each| balanced(SIZES, each).1;
+        assert!(pressure(few) < 0.5 * pressure(all), "{} against {}", pressure(few), pressure(all));
+        assert_eq!(few.pool_ns(), 50 * 12_000 + 2950 * 4_000);
+    }
+
+    #[test]
+    fn windows_that_come_without_a_wait_now_and_then_do_not_move_the_share() {
+        let mut balance = Balance::default();
+        let mut totals = Totals { displaced: 1, ..Totals::default() };
+        let share = |nth: u64| {
+            totals.pool_in += 1000;
+            totals.pool_faults += 20;
+            totals.device_in += 300;
+            totals.device_near += 300;
+            // One time in sixteen a window waits for its pages.
+            totals.device_ns += if nth.is_multiple_of(16) { 16 * 300 * 12_000 } else { 0 };
+            balance.share(totals, SIZES, 0.8)
+        };
+        let least = (0..400).map(share).skip(100).fold(1.0, f64::min);
+        assert_eq!(least, 0.8);
     }
 
     #[test]

@@ -157,6 +157,7 @@ impl Control {
         let now = runtime.times();
         let load = now.since(&self.looked);
         runtime.judge_copies(load);
+        lock(&runtime.balance).note_load(load);
         let spun = runtime.spun.swap(false, Relaxed);
         runtime
             .may_spin

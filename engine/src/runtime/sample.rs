@@ -4,7 +4,7 @@ use super::{Runtime, clock, lock};
 use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
 use pagetide_swap::PageIndex;
-use pagetide_swap::balance::{POOL_FAULT_NS, ReclaimLoad, Totals};
+use pagetide_swap::balance::{ReclaimLoad, Totals};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -143,8 +143,8 @@ impl Runtime {
 
     /// Returns the time that pages which came back have cost the program so far, in nanoseconds.
     pub(super) fn refault_ns(&self) -> u64 {
-        let Totals { pool_in, device_ns, .. } = self.totals();
-        pool_in.saturating_mul(POOL_FAULT_NS as u64).saturating_add(device_ns)
+        let totals = self.totals();
+        totals.pool_ns().saturating_add(totals.device_ns)
     }
 
     pub(super) fn times(&self) -> Times {

@@ -28,6 +28,8 @@ pub(super) struct Nearness {
     pub(super) near: AtomicU64,
     /// Pages from the pool that came back before as many others had left as are in memory.
     pub(super) pool_near: AtomicU64,
+    /// Pages from the pool for which a fault waited.
+    pub(super) pool_faults: AtomicU64,
 }
 
 /// The answer to a fault at a page.
@@ -432,8 +434,10 @@ impl<S: SpanSource> Swap<S> {
             if !transfer.ahead {
                 self.space.shrinking.decay.note_swapin();
             }
-            if matches!(transfer.source, Source::Device { .. }) {
-                self.space.shrinking.second_chance.note_disk_swapins(count);
+            match transfer.source {
+                Source::Memory => _ = self.space.nearness.pool_faults.fetch_add(asked, Relaxed),
+                Source::Device { .. } => self.space.shrinking.second_chance.note_disk_swapins(count),
+                _ => {}
             }
         }
     }

@@ -204,6 +204,7 @@ impl<S: SpanSource> Swap<S> {
         let get = |counter| self.space.counters.get(counter);
         Totals {
             pool_in: get(Counter::zswpin),
+            pool_faults: self.space.nearness.pool_faults.load(Relaxed),
             device_in: get(Counter::pswpin),
             device_near: self.space.nearness.near.load(Relaxed),
             pool_near: self.space.nearness.pool_near.load(Relaxed),
