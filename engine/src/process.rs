@@ -44,8 +44,8 @@ pub struct Process {
     current: AtomicUsize,
     /// Whether something was opened through which pages may be pinned, with an engine or before.
     pins: Arc<AtomicBool>,
-    /// Whether this process was forked, or has forked.
-    has_family: AtomicBool,
+    /// Whether other processes may share memory of this one since a fork.
+    has_family: Arc<AtomicBool>,
     /// Whether a thread has put itself into a sandbox, which may end the process for a call that starts a thread.
     confined: AtomicBool,
 }
@@ -163,7 +163,7 @@ impl Process {
             generations: (0..GENERATIONS).map(|_| OnceLock::new()).collect(),
             current: AtomicUsize::new(0),
             pins: Arc::default(),
-            has_family: AtomicBool::new(false),
+            has_family: Arc::default(),
             confined: AtomicBool::new(false),
         };
         let _ = this.generations[0].set(Box::new(Generation::new(slot, Regions::default(), 0)));

@@ -65,8 +65,8 @@ pub struct Runtime {
     metadata: AtomicI64,
     sharing: Mutex<Sharing>,
     discount: Mutex<Discount>,
-    /// Whether this process was forked, or has forked, with an engine or before: then others share memory of its.
-    has_family: AtomicBool,
+    /// Whether other processes may share memory of this one since a fork, with an engine or before.
+    has_family: Arc<AtomicBool>,
     balance: Mutex<Balance>,
     copies: Mutex<Copies>,
     /// Nanoseconds that reclaim has worked.

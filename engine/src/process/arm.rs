@@ -33,6 +33,7 @@ impl Process {
             mode,
             source: self.source.clone(),
             pins: Arc::clone(&self.pins),
+            has_family: Arc::clone(&self.has_family),
             layout: Arc::clone(&generation.layout),
             stop: Box::new(move || {
                 // Mapping calls under way end first; new ones wait until the engine has the regions.
@@ -41,11 +42,6 @@ impl Process {
                 std::mem::take(&mut *lock(&generation.early))
             }),
             ended: Box::new(move |started| {
-                if let Ok(runtime) = &started
-                    && self.has_family.load(Relaxed)
-                {
-                    runtime.note_family();
-                }
                 generation.note_start(started);
                 if generation.assembling.load(Relaxed) {
                     generation.phase.thaw();

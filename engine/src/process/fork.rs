@@ -19,11 +19,6 @@ impl Process {
     /// Prepares for a fork, in the parent: makes room for a second process, takes a slot for it, and stops the engine.
     /// Faults of the forking thread from here to the fork are served all the same.
     pub fn before_fork(&'static self) {
-        // The child has it, too.
-        self.has_family.store(true, Relaxed);
-        if let Some(runtime) = self.runtime() {
-            runtime.note_family();
-        }
         let slot = self.group.claim(Identity::UNKNOWN);
         let own = self.generation().slot;
         let [handed_out, added] = [Field::Grant, Field::Added].map(|field| own.get(field));
@@ -68,6 +63,8 @@ impl Process {
             });
             engine.swap().counters().add(Counter::forks, 1);
         }
+        // Now that no look is under way which would find nothing shared. The child has it, too.
+        self.has_family.store(true, Relaxed);
         generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
         *lock(&generation.signals) = Some(signals);
     }

@@ -3,13 +3,12 @@
 use super::{Runtime, clock, lock};
 use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
-use pagetide_swap::PageIndex;
 use pagetide_swap::balance::{ReclaimLoad, Totals};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Between looks at what of this process's memory others share; the looks of all processes of a run take no more than
-/// one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than [`DISCOUNT_INTERVAL_MAX`] apart.
+/// Between looks at what of this process's memory others share; these looks, and those at how processors are used, take of
+/// all processes of a run no more than one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than [`DISCOUNT_INTERVAL_MAX`] apart.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
@@ -25,7 +24,11 @@ const PINS_SHARE: u64 = 50;
 #[derive(Debug)]
 pub(super) struct Discount {
     pub(super) pages: i64,
+    /// The time of the next look, and of the first one when processes of the run have come or gone.
     pub(super) next: Instant,
+    pub(super) changed: Instant,
+    /// Which processes there were at the last look: the sum of their tenancies.
+    pub(super) living: u64,
 }
 
 /// Nanoseconds that only grow: of the clock, and of the thread that reclaims.
@@ -64,25 +67,41 @@ impl Runtime {
     }
 
     /// Returns how many of `alone`, the unmanaged pages of this process, other processes count too: forks share them
-    /// until they are written. It looks only now and then, since a look walks all page tables.
+    /// until they are written. It looks only now and then, since a look walks all page tables; sooner when a process has
+    /// come or gone. Once nothing is shared it does not look before the next fork.
     pub(super) fn discount(&self, alone: i64) -> i64 {
+        let mut discount = lock(&self.discount);
         if !self.has_family.load(Relaxed) {
+            discount.pages = 0;
             return 0;
         }
-        let mut discount = lock(&self.discount);
         let start = Instant::now();
-        if start >= discount.next
+        let living = self.group.live().map(|slot| slot.get(Field::Tenancy) + 1).fold(0, u64::wrapping_add);
+        let due = if living == discount.living { discount.next } else { discount.next.min(discount.changed) };
+        if start >= due
             && let Ok(regions) = self.engine.regions.try_read()
         {
+            // Not held while the kernel walks: calls that map wait for it, and faults behind them.
+            let managed: Vec<_> =
+                regions.iter().map(|(from, region)| from.address()..region.end.address()).collect();
+            drop(regions);
             let counted = |from: usize, to: usize| {
-                let range = PageIndex::of_address(from)..PageIndex::of_address(to);
-                regions.pieces(range).next().is_some() || pagetide_sys::mapping::is_counted(from, to)
+                let at = managed.partition_point(|range| range.end <= from);
+                managed.get(at).is_some_and(|range| range.start < to)
+                    || pagetide_sys::mapping::is_counted(from, to)
             };
-            discount.pages = pagetide_sys::procfs::counted_elsewhere("self", counted).unwrap_or(0) as i64;
+            let pages = pagetide_sys::procfs::counted_elsewhere("self", counted).unwrap_or(0) as i64;
+            // A fork that has begun since this look waits until its end, and notes it anew.
+            self.has_family.store(pages > 0, Relaxed);
             let end = Instant::now();
             let processes = self.group.live().count().max(1) as u32;
-            let pause = (end - start) * DISCOUNT_SHARE * processes;
-            discount.next = end + pause.clamp(DISCOUNT_INTERVAL, DISCOUNT_INTERVAL_MAX);
+            let pause = (end - start) * DISCOUNT_SHARE;
+            *discount = Discount {
+                pages,
+                next: end + (pause * processes).clamp(DISCOUNT_INTERVAL, DISCOUNT_INTERVAL_MAX),
+                changed: end + pause.clamp(DISCOUNT_INTERVAL, DISCOUNT_INTERVAL_MAX),
+                living,
+            };
         }
         discount.pages.min(alone)
     }

@@ -4,7 +4,6 @@ use super::grant::RESIDENT_FLOOR;
 use super::{Runtime, lock};
 use crate::engine::Workspace;
 use crate::group::{Field, ProcessSlot};
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// The part of its time, in millionths, that a process must lose to pages which come back before shared pool pages go
@@ -30,11 +29,6 @@ impl Runtime {
     /// all its work: the woken thread may fork next, and a lock that is held then stays so in the child.
     pub fn answer_last(&self, on: bool) {
         self.engine.memory().set_quiet(on);
-    }
-
-    /// Notes that this process was forked, or forks: others share memory of its from then on.
-    pub fn note_family(&self) {
-        self.has_family.store(true, Relaxed);
     }
 
     /// Freezes the pool, and charges the pages that parent and child share from now on.

@@ -97,6 +97,8 @@ pub struct StartArgs {
     pub source: MemorySource,
     /// Whether the program has opened a descriptor through which its pages may be pinned.
     pub pins: Arc<AtomicBool>,
+    /// Whether other processes may share memory of this one since a fork.
+    pub has_family: Arc<AtomicBool>,
     /// The lock that is held while a mapping moves.
     pub layout: Arc<Mutex<()>>,
     /// Called when the threads are there: keeps threads of the program from changing the managed ranges, and returns
@@ -166,7 +168,7 @@ impl Runtime {
     }
 
     fn build(args: StartArgs) -> Option<&'static Self> {
-        let StartArgs { group, slot, mode, source, pins, layout, stop, ended } = args;
+        let StartArgs { group, slot, mode, source, pins, has_family, layout, stop, ended } = args;
         let gate = Arc::new(Gate::default());
         let mask = group.setup().mask;
         let memory = match source {
@@ -182,7 +184,7 @@ impl Runtime {
             let readers = Readers::new(task::processors());
             // First, while the program goes on.
             Self::spawn_threads(&gate, readers.count(), group.setup().blocks() != 0)?;
-            Self::assemble(group, slot, mode, memory, readers, stop)
+            Self::assemble(group, slot, mode, memory, readers, has_family, stop)
         });
         match &started {
             Ok(_) => pagetide_sys::log!(Info, "the engine runs"),
@@ -205,6 +207,7 @@ impl Runtime {
         mode: StartMode,
         memory: EngineMemory,
         readers: Readers,
+        has_family: Arc<AtomicBool>,
         stop: Box<dyn FnOnce() -> Regions + Send>,
     ) -> Started {
         let setup = group.setup();
@@ -233,6 +236,7 @@ impl Runtime {
         });
         let runtime: &'static Self = Box::leak(Box::new(Self {
             sharing: Mutex::new(sharing),
+            has_family,
             tier_paths,
             trace: Mutex::new(trace),
             ..Self::new(engine, group, slot, readers, injection)
@@ -283,8 +287,13 @@ impl Runtime {
             in_need: AtomicBool::new(false),
             tier_paths: Default::default(),
             trace: Mutex::default(),
-            discount: Mutex::new(Discount { pages: 0, next: Instant::now() }),
-            has_family: AtomicBool::new(false),
+            discount: Mutex::new(Discount {
+                pages: 0,
+                next: Instant::now(),
+                changed: Instant::now(),
+                living: 0,
+            }),
+            has_family: Arc::default(),
         }
     }
 
