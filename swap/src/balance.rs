@@ -9,24 +9,13 @@
 //! have been saved: a page that comes from the device before twice as many have left as a page is old that is written
 //! back would have been in a pool twice as large; one that comes from the pool before as many have left as are in the
 //! program would have been there if that were twice as much. What is used all the time comes back from probation in
-//! each turn of the clock. A fault costs the time that its thread waits, while processors are idle; where others run
-//! meanwhile, only the processor time that it takes. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
+//! each turn of the clock. What a page costs is in [`crate::cost`]. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
 //! Smaragdakis 1999), with shadows in place of their ghost entries.
 
-/// The cost of a fault on a page in the pool, in nanoseconds: trap, wake-up, decompression, and the eviction that makes
-/// room.
-pub const POOL_FAULT_NS: f64 = 12_000.0;
-/// The cost of a page that comes from the pool with the fault on another, in nanoseconds: decompression, its share of the
-/// mapping, and the eviction that makes room.
-pub const POOL_AHEAD_NS: f64 = 4_000.0;
-/// The processor time of a fault on a page in the pool, in nanoseconds, take-out and compression of the page that makes
-/// room included.
-const POOL_WORK_NS: f64 = 20_000.0;
-/// The processor time that a page takes more from the device than from the pool, in nanoseconds: request, interrupt,
-/// wake-up of a second thread, decryption.
-const DEVICE_WORK_NS: f64 = 40_000.0;
-/// The cost of a fault on a page on probation, in nanoseconds.
-pub const PROBATION_FAULT_NS: f64 = 4_000.0;
+use crate::cost::{
+    CameIn, Costs, Load, POOL_AHEAD_NS, POOL_FAULT_NS, PROBATION_FAULT_NS, PageCost, WAITS_WEIGHT,
+};
+
 /// Faults that must have come before the balance is judged anew.
 const FAULTS_MIN: u64 = 256;
 /// The factor by which one side must be better than the other before the share changes.
@@ -40,9 +29,6 @@ const SHARE_MIN: f64 = 0.1;
 const SHARE_FIRST: f64 = 0.8;
 /// The part by which what came back before counts for less each time that the balance is judged.
 const LATE_PART: f64 = 1.0 / 8.0;
-/// The same of what pages from the device cost: those of one window come without a wait, the next after a long one.
-const COST_PART: f64 = 1.0 / 32.0;
-
 /// The part of the pool's rate of faults that is expected of pages on the device: the first to go there are a little
 /// colder than the pool. It counts until as many pages as [`EXPECTED_WEIGHT`] of the pool's are there.
 const EXPECTED_RATE: f64 = 1.0 / 4.0;
@@ -64,13 +50,7 @@ impl ReclaimLoad {
     /// Returns the part of reclaim's time that the program loses: all of it if the program waits for reclaim, or if
     /// they take turns on the processors.
     fn weight(self) -> f64 {
-        (10.0 * self.busy - 9.0).max(self.contended()).clamp(0.0, 1.0)
-    }
-
-    /// Returns how far the processors are taken, from 0 to 1: wholly, where reclaim waits for one for a third of the time in
-    /// which it wants to run.
-    fn contended(self) -> f64 {
-        (3.0 * self.waits).min(1.0)
+        (10.0 * self.busy - 9.0).max(WAITS_WEIGHT * self.waits).clamp(0.0, 1.0)
     }
 }
 
@@ -102,8 +82,12 @@ impl Copies {
         let device_in = totals.device_in.saturating_sub(self.seen.device_in);
         let faults = device_in + totals.pool_in.saturating_sub(self.seen.pool_in);
         if faults >= FAULTS_MIN {
-            let cost = (totals.device_ns.saturating_sub(self.seen.device_ns)) as f64
-                - device_in as f64 * POOL_FAULT_NS;
+            let pool_in = totals.pool_in.saturating_sub(self.seen.pool_in) as f64;
+            let pool_ns = totals.pool_ns().saturating_sub(self.seen.pool_ns()) as f64;
+            // What they would have cost in the pool, had it held them.
+            let in_pool = if pool_in > 0.0 { pool_ns / pool_in } else { POOL_FAULT_NS };
+            let cost =
+                totals.device_ns.saturating_sub(self.seen.device_ns) as f64 - device_in as f64 * in_pool;
             let each = cost.max(0.0) / faults as f64 / sizes.device.max(1) as f64;
             self.device_loss = each * totals.displaced_part();
             self.seen = totals;
@@ -160,6 +144,16 @@ impl Totals {
         self.pool_faults * POOL_FAULT_NS as u64 + ahead * POOL_AHEAD_NS as u64
     }
 
+    /// Returns the pages that came in since `before`.
+    fn came_since(&self, before: &Self) -> CameIn {
+        CameIn {
+            pool_pages: self.pool_in.saturating_sub(before.pool_in),
+            pool_faults: self.pool_faults.saturating_sub(before.pool_faults),
+            device_pages: self.device_in.saturating_sub(before.device_in),
+            device_ns: self.device_ns.saturating_sub(before.device_ns),
+        }
+    }
+
     /// Returns the part of the device's pages that a larger pool would hold.
     fn displaced_part(&self) -> f64 {
         self.displaced as f64 / (self.displaced + self.incompressible).max(1) as f64
@@ -204,57 +198,8 @@ pub struct Balance {
     share: f64,
     seen: Totals,
     late: Late,
-    cost: Cost,
-    /// How far the processors are taken, from 0 to 1.
-    contended: f64,
+    costs: Costs,
     pressure: f64,
-}
-
-/// What pages have cost of late: sums in which what came before counts for a part less each time.
-#[derive(Clone, Copy, Debug)]
-struct Cost {
-    pool_pages: f64,
-    pool_faults: f64,
-    device_pages: f64,
-    device_ns: f64,
-}
-
-impl Cost {
-    /// What is expected before any fault has been seen.
-    fn expected(device_fault_ns: f64) -> Self {
-        let pages = FAULTS_MIN as f64;
-        Self {
-            pool_pages: pages,
-            pool_faults: pages,
-            device_pages: pages,
-            device_ns: pages * device_fault_ns,
-        }
-    }
-
-    /// Counts what came between two looks at the totals.
-    fn note(&mut self, before: &Totals, now: &Totals) {
-        let add = |sum: &mut f64, now: u64, before: u64| {
-            *sum += now.saturating_sub(before) as f64 - *sum * COST_PART;
-        };
-        if now.pool_in > before.pool_in {
-            add(&mut self.pool_pages, now.pool_in, before.pool_in);
-            add(&mut self.pool_faults, now.pool_faults, before.pool_faults);
-        }
-        if now.device_in > before.device_in {
-            add(&mut self.device_pages, now.device_in, before.device_in);
-            add(&mut self.device_ns, now.device_ns, before.device_ns);
-        }
-    }
-
-    /// Returns what a page from the pool costs, and how much more one from the device, in nanoseconds. While the processors
-    /// are idle, a thread that waits is time lost; where others run meanwhile, only the work counts.
-    fn judge(&self, contended: f64) -> (f64, f64) {
-        let asked = (self.pool_faults / self.pool_pages.max(1.0)).min(1.0);
-        let pool = |fault: f64| POOL_AHEAD_NS + (fault - POOL_AHEAD_NS) * asked;
-        let waits = (self.device_ns / self.device_pages.max(1.0) - pool(POOL_FAULT_NS)).max(0.0);
-        let mix = |idle: f64, busy: f64| idle + (busy - idle) * contended;
-        (mix(pool(POOL_FAULT_NS), pool(POOL_WORK_NS)), mix(waits, waits.min(DEVICE_WORK_NS)))
-    }
 }
 
 /// Pages that came back of late: each time that the balance is judged, what came before counts for a part less.
@@ -285,8 +230,7 @@ impl Default for Balance {
             share: SHARE_FIRST,
             seen: Totals::default(),
             late: Late::default(),
-            cost: Cost::expected(100_000.0),
-            contended: 0.0,
+            costs: Costs::expected(100_000.0),
             pressure: 0.0,
         }
     }
@@ -296,12 +240,12 @@ impl Balance {
     /// Returns the balance of a process that has seen no fault. A fault on a page of the device is expected to take
     /// `device_fault_ns`.
     pub fn new(device_fault_ns: f64) -> Self {
-        Self { cost: Cost::expected(device_fault_ns), ..Self::default() }
+        Self { costs: Costs::expected(device_fault_ns), ..Self::default() }
     }
 
-    /// Notes the load of the reclaim thread since the last call.
-    pub fn note_load(&mut self, load: ReclaimLoad) {
-        self.contended += (load.contended() - self.contended) * LATE_PART;
+    /// Notes how processors were used since the last call.
+    pub fn note_load(&mut self, load: Load) {
+        self.costs.note_load(load);
     }
 
     /// Returns the pool's share of the process's memory, from 0 to `ceiling`, as it follows from what has happened
@@ -313,8 +257,8 @@ impl Balance {
         if pool_in + device_in + hits >= FAULTS_MIN {
             let before = std::mem::replace(&mut self.seen, totals);
             self.late.note(&before, &totals);
-            self.cost.note(&before, &totals);
-            let (pool_ns, saved) = self.cost.judge(self.contended);
+            self.costs.note(totals.came_since(&before));
+            let PageCost { pool: pool_ns, device_more: saved } = self.costs.page();
             let Late { pool, pool_near, device_near, hits } = self.late;
             let rate = |count: f64, pages: f64| count / pages.max(1.0);
             let (stored, resident) = (sizes.stored as f64, sizes.resident as f64);
@@ -382,11 +326,11 @@ mod tests {
 
     /// The share and the pressure where so much comes in time after time.
     fn balanced(sizes: Sizes, each: Totals) -> (f64, f64) {
-        balanced_under(0.0, sizes, each)
+        balanced_under(Load::default(), sizes, each)
     }
 
-    /// The same, where reclaim waits for a processor in this part of the time in which it wants to run.
-    fn balanced_under(waits: f64, sizes: Sizes, each: Totals) -> (f64, f64) {
+    /// The same, under this load.
+    fn balanced_under(load: Load, sizes: Sizes, each: Totals) -> (f64, f64) {
         let mut balance = Balance::default();
         let mut totals = Totals::default();
         let mut share = 0.0;
@@ -399,7 +343,7 @@ mod tests {
             totals.pool_near += each.pool_near;
             totals.hits += each.hits;
             totals.displaced += 1;
-            balance.note_load(ReclaimLoad { busy: 0.0, waits });
+            balance.note_load(load);
             share = balance.share(totals, sizes, 0.8);
         }
         (share, balance.pressure())
@@ -490,8 +434,12 @@ mod tests {
             pool_near: 3000,
             ..Totals::default()
         };
-        assert_eq!(balanced_under(0.0, SIZES, each).0, 0.8, "a thread waits 100 µs for the device");
-        assert_eq!(balanced_under(1.0, SIZES, each).0, 0.1, "and others have the processors");
+        let load = Load { ran: 1000, waited: 2000, busy: 20, all: 20 };
+        let share = |load| balanced_under(load, SIZES, each).0;
+        assert_eq!(share(load), 0.1, "a thread waits 100 µs for the device, and others run");
+        assert_eq!(share(Load { busy: 2, ..load }), 0.8, "nobody does");
+        assert_eq!(share(Load { waited: 0, ..load }), 0.8, "they leave processors free");
+        assert_eq!(share(Load::default()), 0.8, "it is not known");
     }
 
     #[test]

@@ -28,6 +28,7 @@ mod bits;
 pub mod blocks;
 pub mod cipher;
 pub mod config;
+pub mod cost;
 pub mod distances;
 pub mod error;
 pub mod frontier;

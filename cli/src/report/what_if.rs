@@ -15,7 +15,7 @@
 //! - of runs that needed more than [`REACH`] times their cap: the clock of evictions goes round after 16 times.
 
 use super::series::{Series, number};
-use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
+use pagetide_swap::cost::{POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_swap::distances::{BUCKETS, growth};
 use serde_json::Value;
 

@@ -31,7 +31,7 @@ use crate::sampler::unmanaged::{Members, Unmanaged};
 use crate::sampler::watch::Watch;
 use pagetide::group::{Field, Group, ProcessSlot, Responsiveness};
 use pagetide_swap::Counter;
-use pagetide_swap::balance::{POOL_FAULT_NS, PROBATION_FAULT_NS};
+use pagetide_swap::cost::{POOL_AHEAD_NS, POOL_FAULT_NS, PROBATION_FAULT_NS};
 use pagetide_sys::procfs;
 use pagetide_sys::task;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -383,7 +383,9 @@ fn holders(group: Group, now: Pages, unmanaged: &Unmanaged) -> Vec<Holder> {
 fn seen(slot: ProcessSlot) -> Seen {
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
-    let refaults = count(&[Counter::zswpin, Counter::swpin_zero]) as f64 * POOL_FAULT_NS;
+    // Of what comes from a device `parked_ns` has the wait.
+    let refaults = count(&[Counter::pgmajfault]) as f64 * POOL_FAULT_NS
+        + count(&[Counter::swap_ra]) as f64 * POOL_AHEAD_NS;
     let out = slot.get(Field::Cached) + slot.get(Field::Swapped);
     let hits = count(&[Counter::swap_cache_hit]) as f64 * PROBATION_FAULT_NS;
     Seen {

@@ -1,7 +1,7 @@
 //! The control thread: it runs control tasks, follows the run and looks at memory.
 
 use super::reclaim::SpinPolicy;
-use super::sample::Times;
+use super::sample::{ProcessorUse, Times};
 use super::start::{RESERVED_CLUSTERS, RESERVED_UNITS};
 use super::{Runtime, clock, lock};
 use crate::dump::board::{Activity, Kind, Seat};
@@ -63,6 +63,7 @@ struct Control {
     looked: Times,
     refault_ns: u64,
     spin_policy: SpinPolicy,
+    processors: ProcessorUse,
 }
 
 impl Control {
@@ -78,6 +79,7 @@ impl Control {
             looked: runtime.times(),
             refault_ns: runtime.refault_ns(),
             spin_policy: SpinPolicy::default(),
+            processors: ProcessorUse::default(),
         }
     }
 
@@ -157,7 +159,7 @@ impl Control {
         let now = runtime.times();
         let load = now.since(&self.looked);
         runtime.judge_copies(load);
-        lock(&runtime.balance).note_load(load);
+        lock(&runtime.balance).note_load(self.processors.load(&self.looked, &now, runtime));
         let spun = runtime.spun.swap(false, Relaxed);
         runtime
             .may_spin

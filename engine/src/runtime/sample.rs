@@ -4,6 +4,7 @@ use super::{Runtime, clock, lock};
 use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
 use pagetide_swap::balance::{ReclaimLoad, Totals};
+use pagetide_swap::cost::Load;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -48,6 +49,36 @@ impl Times {
             busy: part(self.worked - before.worked, self.clock - before.clock),
             waits: part(waited, ran + waited),
         }
+    }
+}
+
+/// How the processors that this process may use were used, as far as the last look.
+#[derive(Debug, Default)]
+pub(super) struct ProcessorUse {
+    seen: Option<(u64, u64)>,
+    /// The time of the next look, by the clock: on a machine with many processors a look takes a millisecond.
+    due: u64,
+}
+
+impl ProcessorUse {
+    /// Returns the use of processors between two looks at the times. Where the kernel was not asked anew nothing is said of all
+    /// processors.
+    pub(super) fn load(&mut self, before: &Times, now: &Times, runtime: &Runtime) -> Load {
+        // A fork begins both anew.
+        let (ran, waited) = (now.ran.saturating_sub(before.ran), now.waited.saturating_sub(before.waited));
+        let mut load = Load { ran, waited, busy: 0, all: 0 };
+        if now.clock < self.due || !runtime.engine.can_write() {
+            return load;
+        }
+        let seen = pagetide_sys::procfs::processor_times(&pagetide_sys::task::processors());
+        if let (Some(before), Some(seen)) = (self.seen, seen) {
+            load.busy = seen.0.saturating_sub(before.0);
+            load.all = seen.1.saturating_sub(before.1);
+        }
+        self.seen = seen;
+        let processes = runtime.group.live().count().max(1) as u64;
+        self.due = now.clock + (clock() - now.clock) * u64::from(DISCOUNT_SHARE) * processes;
+        load
     }
 }
 

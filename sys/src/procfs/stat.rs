@@ -2,6 +2,8 @@
 
 use super::file::{of_process, parsed, small};
 use rustix::io::Errno;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
 /// The processor that a thread of this process ran on last.
@@ -16,6 +18,24 @@ pub fn run_times(tid: u32) -> Option<(u64, u64)> {
     let times = small(&format!("/proc/self/task/{tid}/schedstat"))?;
     let mut times = times.split_ascii_whitespace().map(str::parse);
     Some((times.next()?.ok()?, times.next()?.ok()?))
+}
+
+/// Returns for how long these processors were not idle since boot, and how long that is, in ticks, each added up. `None` where
+/// the kernel does not say. Of many processors it takes a millisecond.
+pub fn processor_times(processors: &[usize]) -> Option<(u64, u64)> {
+    let stat = BufReader::new(File::open("/proc/stat").ok()?);
+    let (mut busy, mut all) = (0, 0);
+    // cpuN user nice system idle iowait irq softirq steal …
+    for line in stat.lines().map_while(Result::ok).take_while(|line| line.starts_with("cpu")) {
+        let mut fields = line.split_ascii_whitespace();
+        let number = fields.next()?.strip_prefix("cpu")?.parse();
+        if number.is_ok_and(|number: usize| processors.contains(&number)) {
+            let ticks: Vec<u64> = fields.take(8).map_while(|field| field.parse().ok()).collect();
+            let (sum, idle) = (ticks.iter().sum::<u64>(), ticks.iter().skip(3).take(2).sum::<u64>());
+            (busy, all) = (busy + sum - idle, all + sum);
+        }
+    }
+    (all > 0).then_some((busy, all))
 }
 
 /// Returns the time at which a process started, in ticks since boot: with the pid it names a process for good. `None`
@@ -155,6 +175,19 @@ mod tests {
         let before = last_pid().unwrap();
         std::process::Command::new("true").status().unwrap();
         assert_ne!(last_pid(), Some(before));
+    }
+
+    #[test]
+    fn processors_that_are_used_are_seen_to_be() {
+        let all = crate::task::processors();
+        let before = processor_times(&all).unwrap();
+        let mut now = before;
+        // This thread is at work meanwhile, on one of them.
+        while now.0 == before.0 {
+            now = processor_times(&all).unwrap();
+        }
+        assert!(now.1 - before.1 >= now.0 - before.0, "{before:?}, {now:?}");
+        assert_eq!(processor_times(&[]), None);
     }
 
     #[test]
