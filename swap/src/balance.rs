@@ -77,18 +77,20 @@ impl Default for Copies {
 
 impl Copies {
     /// Returns whether copies should be kept. `store_ns` is the time that it takes to store a page again whose copy was
-    /// not kept, in nanoseconds.
-    pub fn keep(&mut self, load: ReclaimLoad, store_ns: f64, totals: Totals, sizes: Sizes) -> bool {
+    /// not kept, in nanoseconds, and `page` what pages cost that come in.
+    pub fn keep(
+        &mut self,
+        load: ReclaimLoad,
+        store_ns: f64,
+        page: PageCost,
+        totals: Totals,
+        sizes: Sizes,
+    ) -> bool {
         let device_in = totals.device_in.saturating_sub(self.seen.device_in);
         let faults = device_in + totals.pool_in.saturating_sub(self.seen.pool_in);
         if faults >= FAULTS_MIN {
-            let pool_in = totals.pool_in.saturating_sub(self.seen.pool_in) as f64;
-            let pool_ns = totals.pool_ns().saturating_sub(self.seen.pool_ns()) as f64;
-            // What they would have cost in the pool, had it held them.
-            let in_pool = if pool_in > 0.0 { pool_ns / pool_in } else { POOL_FAULT_NS };
-            let cost =
-                totals.device_ns.saturating_sub(self.seen.device_ns) as f64 - device_in as f64 * in_pool;
-            let each = cost.max(0.0) / faults as f64 / sizes.device.max(1) as f64;
+            let cost = device_in as f64 * page.device_more;
+            let each = cost / faults as f64 / sizes.device.max(1) as f64;
             self.device_loss = each * totals.displaced_part();
             self.seen = totals;
         }
@@ -248,6 +250,11 @@ impl Balance {
         self.costs.note_load(load);
     }
 
+    /// Returns what pages cost of late.
+    pub fn page_cost(&self) -> PageCost {
+        self.costs.page()
+    }
+
     /// Returns the pool's share of the process's memory, from 0 to `ceiling`, as it follows from what has happened
     /// since the last call.
     pub fn share(&mut self, totals: Totals, sizes: Sizes, ceiling: f64) -> f64 {
@@ -258,7 +265,6 @@ impl Balance {
             let before = std::mem::replace(&mut self.seen, totals);
             self.late.note(&before, &totals);
             self.costs.note(totals.came_since(&before));
-            let PageCost { pool: pool_ns, device_more: saved } = self.costs.page();
             let Late { pool, pool_near, device_near, hits } = self.late;
             let rate = |count: f64, pages: f64| count / pages.max(1.0);
             let (stored, resident) = (sizes.stored as f64, sizes.resident as f64);
@@ -270,13 +276,21 @@ impl Balance {
             let seen = device / (device + (stored * EXPECTED_WEIGHT).max(1.0));
             // A pool that is larger by what the device holds would hold all: it need not be twice as large.
             let near_rate = rate(device_near * displaced, stored.min(device));
-            let device_rate = seen * near_rate + (1.0 - seen) * EXPECTED_RATE * pool_rate;
-            let gain = ratio * device_rate * saved;
-            // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn
-            // of the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
-            let loss = (pool_rate.max(rate(pool_near, resident)) * pool_ns)
-                .max(rate(hits, resident) * PROBATION_FAULT_NS);
+            let idle = self.costs.page_if_idle();
+            let worth = |cost: PageCost| {
+                // What has not been seen is expected to cost the more that it may.
+                let expected = (1.0 - seen) * EXPECTED_RATE * pool_rate * idle.device_more;
+                let gain = ratio * (seen * near_rate * cost.device_more + expected);
+                // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn
+                // of the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
+                let loss = (pool_rate.max(rate(pool_near, resident)) * cost.pool)
+                    .max(rate(hits, resident) * PROBATION_FAULT_NS);
+                (gain, loss)
+            };
+            let (gain, loss) = worth(self.costs.page());
             let steps = f64::from(gain > loss * MARGIN) - f64::from(loss > gain * MARGIN);
+            // Where the pool is worth more, only what is cold goes: at a pace for which waits count, that is slower.
+            let (gain, loss) = if loss * MARGIN > gain { (gain, loss) } else { worth(idle) };
             self.pressure = (loss / gain.max(1.0) * PRESSURE).min(1.0);
             if sizes.full {
                 self.share += steps * STEP;
@@ -499,7 +513,8 @@ mod tests {
                 totals.device_ns += each.device_in * 100_000;
                 totals.reused += each.reused;
                 totals.stale += each.stale;
-                last = copies.keep(load, 10_000.0, totals, Sizes { resident: 1000, ..sizes });
+                let page = PageCost { pool: 12_000.0, device_more: 88_000.0 };
+                last = copies.keep(load, 10_000.0, page, totals, Sizes { resident: 1000, ..sizes });
             }
             last
         };

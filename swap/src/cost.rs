@@ -125,16 +125,27 @@ impl Costs {
         (WAITS_WEIGHT * part(self.waited, self.ran + self.waited)).min(1.0) * part(self.busy, self.all)
     }
 
+    /// What a page from the pool costs where a fault there costs so much.
+    fn pool_page(&self, fault: f64) -> f64 {
+        let asked = (self.pool_faults / self.pool_pages.max(1.0)).min(1.0);
+        POOL_AHEAD_NS + (fault - POOL_AHEAD_NS) * asked
+    }
+
+    /// Returns what a page would cost, were processors idle.
+    pub fn page_if_idle(&self) -> PageCost {
+        let pool = self.pool_page(POOL_FAULT_NS);
+        let device = self.device_ns / self.device_pages.max(1.0);
+        PageCost { pool, device_more: (device - pool).max(0.0) }
+    }
+
     /// Returns what a page costs.
     pub fn page(&self) -> PageCost {
-        let asked = (self.pool_faults / self.pool_pages.max(1.0)).min(1.0);
-        let pool = |fault: f64| POOL_AHEAD_NS + (fault - POOL_AHEAD_NS) * asked;
-        let waits = (self.device_ns / self.device_pages.max(1.0) - pool(POOL_FAULT_NS)).max(0.0);
-        let taken = self.taken();
+        let (idle, taken) = (self.page_if_idle(), self.taken());
         let mix = |idle: f64, busy: f64| idle + (busy - idle) * taken;
+        let work = idle.device_more.clamp(DEVICE_AHEAD_NS, DEVICE_WORK_NS);
         PageCost {
-            pool: mix(pool(POOL_FAULT_NS), pool(POOL_WORK_NS)),
-            device_more: mix(waits, waits.clamp(DEVICE_AHEAD_NS, DEVICE_WORK_NS)),
+            pool: mix(idle.pool, self.pool_page(POOL_WORK_NS)),
+            device_more: mix(idle.device_more, work),
         }
     }
 }
@@ -157,8 +168,7 @@ mod tests {
 
     #[test]
     fn nearly_as_much_as_expected_where_nothing_has_come() {
-        let PageCost { pool, device_more } = Costs::expected(100_000.0).page();
-        assert_eq!((pool, device_more), (12_000.0, 88_000.0));
+        assert_eq!(Costs::expected(100_000.0).page(), PageCost { pool: 12_000.0, device_more: 88_000.0 });
     }
 
     #[test]
@@ -170,6 +180,12 @@ mod tests {
             assert!(near(found.pool, pool) && near(found.device_more, device_more), "{found:?}");
         };
         close(at(TAKEN), 20_000.0, 40_000.0);
+        let if_idle = |load| {
+            let mut costs = Costs::expected(300_000.0);
+            costs.note_load(load);
+            costs.page_if_idle()
+        };
+        close(if_idle(TAKEN), 12_000.0, 288_000.0);
         close(at(Load { busy: 0, ..TAKEN }), 12_000.0, 288_000.0);
         close(at(Load { waited: 0, ..TAKEN }), 12_000.0, 288_000.0);
         close(at(Load { busy: 10, ..TAKEN }), 16_000.0, 164_000.0);

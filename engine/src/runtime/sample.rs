@@ -206,7 +206,8 @@ impl Runtime {
     pub(super) fn judge_copies(&self, load: ReclaimLoad) {
         let swap = self.engine.swap();
         let store_ns = self.engine.store_ns() as f64;
-        let keep = lock(&self.copies).keep(load, store_ns, self.totals(), swap.sizes());
+        let page = lock(&self.balance).page_cost();
+        let keep = lock(&self.copies).keep(load, store_ns, page, self.totals(), swap.sizes());
         self.engine.keep_copies(keep);
     }
 
