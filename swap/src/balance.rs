@@ -143,7 +143,9 @@ impl Totals {
     /// Returns the time that pages from the pool have cost, in nanoseconds.
     pub fn pool_ns(&self) -> u64 {
         let ahead = self.pool_in.saturating_sub(self.pool_faults);
-        self.pool_faults * POOL_FAULT_NS as u64 + ahead * POOL_AHEAD_NS as u64
+        // Anybody in the run can write to the counters.
+        let faults = self.pool_faults.saturating_mul(POOL_FAULT_NS as u64);
+        faults.saturating_add(ahead.saturating_mul(POOL_AHEAD_NS as u64))
     }
 
     /// Returns the pages that came in since `before`.
@@ -464,6 +466,7 @@ mod tests {
         let pressure = |each| balanced(SIZES, each).1;
         assert!(pressure(few) < 0.5 * pressure(all), "{} against {}", pressure(few), pressure(all));
         assert_eq!(few.pool_ns(), 50 * 12_000 + 2950 * 4_000);
+        assert_eq!(Totals { pool_in: u64::MAX, ..few }.pool_ns(), u64::MAX, "counters may hold anything");
     }
 
     #[test]

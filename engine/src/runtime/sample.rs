@@ -107,7 +107,8 @@ impl Runtime {
             return 0;
         }
         let start = Instant::now();
-        let living = self.group.live().map(|slot| slot.get(Field::Tenancy) + 1).fold(0, u64::wrapping_add);
+        let living =
+            self.group.live().map(|slot| slot.get(Field::Tenancy).wrapping_add(1)).fold(0, u64::wrapping_add);
         let due = if living == discount.living { discount.next } else { discount.next.min(discount.changed) };
         if start >= due
             && let Ok(regions) = self.engine.regions.try_read()
