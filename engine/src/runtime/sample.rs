@@ -8,8 +8,9 @@ use pagetide_swap::cost::Load;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Between looks at what of this process's memory others share; these looks, and those at how processors are used, take of
-/// all processes of a run no more than one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than [`DISCOUNT_INTERVAL_MAX`] apart.
+/// Between looks at what of this process's memory others share. These looks, and those at how processors are used, take of
+/// all processes of a run no more than one part in [`DISCOUNT_SHARE`] of a processor's time, unless that were more than
+/// [`DISCOUNT_INTERVAL_MAX`] apart.
 const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
@@ -43,12 +44,17 @@ pub(super) struct Times {
 impl Times {
     pub(super) fn since(&self, before: &Self) -> ReclaimLoad {
         let part = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
-        // A fork begins both anew.
-        let (ran, waited) = (self.ran.saturating_sub(before.ran), self.waited.saturating_sub(before.waited));
+        let (ran, waited) = self.reclaim_since(before);
         ReclaimLoad {
             busy: part(self.worked - before.worked, self.clock - before.clock),
             waits: part(waited, ran + waited),
         }
+    }
+
+    /// Returns how long the reclaim thread has run since, and how long it has waited for a processor.
+    fn reclaim_since(&self, before: &Self) -> (u64, u64) {
+        // A fork begins both anew.
+        (self.ran.saturating_sub(before.ran), self.waited.saturating_sub(before.waited))
     }
 }
 
@@ -64,10 +70,10 @@ impl ProcessorUse {
     /// Returns the use of processors between two looks at the times. Where the kernel was not asked anew nothing is said of all
     /// processors.
     pub(super) fn load(&mut self, before: &Times, now: &Times, runtime: &Runtime) -> Load {
-        // A fork begins both anew.
-        let (ran, waited) = (now.ran.saturating_sub(before.ran), now.waited.saturating_sub(before.waited));
+        let (ran, waited) = now.reclaim_since(before);
         let mut load = Load { ran, waited, busy: 0, all: 0 };
-        if now.clock < self.due || !runtime.engine.can_write() {
+        let start = clock();
+        if start < self.due || !runtime.engine.can_write() {
             return load;
         }
         let seen = pagetide_sys::procfs::processor_times(&pagetide_sys::task::processors());
@@ -77,7 +83,9 @@ impl ProcessorUse {
         }
         self.seen = seen;
         let processes = runtime.group.live().count().max(1) as u64;
-        self.due = now.clock + (clock() - now.clock) * u64::from(DISCOUNT_SHARE) * processes;
+        let end = clock();
+        let pause = (end - start) * u64::from(DISCOUNT_SHARE) * processes;
+        self.due = end + pause.min(DISCOUNT_INTERVAL_MAX.as_nanos() as u64);
         load
     }
 }
