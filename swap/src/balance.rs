@@ -1,9 +1,10 @@
 //! The balance between a program and the compressed pool: the part of the memory that the pool should have.
 //!
 //! A page of the pool holds as many pages as it compresses, and each of those is served from memory instead
-//! of the device. It costs one page that would have stayed in the program. So the pool should grow while
+//! of the device. It costs one page that would have stayed in the program, and that page is one of those which it holds. So the
+//! pool should grow while
 //!
-//! > ratio × (faults that a larger pool would save) × (device − pool) > (faults that more memory would save) × pool
+//! > (ratio − 1) × (faults that a larger pool would save) × (device − pool) > (faults that more memory would save) × pool
 //!
 //! where *device* and *pool* are what a fault costs there, and both sides are rates a page. Shadows tell what would
 //! have been saved: a page that comes from the device before twice as many have left as a page is old that is written
@@ -282,7 +283,8 @@ impl Balance {
             let worth = |cost: PageCost| {
                 // What has not been seen is expected to cost the more that it may.
                 let expected = (1.0 - seen) * EXPECTED_RATE * pool_rate * idle.device_more;
-                let gain = ratio * (seen * near_rate * cost.device_more + expected);
+                // Of what a page of the pool holds one is the page of the program in whose place it is.
+                let gain = (ratio - 1.0).max(0.0) * (seen * near_rate * cost.device_more + expected);
                 // Whatever leaves goes to the pool in the end; and what is used all the time leaves too, once in each turn
                 // of the clock, and comes back from probation: the more there is in the program, the longer a turn takes.
                 let loss = (pool_rate.max(rate(pool_near, resident)) * cost.pool)
@@ -371,6 +373,13 @@ mod tests {
     }
 
     #[test]
+    fn a_pool_that_holds_no_more_than_its_own_size_is_of_no_use() {
+        let sizes = |stored| Sizes { stored, ..SIZES };
+        assert_eq!(converge_in(sizes(1000), 100, 300, 10), 0.1);
+        assert_eq!(converge_in(sizes(2000), 100, 300, 10), 0.8);
+    }
+
+    #[test]
     fn what_comes_from_the_device_after_long_would_not_have_been_in_a_larger_pool() {
         let far =
             Totals { device_in: 300, device_near: 1, pool_in: 300, pool_faults: 300, ..Totals::default() };
@@ -443,8 +452,8 @@ mod tests {
     #[test]
     fn where_others_run_meanwhile_only_the_work_of_a_fault_counts() {
         let each = Totals {
-            device_in: 60,
-            device_near: 60,
+            device_in: 120,
+            device_near: 120,
             pool_in: 3000,
             pool_faults: 3000,
             pool_near: 3000,
