@@ -165,6 +165,8 @@ pub struct Engine<M: Memory> {
     pool_charged: AtomicI64,
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
+    /// Whether zeroes that are only read are the kernel's zero page.
+    zero_page: AtomicBool,
     /// The number of clusters that should leave however much room there is.
     hastened: AtomicUsize,
     /// Pages that had gone to and from the device when buffers were looked at last.
@@ -244,6 +246,7 @@ impl<M: Memory> Engine<M> {
             recorder,
             pool_charged,
             copies_kept: AtomicBool::new(true),
+            zero_page: AtomicBool::new(true),
             hastened: AtomicUsize::new(0),
             buffers_moved: AtomicU64::new(0),
         }
@@ -284,6 +287,10 @@ impl<M: Memory> Engine<M> {
     /// Sets whether copies of pages that come in from the pool stay there.
     pub fn keep_copies(&self, keep: bool) {
         self.copies_kept.store(keep, Relaxed);
+    }
+    /// Sets whether zeroes that are only read are the kernel's zero page, which takes no memory until it is written to.
+    pub fn map_zero_page(&self, on: bool) {
+        self.zero_page.store(on, Relaxed);
     }
     /// Returns the time that reads from the device have taken so far, in nanoseconds.
     pub fn read_ns(&self) -> u64 {

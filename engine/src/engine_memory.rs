@@ -140,6 +140,10 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.copy_in(page, bytes))
     }
 
+    fn map_zero_page(&self, page: PageIndex, count: usize) -> Mapped {
+        either!(self, memory => memory.map_zero_page(page, count))
+    }
+
     fn poison(&self, page: PageIndex) -> bool {
         either!(self, memory => memory.poison(page))
     }

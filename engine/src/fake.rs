@@ -394,6 +394,10 @@ impl Memory for FakeMemory {
         self.map_run(page, bytes.len() / PAGE_SIZE, false, |nth| own(&bytes[nth * PAGE_SIZE..][..PAGE_SIZE]))
     }
 
+    fn map_zero_page(&self, page: PageIndex, count: usize) -> Mapped {
+        self.map_run(page, count, false, |_| Page::Zero)
+    }
+
     fn poison(&self, page: PageIndex) -> bool {
         let mut state = lock(&self.state);
         if state.obstacle(page.0).is_none() {
@@ -447,7 +451,13 @@ impl Memory for FakeMemory {
     }
 
     fn unshare(&self, range: Range<PageIndex>) -> bool {
-        lock(&self.state).shared.retain(|page| !numbers(&range).contains(page));
+        let state = &mut *lock(&self.state);
+        state.shared.retain(|page| !numbers(&range).contains(page));
+        for (_, page) in state.pages.range_mut(numbers(&range)) {
+            if let Page::Zero = page {
+                *page = own(&[0; PAGE_SIZE]);
+            }
+        }
         true
     }
 

@@ -88,6 +88,11 @@ pub trait Memory: Send + Sync + 'static {
     }
     /// Copies bytes to missing pages, and wakes the threads that wait for them.
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped;
+    /// Maps the kernel's zero page, which takes no memory until it is written to, at missing pages, and wakes the threads
+    /// that wait for them. It may refuse at any page.
+    fn map_zero_page(&self, _page: PageIndex, _count: usize) -> Mapped {
+        Mapped { pages: 0, error: Some(MapError::Refused) }
+    }
     /// Makes a page unreadable, and wakes the threads that wait for it. Returns false if the system cannot do so.
     fn poison(&self, page: PageIndex) -> bool;
     /// Takes the pages of `range`, which lies in one cluster, out of the program into `slot`. Returns

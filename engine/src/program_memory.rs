@@ -142,6 +142,10 @@ impl Memory for ProgramMemory {
         mapped(self.kernel.copy_in(page.address(), bytes))
     }
 
+    fn map_zero_page(&self, page: PageIndex, count: usize) -> Mapped {
+        mapped(self.kernel.map_zero_page(page.address(), count * PAGE_SIZE))
+    }
+
     fn poison(&self, page: PageIndex) -> bool {
         self.kernel.poison(page.address(), PAGE_SIZE)
     }

@@ -60,6 +60,8 @@ pub struct Runtime {
     faults: AtomicU64,
     control_tasks: Mutex<Vec<Arc<ControlTask>>>,
     unmanaged: AtomicI64,
+    /// The most unmanaged pages at a sample.
+    unmanaged_most: AtomicI64,
     watched: Mutex<procfs::Watched>,
     /// The pages that were charged for tables and hashes at the last look.
     metadata: AtomicI64,

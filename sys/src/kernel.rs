@@ -187,6 +187,16 @@ impl Kernel {
         unsafe { self.uffd.copy(dst, bytes) }
     }
 
+    /// Maps the kernel's zero page at missing pages, and wakes. NOTSUP while it is quiet, and where the kernel does not tell
+    /// the zero page from others ([`Pagemap::presence`]).
+    pub fn map_zero_page(&self, dst: usize, length: usize) -> Partial {
+        if self.quiet.load(SeqCst) || !self.can_watch() {
+            return (0, Some(Errno::NOTSUP));
+        }
+        // SAFETY: the contract of `open`.
+        unsafe { self.uffd.zero_page(dst, length) }
+    }
+
     /// Makes pages unreadable.
     pub fn poison(&self, start: usize, length: usize) -> bool {
         // SAFETY: the contract of `open`.

@@ -59,7 +59,7 @@ struct Register {
     mode: u64,
     ioctls: u64,
 }
-/// The argument of COPY, MOVE, ZEROPAGE (without `src`) and POISON have this shape.
+/// The argument of COPY and MOVE.
 #[repr(C)]
 struct CopyArg {
     dst: u64,
@@ -336,19 +336,23 @@ impl Uffd {
     }
 
     fn partial(&self, number: u64, dst: usize, src: usize, length: usize, mode: u64) -> Partial {
+        self.in_steps(length, |done| {
+            let (dst, src) = ((dst + done) as u64, (src + done) as u64);
+            let mut arg = CopyArg { dst, src, len: (length - done) as u64, mode, done: 0 };
+            let result = self.ioctl(iowr(number, size_of::<CopyArg>()), (&raw mut arg).cast());
+            (result, arg.done)
+        })
+    }
+
+    /// Repeats a call, which is told how much of `length` is done and returns how much more it did, as long as there is
+    /// progress.
+    fn in_steps(&self, length: usize, mut call: impl FnMut(usize) -> (Result<(), Errno>, i64)) -> Partial {
         let mut done = 0;
         while done < length {
-            let mut arg = CopyArg {
-                dst: (dst + done) as u64,
-                src: (src + done) as u64,
-                len: (length - done) as u64,
-                mode,
-                done: 0,
-            };
-            match self.ioctl(iowr(number, size_of::<CopyArg>()), (&raw mut arg).cast()) {
-                Ok(()) => return (length, None),
-                Err(error) => {
-                    let step = arg.done.max(0) as usize;
+            match call(done) {
+                (Ok(()), _) => return (length, None),
+                (Err(error), more) => {
+                    let step = more.max(0) as usize;
                     done += step;
                     // EAGAIN with progress, or while a fork holds the map: go on from there.
                     if error != Errno::AGAIN && step == 0 {
@@ -369,6 +373,19 @@ impl Uffd {
     /// The destination must be registered program memory; missing pages become `bytes`.
     pub unsafe fn copy(&self, dst: usize, bytes: &[u8]) -> Partial {
         self.partial(0x03, dst, bytes.as_ptr() as usize, bytes.len(), 0)
+    }
+
+    /// Maps the kernel's zero page at missing pages at `dst`, and wakes whoever waits there.
+    ///
+    /// # Safety
+    /// As for [`Uffd::copy`]; missing pages become zeroes.
+    pub unsafe fn zero_page(&self, dst: usize, length: usize) -> Partial {
+        self.in_steps(length, |done| {
+            let range = Range { start: (dst + done) as u64, len: (length - done) as u64 };
+            let mut arg = ZeroArg { range, mode: 0, done: 0 };
+            let result = self.ioctl(iowr(0x04, size_of::<ZeroArg>()), (&raw mut arg).cast());
+            (result, arg.done)
+        })
     }
 
     /// Moves pages from `src` to missing pages at `dst` and wakes. Pages that are pinned, or shared by

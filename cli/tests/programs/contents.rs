@@ -40,6 +40,17 @@ fn four_threads_read_what_they_wrote_by_every_way() {
     integrity(MASKS.into(), "4", "1500");
 }
 
+/// Zeroes that are read take no memory until they are written to.
+#[test]
+fn zeroes_are_zeroes_until_they_are_written_and_the_cap_holds() {
+    let _turn = turn();
+    let zeroes = program("zeroes");
+    for mask in masks(["", "remap", "copy", "scan", "watch"]) {
+        println!("PAGETIDE_MASK={mask} {zeroes} 96 40");
+        start(pagetide("40M", mask, &[], &[&zeroes, "96", "40"])).end().succeeds();
+    }
+}
+
 #[test]
 fn counters_never_go_back_while_readers_fault() {
     let _turn = turn();

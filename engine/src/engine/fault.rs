@@ -45,7 +45,7 @@ impl<M: Memory> Engine<M> {
                 if !held && let Some(ahead) = self.streams.caught_up(page) {
                     let window = Window::ahead((ahead.end.0 - page.0) as usize);
                     let stop = page.plus(self.swap.reach_ahead(window) as u64);
-                    let end = self.read_on(ahead.start, stop, work);
+                    let end = self.read_on(ahead.start, stop, write, work);
                     self.streams.went_on(page, end);
                 }
             }
@@ -66,7 +66,7 @@ impl<M: Memory> Engine<M> {
                 }
                 if matches!(source, Source::Device { .. } | Source::Zero) {
                     let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
-                    pages.end = self.read_on(pages.end, stop, work);
+                    pages.end = self.read_on(pages.end, stop, write, work);
                 }
                 self.count(Counter::swap_ra_hit, look.passed);
                 let is_placed = !matches!(source, Source::Hole | Source::Frames { .. });
@@ -79,7 +79,7 @@ impl<M: Memory> Engine<M> {
     /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits.
     /// What lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that
     /// was not asked for.
-    fn read_on(&self, mut next: PageIndex, stop: PageIndex, work: &mut Workspace) -> PageIndex {
+    fn read_on(&self, mut next: PageIndex, stop: PageIndex, write: bool, work: &mut Workspace) -> PageIndex {
         while next < stop && self.may_read_ahead() {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
             let Some((around, attributes)) = regions.around(next) else { break };
@@ -91,12 +91,12 @@ impl<M: Memory> Engine<M> {
             let end = transfer.pages().end;
             match transfer.source {
                 Source::Zero => {
-                    if attributes.access != Access::Write || !self.bring_by_move(&transfer, work) {
+                    if !write || attributes.access != Access::Write || !self.bring_by_move(&transfer, work) {
                         if !self.budget.try_take(transfer.length) {
                             self.release(&transfer);
                             break;
                         }
-                        self.bring_zeroes(&transfer);
+                        self.bring_zeroes(&transfer, write);
                     }
                 }
                 Source::Device { block } if self.budget.try_take(transfer.length) => {

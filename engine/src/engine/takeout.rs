@@ -21,6 +21,12 @@ const DEAD_PART: i64 = 2;
 /// A donor with fewer frames is not worth its slot.
 const DONOR_MIN: usize = 64;
 
+/// Returns those of a cluster's zero pages that are not charged. What is must leave; but where the zero page does not move, making it
+/// a page of its own takes memory.
+fn uncharged(zero: PageSet, cluster: &ClusterGuard<'_>) -> PageSet {
+    zero.iter().filter(|&at| cluster.get(at).state() != State::Present).collect()
+}
+
 impl<M: Memory> Engine<M> {
     /// Keeps a cluster in the program until [`Engine::unprotect`], since the caller's stack is there and the caller is
     /// about to take a lock. Returns a token; `None` if too many clusters are protected.
@@ -144,7 +150,7 @@ impl<M: Memory> Engine<M> {
             true => hot,
             false => {
                 let found = self.memory.presence(pages_of(number));
-                let stuck = found.present.minus(found.zero).and(moving).minus(hot);
+                let stuck = found.present.minus(uncharged(found.zero, &cluster)).and(moving).minus(hot);
                 shared.extend(
                     stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)),
                 );

@@ -15,6 +15,11 @@ const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
+/// The zero page is charged like any other, so that writing to it takes nothing more; but as it is in no count of the kernel's
+/// it hides as much unmanaged memory from a sample. What is written between two samples may pass the cap by so much: it is
+/// mapped only where the process has never had more unmanaged memory than this part of the cap.
+const ZERO_PAGE_SHARE: i64 = 32;
+
 /// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
 /// once. A look at those of many processes (a keeper's) takes no more than one part in [`PINS_SHARE`] of the time, unless
 /// that were more than [`PINS_INTERVAL_MAX`] apart.
@@ -103,6 +108,8 @@ impl Runtime {
         let before = self.unmanaged.swap(unmanaged, Relaxed);
         let metadata = self.metadata.swap(usage.metadata, Relaxed);
         self.engine.budget().take(unmanaged - before + usage.metadata - metadata);
+        let most = self.unmanaged_most.fetch_max(unmanaged, Relaxed).max(unmanaged);
+        self.engine.map_zero_page(most <= self.group.cap_pages() as i64 / ZERO_PAGE_SHARE);
     }
 
     /// Returns how many of `alone`, the unmanaged pages of this process, other processes count too: forks share them

@@ -271,6 +271,7 @@ impl Runtime {
             faults: AtomicU64::new(0),
             control_tasks: Mutex::default(),
             unmanaged: AtomicI64::new(0),
+            unmanaged_most: AtomicI64::new(0),
             watched: Mutex::default(),
             metadata: AtomicI64::new(0),
             sharing: Mutex::default(),

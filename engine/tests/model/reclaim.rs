@@ -4,10 +4,11 @@ use crate::common::{noise, page, prose};
 use crate::small::{BASE, deferred, plain, scattered};
 use crate::world::World;
 use pagetide::engine::Progress;
+use pagetide::memory::Memory;
 use pagetide::regions::Access;
 use pagetide_device::Device;
 use pagetide_device::ram::Ram;
-use pagetide_swap::{Counter, State};
+use pagetide_swap::{Counter, PAGE_SIZE, State};
 
 #[test]
 fn where_nothing_else_is_left_the_pool_gives() {
@@ -133,6 +134,34 @@ fn pages_shared_by_a_fork_leave_by_move_too() {
 }
 
 #[test]
+fn zeroes_that_are_read_take_no_memory_and_leave_like_others() {
+    for pins in [false, true] {
+        let mut world = plain(None, 200, 300);
+        world.memory().set_may_pin(pins);
+        (BASE..BASE + 32).for_each(|number| world.put(number, Box::new([0; PAGE_SIZE])));
+        world.push_out();
+        assert!(world.memory().present().is_empty());
+        (BASE..BASE + 32).for_each(|number| world.read(number));
+        let zero = world.memory().presence(page(BASE)..page(BASE + 32)).zero;
+        assert_eq!(zero.len(), 32);
+        // Each is charged, so that a write takes nothing more.
+        assert!(world.engine.usage().resident >= 32);
+        (BASE..BASE + 8).for_each(|number| world.put(number, prose(number)));
+        world.check_books();
+        // What is charged leaves also where a kernel does not move its zero page.
+        world.memory().share();
+        world.push_out();
+        assert_eq!(world.memory().present(), []);
+        (BASE..BASE + 32).for_each(|number| world.read(number));
+        world.engine.map_zero_page(false);
+        world.push_out();
+        (BASE..BASE + 32).for_each(|number| world.read(number));
+        assert!(world.memory().presence(page(BASE)..page(BASE + 32)).zero.is_empty());
+        world.check_end();
+    }
+}
+
+#[test]
 fn contents_travel_with_a_mapping_that_moves() {
     for (pool, blocks) in [(200, 0), (0, 4096), (20, 4096)] {
         let device = (blocks > 0).then(|| Box::new(Ram::new(blocks)) as Box<dyn Device>);
@@ -156,6 +185,8 @@ fn contents_travel_with_a_mapping_that_moves() {
 #[test]
 fn frames_of_pages_that_were_copied_back_are_given_back_together() {
     let mut world = plain(None, 200, 300);
+    // What is there takes a frame, zeroes too.
+    world.engine.map_zero_page(false);
     (BASE..BASE + 64).for_each(|number| world.put(number, noise(number)));
     assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
     world.memory().set_can_move(false);

@@ -163,6 +163,55 @@ fn what_is_pinned_stays_where_it_is_and_may_be_used_as_before() {
     assert_eq!((copied, error), (PAGE_SIZE, None));
 }
 
+/// The kernel moves it since 6.9.
+#[test]
+fn the_zero_page_leaves_by_every_way_and_takes_no_memory() {
+    let _unshared = crate::no_fork();
+    let uffd = Uffd::open().unwrap();
+    let pagemap = Pagemap::open().unwrap();
+    if uffd.features() & crate::uffd::FEATURE_WP_ASYNC == 0 || !pagemap.can_scan() {
+        return;
+    }
+    let maps = Maps::open().unwrap();
+    let views = Views { uffd: &uffd, pagemap: &pagemap, maps: &maps };
+    let mut slots = Staging::slots(1).unwrap();
+    let slot = &mut slots[0];
+    for way in [TakeOutWay::Remap, TakeOutWay::Move, TakeOutWay::Sift] {
+        let program = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
+        let at = |page: usize| program.base() + page * PAGE_SIZE;
+        // SAFETY: memory of this test, in which no page is missing that is touched.
+        unsafe {
+            mapping::protect(at(0), CLUSTER_SIZE, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+            uffd.register_watched(at(0), CLUSTER_SIZE).unwrap();
+            assert_eq!(uffd.zero_page(at(0), 40 * PAGE_SIZE), (40 * PAGE_SIZE, None));
+            assert_eq!(uffd.zero_page(at(30), 20 * PAGE_SIZE), (0, Some(Errno::EXIST)));
+            assert_eq!(*(at(7) as *const u64), 0);
+            *(at(7) as *mut u64) = 7;
+        }
+        let found = pagemap.presence(at(0), CLUSTER_SIZE).unwrap();
+        let written = PageSet::range(7..8);
+        assert_eq!(
+            (found.present, found.zero),
+            (PageSet::range(0..40), PageSet::range(0..40).minus(written))
+        );
+        // SAFETY: as above.
+        let all = unsafe { slot.take_out(at(0), CLUSTER_SIZE, way != TakeOutWay::Sift, way, views) };
+        if all.is_err() && !slot.populated().contains(0) {
+            println!("{way:?}: this kernel does not move its zero page");
+            slot.retain(PageSet::default());
+            continue;
+        }
+        assert_eq!(
+            (all, slot.populated(), slot.memory_pages()),
+            (Ok(()), PageSet::range(0..40), 1),
+            "{way:?}"
+        );
+        assert!(slot.frame(3).unwrap().iter().all(|&byte| byte == 0));
+        assert_eq!(slot.frame(7).unwrap()[0], 7);
+        slot.retain(PageSet::default());
+    }
+}
+
 #[test]
 fn what_a_slot_lost_is_left_alone() {
     let _unshared = crate::no_fork();
