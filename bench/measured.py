@@ -171,6 +171,13 @@ def commit():
     return found + "-dirty" * bool(changed) if found else None
 
 
+def replace(path, text):
+    """Writes a file whole or not at all: a test may read it meanwhile."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
 def store(benchmark, machine, command, columns, rows, variant="", title="", notes=(), **more):
     """Stores one table of a benchmark, and returns the path of its file."""
     date = str(datetime.date.today())
@@ -382,7 +389,7 @@ def main():
         return 0
     text = "\n".join(page(runs)) + "\n"
     if not options.check:
-        PAGE.write_text(text)
+        replace(PAGE, text)
     wrong = list(wrong_quotes(runs))
     for path in documents():
         found = path.read_text()
@@ -390,7 +397,7 @@ def main():
         if made != found and options.check:
             wrong.append(f"{path.relative_to(REPO)}: what a run printed is not what it prints now: run bench/measured.py")
         elif made != found:
-            path.write_text(made)
+            replace(path, made)
     if options.check and PAGE.read_text() != text:
         wrong.insert(0, "docs/measured.md is not what bench/measured.py makes: run it")
     for line in wrong:

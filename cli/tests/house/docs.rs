@@ -59,6 +59,13 @@ fn bless() -> bool {
     std::env::var_os("PAGETIDE_BLESS").is_some()
 }
 
+/// Writes a file whole or not at all: other tests read it meanwhile.
+fn replace(path: &Path, text: &str) {
+    let partial = path.with_extension("partial");
+    fs::write(&partial, text).unwrap();
+    fs::rename(partial, path).unwrap();
+}
+
 /// Every file below `folder` whose name ends so, builds apart, in order.
 fn files(folder: &Path, ends: &[&str]) -> Vec<PathBuf> {
     let mut found = Vec::new();
@@ -325,7 +332,7 @@ fn the_table_of_counters_is_what_their_definitions_make() {
     let (before, rest) = text.split_once(BEGIN).expect("docs/run.md says where its counters begin");
     let (found, after) = rest.split_once(END).expect("docs/run.md says where its counters end");
     if bless() {
-        fs::write(&path, format!("{before}{BEGIN}{made}{END}{after}")).unwrap();
+        replace(&path, &format!("{before}{BEGIN}{made}{END}{after}"));
     } else {
         assert_eq!(
             found, made,
@@ -539,7 +546,7 @@ fn files_that_are_named_exist() {
             }
         }
         if text != document.text {
-            fs::write(&document.path, text).unwrap();
+            replace(&document.path, &text);
         }
     }
     wrong.dedup();
@@ -613,7 +620,7 @@ fn the_list_of_files_is_complete() {
     let path = house().join("docs/internals/files.md");
     let made = list_of_files();
     if bless() {
-        fs::write(&path, &made).unwrap();
+        replace(&path, &made);
     }
     let found = read(&path);
     let lines = |text: &str| -> BTreeSet<String> { text.lines().map(str::to_owned).collect() };
