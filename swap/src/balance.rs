@@ -13,6 +13,7 @@
 //! each turn of the clock. What a page costs is in [`crate::cost`]. The idea is marginal utility as in *Adaptive compressed caching* (Wilson, Kaplan and
 //! Smaragdakis 1999), with shadows in place of their ghost entries.
 
+use crate::PAGE_SIZE;
 use crate::cost::{
     CameIn, Costs, Load, POOL_AHEAD_NS, POOL_FAULT_NS, PROBATION_FAULT_NS, PageCost, WAITS_WEIGHT,
 };
@@ -172,6 +173,8 @@ pub struct Sizes {
     pub stored: u64,
     /// Pages of memory that the pool takes.
     pub pool: u64,
+    /// Bytes that are stored in the pool, compressed.
+    pub payload: u64,
     /// Pages on the device.
     pub device: u64,
     /// Pages in the program.
@@ -186,7 +189,7 @@ pub struct Sizes {
 /// use pagetide_swap::balance::{Balance, Sizes, Totals};
 ///
 /// // 3000 pages lie in 1000 pages of pool, and 1000 on a device that takes 100 µs a fault.
-/// let sizes = Sizes { stored: 3000, pool: 1000, device: 1000, resident: 2000, full: true };
+/// let sizes = Sizes { stored: 3000, pool: 1000, payload: 1000 << 12, device: 1000, resident: 2000, full: true };
 /// let mut balance = Balance::new(100_000.0);
 /// let mut totals = Totals { displaced: 1, ..Totals::default() };
 /// let first = balance.share(totals, sizes, 0.5);
@@ -271,7 +274,8 @@ impl Balance {
             let Late { pool, pool_near, device_near, hits } = self.late;
             let rate = |count: f64, pages: f64| count / pages.max(1.0);
             let (stored, resident) = (sizes.stored as f64, sizes.resident as f64);
-            let ratio = rate(stored, sizes.pool as f64);
+            // Of what is stored next: what a fork froze, or gaps hold, is memory of the pool, too.
+            let ratio = rate(stored, sizes.payload as f64 / PAGE_SIZE as f64);
             let pool_rate = rate(pool, stored);
             // What does not compress says nothing of what a larger pool would hold.
             let displaced = totals.displaced_part();
@@ -324,7 +328,14 @@ impl Balance {
 mod tests {
     use super::*;
 
-    const SIZES: Sizes = Sizes { stored: 3000, pool: 1000, device: 1000, resident: 2000, full: true };
+    const SIZES: Sizes = Sizes {
+        stored: 3000,
+        pool: 1000,
+        payload: 1000 * PAGE_SIZE as u64,
+        device: 1000,
+        resident: 2000,
+        full: true,
+    };
 
     fn converge(device_in: u64, pool_in: u64, hits: u64, full: bool) -> f64 {
         converge_in(Sizes { full, ..SIZES }, device_in, pool_in, hits)
@@ -377,6 +388,8 @@ mod tests {
         let sizes = |stored| Sizes { stored, ..SIZES };
         assert_eq!(converge_in(sizes(1000), 100, 300, 10), 0.1);
         assert_eq!(converge_in(sizes(2000), 100, 300, 10), 0.8);
+        let frozen = Sizes { pool: 5000, ..SIZES };
+        assert_eq!(converge_in(frozen, 100, 300, 10), 0.8, "what is stored next takes no more for that");
     }
 
     #[test]

@@ -222,6 +222,7 @@ impl<S: SpanSource> Swap<S> {
         Sizes {
             stored: self.space.zswap.stored().0,
             pool: self.space.zswap.pool_pages() as u64,
+            payload: self.space.zswap.stored().1,
             device: self.space.blocks.used(),
             resident: self.present().max(0) as u64,
             full: !self.space.zswap.has_room(),
