@@ -27,6 +27,7 @@ mod wait_list;
 mod waits;
 mod write;
 mod writeback;
+mod zero_page;
 
 pub use census::Round;
 pub use limits::Limits;
@@ -55,6 +56,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use wait_list::WaitList;
+use zero_page::ZeroPages;
 
 /// The time in nanoseconds that storing a page is taken to cost before any store was measured.
 const STORE_NS_FIRST: u64 = 5_000;
@@ -165,8 +167,7 @@ pub struct Engine<M: Memory> {
     pool_charged: AtomicI64,
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
-    /// Whether zeroes that are only read are the kernel's zero page.
-    zero_page: AtomicBool,
+    zero_pages: ZeroPages,
     /// The number of clusters that should leave however much room there is.
     hastened: AtomicUsize,
     /// Pages that had gone to and from the device when buffers were looked at last.
@@ -246,7 +247,7 @@ impl<M: Memory> Engine<M> {
             recorder,
             pool_charged,
             copies_kept: AtomicBool::new(true),
-            zero_page: AtomicBool::new(true),
+            zero_pages: ZeroPages::default(),
             hastened: AtomicUsize::new(0),
             buffers_moved: AtomicU64::new(0),
         }
@@ -287,10 +288,6 @@ impl<M: Memory> Engine<M> {
     /// Sets whether copies of pages that come in from the pool stay there.
     pub fn keep_copies(&self, keep: bool) {
         self.copies_kept.store(keep, Relaxed);
-    }
-    /// Sets whether zeroes that are only read are the kernel's zero page, which takes no memory until it is written to.
-    pub fn map_zero_page(&self, on: bool) {
-        self.zero_page.store(on, Relaxed);
     }
     /// Returns the time that reads from the device have taken so far, in nanoseconds.
     pub fn read_ns(&self) -> u64 {

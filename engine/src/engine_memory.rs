@@ -140,6 +140,10 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.copy_in(page, bytes))
     }
 
+    fn has_zero_page(&self) -> bool {
+        either!(self, memory => memory.has_zero_page())
+    }
+
     fn map_zero_page(&self, page: PageIndex, count: usize) -> Mapped {
         either!(self, memory => memory.map_zero_page(page, count))
     }

@@ -272,6 +272,11 @@ impl FakeMemory {
         }
     }
 
+    /// Returns whether a page is there, and the kernel's zero page.
+    pub fn is_zero(&self, page: PageIndex) -> bool {
+        matches!(lock(&self.state).pages.get(&page.0), Some(Page::Zero))
+    }
+
     /// Puts a page into the program without the engine's knowledge. `None` stands for the kernel's zero page.
     pub fn put(&self, page: PageIndex, bytes: Option<&Bytes>) {
         let page_contents = bytes.map_or(Page::Zero, |bytes| Page::Own(Box::new(*bytes)));
@@ -392,6 +397,10 @@ impl Memory for FakeMemory {
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped {
         assert!(!bytes.is_empty() && bytes.len().is_multiple_of(PAGE_SIZE));
         self.map_run(page, bytes.len() / PAGE_SIZE, false, |nth| own(&bytes[nth * PAGE_SIZE..][..PAGE_SIZE]))
+    }
+
+    fn has_zero_page(&self) -> bool {
+        true
     }
 
     fn map_zero_page(&self, page: PageIndex, count: usize) -> Mapped {
@@ -543,6 +552,9 @@ impl FakeSlot {
 impl StagingSlot for FakeSlot {
     fn populated(&self) -> PageSet {
         self.populated
+    }
+    fn zero(&self) -> PageSet {
+        self.zero
     }
     fn memory_pages(&self) -> usize {
         self.populated.len() - self.zero.len()

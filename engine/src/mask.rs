@@ -32,9 +32,11 @@ impl Mask {
     pub const NO_SHARED: Self = Self(64);
     /// No watching of what is written, as before Linux 6.7: a cluster leaves whole, hot pages and all.
     pub const NO_WATCH: Self = Self(128);
+    /// No zero page: zeroes are memory of their own, as before Linux 6.7.
+    pub const NO_ZERO: Self = Self(256);
 
     /// The names of all ways, as in the environment variable `PAGETIDE_MASK`.
-    pub const NAMES: [(&'static str, Self); 8] = [
+    pub const NAMES: [(&'static str, Self); 9] = [
         ("remap", Self::NO_REMAP),
         ("move", Self::NO_MOVE),
         ("copy", Self::NO_COPY),
@@ -43,6 +45,7 @@ impl Mask {
         ("pool", Self::NO_POOL),
         ("shared", Self::NO_SHARED),
         ("watch", Self::NO_WATCH),
+        ("zero", Self::NO_ZERO),
     ];
 
     /// Reads a comma-separated list of names.

@@ -38,6 +38,8 @@ pub trait StagingSlot: Send {
     fn populated(&self) -> PageSet;
     /// Returns the number of frames that take memory: those of the kernel's zero page do not.
     fn memory_pages(&self) -> usize;
+    /// Returns the frames that are the kernel's zero page.
+    fn zero(&self) -> PageSet;
     /// Returns the bytes of a frame; `None` if it is not there.
     fn frame(&self, page: usize) -> Option<&[u8]>;
     /// Returns a run of `count` frames to be overwritten; `None` unless each is there and has memory of its own.
@@ -88,6 +90,10 @@ pub trait Memory: Send + Sync + 'static {
     }
     /// Copies bytes to missing pages, and wakes the threads that wait for them.
     fn copy_in(&self, page: PageIndex, bytes: &[u8]) -> Mapped;
+    /// Returns whether pages of the program may be the kernel's zero page.
+    fn has_zero_page(&self) -> bool {
+        false
+    }
     /// Maps the kernel's zero page, which takes no memory until it is written to, at missing pages, and wakes the threads
     /// that wait for them. It may refuse at any page.
     fn map_zero_page(&self, _page: PageIndex, _count: usize) -> Mapped {

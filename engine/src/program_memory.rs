@@ -142,6 +142,10 @@ impl Memory for ProgramMemory {
         mapped(self.kernel.copy_in(page.address(), bytes))
     }
 
+    fn has_zero_page(&self) -> bool {
+        self.kernel.has_zero_page()
+    }
+
     fn map_zero_page(&self, page: PageIndex, count: usize) -> Mapped {
         mapped(self.kernel.map_zero_page(page.address(), count * PAGE_SIZE))
     }
@@ -211,6 +215,9 @@ impl StagingSlot for staging::Slot {
     }
     fn memory_pages(&self) -> usize {
         staging::Slot::memory_pages(self)
+    }
+    fn zero(&self) -> PageSet {
+        staging::Slot::zero(self)
     }
     fn frame(&self, page: usize) -> Option<&[u8]> {
         staging::Slot::frame(self, page)

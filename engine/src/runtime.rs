@@ -60,8 +60,6 @@ pub struct Runtime {
     faults: AtomicU64,
     control_tasks: Mutex<Vec<Arc<ControlTask>>>,
     unmanaged: AtomicI64,
-    /// The most unmanaged pages at a sample.
-    unmanaged_most: AtomicI64,
     watched: Mutex<procfs::Watched>,
     /// The pages that were charged for tables and hashes at the last look.
     metadata: AtomicI64,
@@ -82,6 +80,8 @@ pub struct Runtime {
     injection: Injection,
     /// The time at which reclaim looks next at descriptors that pin, by the clock.
     pins_due: AtomicU64,
+    /// The time of the next count of zero pages.
+    zero_due: AtomicU64,
     /// The time at which relief is looked for again, by the clock.
     relief_after: AtomicU64,
     /// Whether the cap is lifted: then nothing is given back.

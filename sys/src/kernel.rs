@@ -16,6 +16,7 @@ pub struct Kernel {
     uffd: Uffd,
     pagemap: Pagemap,
     maps: Maps,
+    has_zero_page: bool,
     no_remap: Backoff,
     quiet: AtomicBool,
     due: Mutex<Vec<Due>>,
@@ -67,9 +68,13 @@ impl Kernel {
     /// to them: the caller must pass only ranges of the *program's* private memory that were registered
     /// here, and must answer every fault there.
     pub unsafe fn open() -> Result<Self, Errno> {
+        let (uffd, pagemap) = (Uffd::open()?, Pagemap::open()?);
+        let moves_zero = uffd.features() & FEATURE_MOVE == 0 || crate::mapping::kernel_version() >= (6, 9);
+        let has_zero_page = uffd.features() & FEATURE_WP_ASYNC != 0 && moves_zero;
         Ok(Self {
-            uffd: Uffd::open()?,
-            pagemap: Pagemap::open()?,
+            uffd,
+            pagemap,
+            has_zero_page,
             maps: Maps::open()?,
             no_remap: Backoff::default(),
             quiet: AtomicBool::new(false),
@@ -187,10 +192,15 @@ impl Kernel {
         unsafe { self.uffd.copy(dst, bytes) }
     }
 
-    /// Maps the kernel's zero page at missing pages, and wakes. NOTSUP while it is quiet, and where the kernel does not tell
-    /// the zero page from others ([`Pagemap::presence`]).
+    /// Returns whether pages may be the kernel's zero page: where the kernel says which are (6.7), and moves them if it moves
+    /// pages at all (6.9; before they would stay where only MOVE takes pages out).
+    pub fn has_zero_page(&self) -> bool {
+        self.has_zero_page && self.pagemap.scans()
+    }
+
+    /// Maps the kernel's zero page at missing pages, and wakes. NOTSUP while it is quiet.
     pub fn map_zero_page(&self, dst: usize, length: usize) -> Partial {
-        if self.quiet.load(SeqCst) || !self.can_watch() {
+        if self.quiet.load(SeqCst) {
             return (0, Some(Errno::NOTSUP));
         }
         // SAFETY: the contract of `open`.

@@ -247,11 +247,15 @@ pub unsafe fn restore_target(address: usize, length: usize, error: Errno) -> Res
 
 /// Returns whether `mremap` unmaps its target before it looks at its source.
 fn unmaps_first() -> bool {
+    kernel_version() < (6, 17)
+}
+
+/// Returns the version of the kernel, for what it does not tell otherwise.
+pub(crate) fn kernel_version() -> (u32, u32) {
     let release = rustix::system::uname();
     let text = release.release().to_string_lossy();
     let mut numbers = text.split(|char: char| !char.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    version < (6, 17)
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
 }
 
 /// Gives the memory of a range back; it reads as zeroes afterwards.

@@ -96,6 +96,11 @@ impl Pagemap {
         Ok(Self { fd, scan: AtomicBool::new(true) })
     }
 
+    /// Returns whether PAGEMAP_SCAN is used: it has not failed yet.
+    pub fn scans(&self) -> bool {
+        self.scan.load(Relaxed)
+    }
+
     /// Returns whether PAGEMAP_SCAN works (6.7).
     pub fn can_scan(&self) -> bool {
         let here = std::ptr::from_ref(self).addr() / PAGE_SIZE * PAGE_SIZE;

@@ -138,9 +138,9 @@ impl Slot {
         self.spare.len()
     }
 
-    /// Returns whether the page is the kernel's zero page.
-    pub fn is_zero(&self, page: usize) -> bool {
-        self.zero.contains(page)
+    /// Returns the frames that are the kernel's zero page.
+    pub fn zero(&self) -> PageSet {
+        self.zero
     }
 
     /// A frame's bytes.

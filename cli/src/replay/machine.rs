@@ -66,7 +66,10 @@ impl Machine {
                 if self.world.swap.table().peek(page).state() == State::Present {
                     self.outcome.resident += 1;
                 } else {
-                    self.access(page);
+                    self.access(page, write);
+                }
+                if write {
+                    self.world.note_zero(page..page.plus(1), false);
                 }
             }
             Said::Size(bytes) => self.world.resize(page, bytes),
@@ -80,8 +83,8 @@ impl Machine {
     }
 
     /// Answers a fault.
-    fn access(&mut self, page: PageIndex) {
-        while !self.try_access(page) {
+    fn access(&mut self, page: PageIndex, write: bool) {
+        while !self.try_access(page, write) {
             // There is no room for one page: the fault waits until there is, or nothing leaves any more.
             if !self.reclaim() {
                 self.world.overdrawn = true;
@@ -98,7 +101,7 @@ impl Machine {
     }
 
     /// Answers a fault if there is room.
-    fn try_access(&mut self, page: PageIndex) -> bool {
+    fn try_access(&mut self, page: PageIndex, write: bool) -> bool {
         let whole = PageIndex(0)..self.world.end;
         let look = self.streams.look(page);
         let Swapin::Inserted(mut transfer) = self.world.swap.swapin(page, whole, look.window) else {
@@ -119,14 +122,14 @@ impl Machine {
         if matches!(source, Source::Device { .. }) {
             reads.push(transfer);
         } else {
-            self.bring_in(&transfer);
+            self.bring_in(&transfer, write);
         }
         if matches!(source, Source::Device { .. } | Source::Zero) {
             let reach = self.world.swap.reach(page, source, look.window).after as u64;
-            pages.end = self.read_on(pages.end, page.plus(1 + reach), &mut reads);
+            pages.end = self.read_on(pages.end, page.plus(1 + reach), write, &mut reads);
         }
         // They arrive when all have been asked for.
-        reads.iter().for_each(|transfer| self.bring_in(transfer));
+        reads.iter().for_each(|transfer| self.bring_in(transfer, write));
         self.charge(source, reads.iter().map(|transfer| transfer.length).sum());
         self.note_streams(page, look, source, pages);
         true
@@ -139,7 +142,7 @@ impl Machine {
         self.streams.brought_in(page, look, pages, ahead);
     }
 
-    fn bring_in(&mut self, transfer: &Transfer) {
+    fn bring_in(&mut self, transfer: &Transfer, write: bool) {
         let swap = &self.world.swap;
         let keep = match transfer.source {
             Source::Memory => !swap.zswap().is_nearly_full(),
@@ -151,12 +154,21 @@ impl Machine {
         if let Source::Frames { slot } = transfer.source {
             self.world.move_from(slot, transfer.pages());
             self.world.release(&self.reclaimer, slot, transfer.length);
+        } else {
+            let is_zero = matches!(transfer.source, Source::Hole | Source::Zero) && !write;
+            self.world.note_zero(transfer.pages(), is_zero);
         }
     }
 
     /// Brings in pages from `next` on that nobody has asked for, up to `stop`, as far as there is room. Returns the
     /// first that it did not.
-    fn read_on(&mut self, mut next: PageIndex, stop: PageIndex, reads: &mut Vec<Transfer>) -> PageIndex {
+    fn read_on(
+        &mut self,
+        mut next: PageIndex,
+        stop: PageIndex,
+        write: bool,
+        reads: &mut Vec<Transfer>,
+    ) -> PageIndex {
         let mut room = self.world.free() - reads.iter().map(|transfer| transfer.length as i64).sum::<i64>();
         while next < stop.min(self.world.end) && reads.len() < AHEAD_MAX {
             let window = Window::ahead((stop.0 - next.0) as usize);
@@ -168,7 +180,7 @@ impl Machine {
                 Source::Zero | Source::Device { .. } if room >= transfer.length as i64 => {
                     room -= transfer.length as i64;
                     if transfer.source == Source::Zero {
-                        self.bring_in(&transfer);
+                        self.bring_in(&transfer, write);
                     } else {
                         reads.push(transfer);
                     }

@@ -4,7 +4,7 @@ use super::events::Steps;
 use super::setting::Setting;
 use super::spans::Spans;
 use pagetide::engine::Limits;
-use pagetide_page::{CLUSTER_PAGES, FOLIO_PAGES, PageIndex, PageSet};
+use pagetide_page::{CLUSTER_PAGES, ClusterNumber, FOLIO_PAGES, PageIndex, PageSet};
 use pagetide_swap::blocks::Blocks;
 use pagetide_swap::config::WRITE_BATCH_PAGES;
 use pagetide_swap::hash::{HashKey, PageHash};
@@ -42,9 +42,14 @@ pub(super) struct World {
     versions: Vec<u32>,
     /// Pages of each cluster that were not written, and did not come in, since it was watched.
     unwritten: Vec<PageSet>,
+    /// Pages of each cluster that were the kernel's zero page when they came in, and were not written since. Of pages that are
+    /// not in the program it says nothing.
+    zero: Vec<PageSet>,
     /// The frames of each slot that hold a page, or did.
     frames: Vec<PageSet>,
-    /// How many they are.
+    /// Those of them that are the zero page.
+    zero_frames: Vec<PageSet>,
+    /// How many frames take memory.
     frame_count: i64,
     writes: Vec<Write>,
     entries: Vec<(PageIndex, Handle)>,
@@ -73,7 +78,9 @@ impl World {
             sizes: steps.sizes.clone(),
             versions: vec![0; steps.pages as usize],
             unwritten: vec![PageSet::default(); (steps.pages as usize).div_ceil(CLUSTER_PAGES)],
+            zero: vec![PageSet::default(); (steps.pages as usize).div_ceil(CLUSTER_PAGES)],
             frames: vec![PageSet::default(); limits.slots().into()],
+            zero_frames: vec![PageSet::default(); limits.slots().into()],
             frame_count: 0,
             writes: Vec::new(),
             entries: Vec::new(),
@@ -92,16 +99,35 @@ impl World {
 
     /// Keeps those frames of a slot that are in `used`.
     pub(super) fn keep_frames(&mut self, slot: u16, used: PageSet) {
-        let frames = &mut self.frames[usize::from(slot)];
-        let kept = frames.and(used);
-        self.frame_count -= (frames.len() - kept.len()) as i64;
-        *frames = kept;
+        let slot = usize::from(slot);
+        let (frames, zero) = (self.frames[slot], self.zero_frames[slot]);
+        let dropped = frames.minus(used).minus(zero);
+        self.frame_count -= dropped.len() as i64;
+        (self.frames[slot], self.zero_frames[slot]) = (frames.and(used), zero.and(used));
+    }
+
+    /// Puts pages that were taken out of a cluster into the frames of a slot.
+    fn fill_frames(&mut self, slot: u16, number: ClusterNumber, pages: PageSet) {
+        let zero = self.zero[number.0 as usize].and(pages);
+        self.frames[usize::from(slot)] = pages;
+        self.zero_frames[usize::from(slot)] = zero;
+        self.frame_count += pages.minus(zero).len() as i64;
+    }
+
+    /// Notes that pages have come in, as the zero page or not.
+    pub(super) fn note_zero(&mut self, pages: Range<PageIndex>, is_zero: bool) {
+        for page in (pages.start.0..pages.end.0).map(PageIndex) {
+            let zero = &mut self.zero[page.cluster().0 as usize];
+            if is_zero { zero.insert(page.offset()) } else { zero.remove(page.offset()) }
+        }
     }
 
     /// Notes that pages have moved from the frames of a slot to the program.
     pub(super) fn move_from(&mut self, slot: u16, pages: Range<PageIndex>) {
         let first = pages.start.offset();
         let moved = PageSet::range(first..first + (pages.end.0 - pages.start.0) as usize);
+        let zero = &mut self.zero[pages.start.cluster().0 as usize];
+        *zero = zero.minus(moved).or(self.zero_frames[usize::from(slot)].and(moved));
         self.keep_frames(slot, PageSet::range(0..CLUSTER_PAGES).minus(moved));
     }
 
@@ -246,11 +272,11 @@ impl Mover for Counting<'_> {
         let present = present(|offset| cluster.get(offset)).minus(hot);
         let is_there = |offset| present.contains(offset);
         let out = swap.taken_out(&mut cluster, slot, 0..CLUSTER_PAGES, is_there, |_| false);
-        probation.begin(slot, cluster.number(), out.taken, out.shadow);
+        let number = cluster.number();
+        probation.begin(slot, number, out.taken, out.shadow);
         drop(cluster);
         probation.push(slot);
-        self.world.frames[usize::from(slot)] = present;
-        self.world.frame_count += present.len() as i64;
+        self.world.fill_frames(slot, number, present);
         Some(out.taken)
     }
 

@@ -6,7 +6,7 @@ use crate::mask::Mask;
 use crate::memory::{MapError, Mapped, Memory, PageSet, StagingSlot};
 use pagetide_device::{Buffer, Completion, Direction, Request};
 use pagetide_swap::swap::MapConflict;
-use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer, WINDOW_MAX};
+use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer};
 use std::ops::Range;
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -17,8 +17,6 @@ const MOVE_RUN_MIN: usize = 8;
 
 /// One page in so many keeps its copy although copies are not worth it just now.
 const COPY_SAMPLE: u64 = 16;
-
-static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
 
 impl<M: Memory> Engine<M> {
     /// Brings a transfer in, or as much of it as there is room for. Returns the pages that came in, or are being read;
@@ -38,7 +36,7 @@ impl<M: Memory> Engine<M> {
         }
         let moves = match transfer.source {
             Source::Device { .. } => false,
-            Source::Hole | Source::Zero => write,
+            Source::Hole | Source::Zero => !self.maps_zero_page(transfer.first, write),
             _ => true,
         };
         if transfer.length >= MOVE_RUN_MIN && writable && moves {
@@ -108,23 +106,6 @@ impl<M: Memory> Engine<M> {
         }
     }
 
-    /// Maps zeroes for a transfer that was paid for. Where they are only read the kernel's zero page does, which is mapped in
-    /// a third of the time of a copy.
-    pub(super) fn bring_zeroes(&self, transfer: &Transfer, write: bool) {
-        let (first, length) = (transfer.first, transfer.length);
-        let mut mapped = Mapped { pages: 0, error: None };
-        if !write && self.zero_page.load(Relaxed) {
-            mapped = self.memory.map_zero_page(first, length);
-        }
-        if mapped.pages < length {
-            // Also where something is in the way: only a copy says for sure that it is a page.
-            let rest = &ZERO_PAGES[..(length - mapped.pages) * PAGE_SIZE];
-            let copied = self.memory.copy_in(first.plus(mapped.pages as u64), rest);
-            mapped = Mapped { pages: mapped.pages + copied.pages, error: copied.error };
-        }
-        self.conclude(transfer, mapped, length);
-    }
-
     /// Faults that wait for pages which were not brought in after all look again.
     pub(super) fn wake_wanted(&self, transfer: &Transfer, wanted: u64) {
         for nth in 0..transfer.length {
@@ -183,7 +164,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Ends a transfer for which `paid` pages were taken from the budget.
-    fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
+    pub(super) fn conclude(&self, transfer: &Transfer, mapped: Mapped, paid: usize) {
         let (keep, met) = (self.keeps_copies(transfer), met(transfer, mapped));
         let wanted = self.swap.finish_swapin_at(transfer, mapped.pages, keep, met);
         self.memory.wake_late(transfer.first, mapped.pages);
@@ -193,6 +174,8 @@ impl<M: Memory> Engine<M> {
             let page = transfer.first.plus(mapped.pages as u64);
             if error == MapError::Exists {
                 self.budget.take(1);
+                let found = self.memory.presence(page..page.plus(1));
+                self.zero_pages.add(found.zero.len() as i64);
             } else if error == MapError::NoMemory && mapped.pages == 0 {
                 // The machine is out of memory for a moment: the thread faults again.
                 std::thread::yield_now();
@@ -256,6 +239,9 @@ impl<M: Memory> Engine<M> {
                 mapped = self.memory.move_from(&mut slot, first, transfer.length, transfer.first);
                 let gone = (before - slot.memory_pages()) as i64;
                 self.staging.add_frames(-gone);
+                let zero = mapped.pages as i64 - gone;
+                self.staging.add_zero(-zero);
+                self.zero_pages.add(zero);
                 // A zero page takes no frame, but counts once it is in the program.
                 self.budget.take(mapped.pages as i64 - gone);
                 paid = mapped.pages;
@@ -272,11 +258,11 @@ impl<M: Memory> Engine<M> {
                 let copied =
                     self.memory.copy_from(&slot, first + done, rest, transfer.first.plus(done as u64));
                 mapped = Mapped { pages: done + copied.pages, error: copied.error };
+                let copied = PageSet::range(first + done..first + mapped.pages);
                 if room || self.memory.can_move() {
-                    dead = copied.pages;
+                    dead = copied.minus(slot.zero()).len();
                 } else {
                     // Where nothing moves both would stay until reclaim comes by.
-                    let copied = PageSet::range(first + done..first + mapped.pages);
                     let kept = slot.populated().minus(copied);
                     self.drop_bytes(&mut slot, kept);
                 }

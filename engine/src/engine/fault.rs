@@ -91,7 +91,8 @@ impl<M: Memory> Engine<M> {
             let end = transfer.pages().end;
             match transfer.source {
                 Source::Zero => {
-                    if !write || attributes.access != Access::Write || !self.bring_by_move(&transfer, work) {
+                    let moves = !self.maps_zero_page(next, write) && attributes.access == Access::Write;
+                    if !moves || !self.bring_by_move(&transfer, work) {
                         if !self.budget.try_take(transfer.length) {
                             self.release(&transfer);
                             break;

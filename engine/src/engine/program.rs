@@ -80,9 +80,10 @@ impl<M: Memory> Engine<M> {
         while page < range.end {
             let number = page.cluster();
             let end = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
-            let present = self.memory.presence(page..end).present;
-            if !present.is_empty() {
-                count += self.swap.adopt_present(number, present.iter());
+            let found = self.memory.presence(page..end);
+            if !found.present.is_empty() {
+                count += self.swap.adopt_present(number, found.present.iter());
+                self.zero_pages.add(found.zero.len() as i64);
             }
             page = end;
         }

@@ -31,7 +31,9 @@ pub(super) struct Staging<S> {
     donors: Mutex<Vec<u16>>,
     /// Pages of memory that the slots have.
     pub(super) frames: AtomicI64,
-    /// Those of them that are spare.
+    /// Frames beside those that are the kernel's zero page, and so no memory.
+    zero: AtomicI64,
+    /// Those pages of memory that are spare.
     spare: AtomicI64,
     /// Whether a spare frame was used since the last look.
     spare_used: AtomicBool,
@@ -54,6 +56,7 @@ impl<S> Staging<S> {
             slots: slots.into_iter().map(Mutex::new).collect(),
             donors: Mutex::default(),
             frames: AtomicI64::new(0),
+            zero: AtomicI64::new(0),
             spare: AtomicI64::new(0),
             spare_used: AtomicBool::new(false),
             runs_wanted: AtomicUsize::new(0),
@@ -74,6 +77,16 @@ impl<S> Staging<S> {
     /// Notes that the slots have more pages of memory, or fewer.
     pub(super) fn add_frames(&self, pages: i64) {
         self.frames.fetch_add(pages, Relaxed);
+    }
+
+    /// Returns the number of frames that take no memory.
+    pub(super) fn zero(&self) -> i64 {
+        self.zero.load(Relaxed)
+    }
+
+    /// Notes that there are more frames that take no memory, or fewer.
+    pub(super) fn add_zero(&self, frames: i64) {
+        self.zero.fetch_add(frames, Relaxed);
     }
 
     /// Returns the number of spare frames.

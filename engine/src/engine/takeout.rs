@@ -8,7 +8,7 @@ use crate::mask::Mask;
 use crate::memory::{Memory, PageSet, StagingSlot, TakeOutWay};
 use crate::regions::{Access, Attributes, Regions};
 use pagetide_swap::reclaimer::frames_in_use;
-use pagetide_swap::swap::Victim;
+use pagetide_swap::swap::{TakenOut, Victim};
 use pagetide_swap::table::ClusterGuard;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, Counter, PageIndex, State};
@@ -150,12 +150,13 @@ impl<M: Memory> Engine<M> {
             true => hot,
             false => {
                 let found = self.memory.presence(pages_of(number));
-                let stuck = found.present.minus(uncharged(found.zero, &cluster)).and(moving).minus(hot);
+                let there = found.present.minus(uncharged(found.zero, &cluster));
+                let stuck = there.and(moving).minus(hot);
                 shared.extend(
                     stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)),
                 );
                 if let Some(stays) = stays {
-                    stays.are_there(found.present.minus(found.zero));
+                    stays.are_there(there);
                 }
                 found.present
             }
@@ -172,13 +173,7 @@ impl<M: Memory> Engine<M> {
         if out.taken == 0 && cluster.present() > 0 {
             self.count(Counter::pgsteal_fail, 1);
         }
-        // Frames that were spare are memory that was taken before.
-        let filled = (spare - slot.spare_pages()) as i64;
-        let memory = slot.memory_pages() as i64 - filled;
-        self.staging.use_spare(filled);
-        self.staging.add_frames(memory);
-        self.budget.take(out.adopted as i64);
-        self.budget.give(out.taken as i64 - memory + out.dropped as i64);
+        self.charge_frames(&slot, spare, &out);
         if out.taken == 0 {
             self.drop_bytes(&mut slot, PageSet::default());
             // The slot is the last to be taken from now on.
@@ -194,6 +189,21 @@ impl<M: Memory> Engine<M> {
             self.unref(slot, count);
         }
         out.taken
+    }
+
+    /// Charges a slot, into which pages were taken out, and gives back what they took. `spare` of its frames were spare before.
+    fn charge_frames(&self, slot: &M::Slot, spare: usize, out: &TakenOut) {
+        // Those are memory that was taken before.
+        let filled = (spare - slot.spare_pages()) as i64;
+        let memory = slot.memory_pages() as i64 - filled;
+        self.staging.use_spare(filled);
+        self.staging.add_frames(memory);
+        let zero = slot.zero().len();
+        self.staging.add_zero(zero as i64);
+        // Whichever of them were adopted were not counted.
+        self.zero_pages.add(-(zero.saturating_sub(out.adopted) as i64));
+        self.budget.take(out.adopted as i64);
+        self.budget.give(out.taken as i64 - memory + out.dropped as i64);
     }
 
     /// Puts pages of a cluster that was taken out back into the program: they are hot. Returns those that went back.
@@ -288,10 +298,11 @@ impl<M: Memory> Engine<M> {
 
     /// Gives a slot's frames back to the system but those of `kept`.
     pub(super) fn drop_bytes(&self, slot: &mut M::Slot, kept: PageSet) -> usize {
-        let before = slot.memory_pages();
+        let (before, zero) = (slot.memory_pages(), slot.zero().len());
         slot.retain(kept);
         let pages = before - slot.memory_pages();
         self.staging.add_frames(-(pages as i64));
+        self.staging.add_zero(slot.zero().len() as i64 - zero as i64);
         self.budget.give(pages as i64);
         pages
     }
@@ -410,7 +421,7 @@ impl<M: Memory> Engine<M> {
             let others = self.idle_frames() - pages as i64;
             let most = (self.watermarks.low() - others).clamp(0, pages as i64) as usize;
             if most >= DONOR_MIN && self.staging.has_room_for_donor() {
-                let kept = slot.populated().iter().take(most).collect();
+                let kept = slot.populated().minus(slot.zero()).iter().take(most).collect();
                 self.drop_bytes(&mut slot, kept);
                 drop(slot);
                 self.staging.add_donor(slot_id);
@@ -423,7 +434,7 @@ impl<M: Memory> Engine<M> {
     /// Frames that no page on probation is in, and that are not spare: of copies that were mapped, of pages that were
     /// stored just now, and of donors. They are memory like any other, and save work only: so they are few.
     pub(super) fn idle_frames(&self) -> i64 {
-        self.staging.frames() - self.staging.spare() - self.swap.cached()
+        self.staging.frames() + self.staging.zero() - self.staging.spare() - self.swap.cached()
     }
 
     /// Lets go of pages of a slot, by `end`, which stay on probation: they could not be mapped, or were not wanted

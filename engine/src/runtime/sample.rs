@@ -15,11 +15,6 @@ const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
-/// The zero page is charged like any other, so that writing to it takes nothing more; but as it is in no count of the kernel's
-/// it hides as much unmanaged memory from a sample. What is written between two samples may pass the cap by so much: it is
-/// mapped only where the process has never had more unmanaged memory than this part of the cap.
-const ZERO_PAGE_SHARE: i64 = 32;
-
 /// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
 /// once. A look at those of many processes (a keeper's) takes no more than one part in [`PINS_SHARE`] of the time, unless
 /// that were more than [`PINS_INTERVAL_MAX`] apart.
@@ -102,14 +97,13 @@ impl Runtime {
         let usage = self.engine.usage();
         // Pages of shared memory are in no page table of their keeper's.
         let resident = if self.engine.memory().is_shared() { 0 } else { usage.resident };
-        let accounted = resident + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
+        let zero = if self.engine.memory().is_shared() { 0 } else { self.zero_pages() };
+        let accounted = resident - zero + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (memory.charged() as i64 - accounted).max(memory.tables as i64);
         let unmanaged = (alone - self.discount(alone)).max(memory.tables as i64);
         let before = self.unmanaged.swap(unmanaged, Relaxed);
         let metadata = self.metadata.swap(usage.metadata, Relaxed);
         self.engine.budget().take(unmanaged - before + usage.metadata - metadata);
-        let most = self.unmanaged_most.fetch_max(unmanaged, Relaxed).max(unmanaged);
-        self.engine.map_zero_page(most <= self.group.cap_pages() as i64 / ZERO_PAGE_SHARE);
     }
 
     /// Returns how many of `alone`, the unmanaged pages of this process, other processes count too: forks share them
@@ -151,6 +145,20 @@ impl Runtime {
             };
         }
         discount.pages.min(alone)
+    }
+
+    /// Returns how many pages are charged that the kernel does not count, since they are its zero page. They are counted now
+    /// and then, since a look walks the page tables.
+    fn zero_pages(&self) -> i64 {
+        let start = clock();
+        if start >= self.zero_due.load(Relaxed) {
+            self.engine.count_zero_pages();
+            let end = clock();
+            let most = DISCOUNT_INTERVAL_MAX.as_nanos() as u64;
+            let pause = (end - start) * u64::from(DISCOUNT_SHARE);
+            self.zero_due.store(end + pause.clamp(DISCOUNT_INTERVAL.as_nanos() as u64, most), Relaxed);
+        }
+        self.engine.zero_pages()
     }
 
     /// Looks for descriptors that pin, if that is due.

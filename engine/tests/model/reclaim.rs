@@ -1,9 +1,10 @@
 //! What leaves, in which order, and what stays.
 
 use crate::common::{noise, page, prose};
-use crate::small::{BASE, deferred, plain, scattered};
+use crate::small::{BASE, deferred, masked, plain, scattered};
 use crate::world::World;
 use pagetide::engine::Progress;
+use pagetide::mask::Mask;
 use pagetide::memory::Memory;
 use pagetide::regions::Access;
 use pagetide_device::Device;
@@ -135,15 +136,15 @@ fn pages_shared_by_a_fork_leave_by_move_too() {
 
 #[test]
 fn zeroes_that_are_read_take_no_memory_and_leave_like_others() {
-    for pins in [false, true] {
-        let mut world = plain(None, 200, 300);
+    for (pins, mask) in [(false, Mask::default()), (true, Mask::default()), (false, Mask::NO_ZERO)] {
+        let mut world = masked(mask, 200, 300);
+        let zero = |world: &World| world.memory().presence(page(BASE)..page(BASE + 32)).zero.len();
         world.memory().set_may_pin(pins);
         (BASE..BASE + 32).for_each(|number| world.put(number, Box::new([0; PAGE_SIZE])));
         world.push_out();
         assert!(world.memory().present().is_empty());
         (BASE..BASE + 32).for_each(|number| world.read(number));
-        let zero = world.memory().presence(page(BASE)..page(BASE + 32)).zero;
-        assert_eq!(zero.len(), 32);
+        assert_eq!(zero(&world), if mask == Mask::NO_ZERO { 0 } else { 32 });
         // Each is charged, so that a write takes nothing more.
         assert!(world.engine.usage().resident >= 32);
         (BASE..BASE + 8).for_each(|number| world.put(number, prose(number)));
@@ -152,13 +153,33 @@ fn zeroes_that_are_read_take_no_memory_and_leave_like_others() {
         world.memory().share();
         world.push_out();
         assert_eq!(world.memory().present(), []);
+        world.engine.count_zero_pages();
+        assert_eq!(world.engine.zero_pages(), 0);
         (BASE..BASE + 32).for_each(|number| world.read(number));
-        world.engine.map_zero_page(false);
-        world.push_out();
-        (BASE..BASE + 32).for_each(|number| world.read(number));
-        assert!(world.memory().presence(page(BASE)..page(BASE + 32)).zero.is_empty());
         world.check_end();
     }
+}
+
+#[test]
+fn zeroes_that_are_written_all_the_same_take_memory_at_once() {
+    let mut world = plain(None, 200, 1000);
+    let mut read_and_write = |first: u64, writes: bool| {
+        (first..first + 256).for_each(|number| {
+            world.read(number);
+            if writes {
+                world.put(number, prose(number));
+            }
+        });
+        let counted = world.engine.zero_pages();
+        world.engine.count_zero_pages();
+        let zero = world.memory().presence(page(first)..page(first + 256)).zero.len();
+        (zero, counted >= zero as i64, world.engine.zero_pages() >= zero as i64)
+    };
+    assert!(read_and_write(BASE, false).0 == 256, "nobody has written to any");
+    assert_eq!(read_and_write(BASE + 256, true), (0, true, true));
+    let (zero, ..) = read_and_write(BASE + 512, false);
+    assert!(zero <= 64, "one window in sixteen, to see: {zero}");
+    world.check_end();
 }
 
 #[test]
@@ -184,9 +205,8 @@ fn contents_travel_with_a_mapping_that_moves() {
 
 #[test]
 fn frames_of_pages_that_were_copied_back_are_given_back_together() {
-    let mut world = plain(None, 200, 300);
     // What is there takes a frame, zeroes too.
-    world.engine.map_zero_page(false);
+    let mut world = masked(Mask::NO_ZERO, 200, 300);
     (BASE..BASE + 64).for_each(|number| world.put(number, noise(number)));
     assert_eq!(world.engine.reclaim(&mut world.work), Progress::Moved, "on probation");
     world.memory().set_can_move(false);

@@ -3,6 +3,7 @@
 use crate::common::{Shared, manage, noise, page};
 use crate::world::World;
 use pagetide::fake::Setup;
+use pagetide::mask::Mask;
 use pagetide::regions::Access;
 use pagetide_device::deferred::Deferred;
 use pagetide_device::faulty::{Failure, Faulty};
@@ -15,7 +16,16 @@ pub(crate) const BASE: u64 = 1001 * 512;
 
 /// A world with one region, room for `granted` pages and no pool unless `pool_pages_max` says so.
 pub(crate) fn plain(device: Option<Box<dyn Device>>, pool_pages_max: usize, granted: i64) -> World {
-    let world = World::new(Setup { device, pool_pages_max, ..Setup::default() }, granted);
+    set_up(Setup { device, pool_pages_max, ..Setup::default() }, granted)
+}
+
+/// The same, without a device and some of the ways.
+pub(crate) fn masked(mask: Mask, pool_pages_max: usize, granted: i64) -> World {
+    set_up(Setup { mask, pool_pages_max, ..Setup::default() }, granted)
+}
+
+fn set_up(setup: Setup, granted: i64) -> World {
+    let world = World::new(setup, granted);
     manage(&world.engine, BASE..BASE + 1024, Access::Write);
     world
 }

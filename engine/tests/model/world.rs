@@ -256,12 +256,13 @@ impl World {
 impl World {
     pub(crate) fn check_books(&self) {
         self.engine.charge_pool();
-        let (mut reading, mut locked, mut present) = (0, 0, 0);
+        let (mut reading, mut locked, mut present, mut zero) = (0, 0, 0, 0);
         for number in AREA {
             let word = self.word(page(number));
             locked += i64::from(word.is_locked());
             reading += i64::from(word.is_locked() && word.state() == State::Swapped);
             present += i64::from(word.state() == State::Present);
+            zero += i64::from(word.state() == State::Present && self.memory().is_zero(page(number)));
         }
         let usage = self.engine.usage();
         if self.engine.requests() == 0 {
@@ -269,6 +270,7 @@ impl World {
         }
         assert_eq!(usage.resident, present, "the total of pages in the program");
         assert_eq!(usage.frames, self.memory().frames(), "the total of frames");
+        assert!(self.engine.zero_pages() >= zero, "{zero} zero pages, {} counted", self.engine.zero_pages());
         let free = self.engine.budget().free();
         assert_eq!(
             free + usage.resident + usage.frames + usage.pool + usage.pool_shared + reading,
