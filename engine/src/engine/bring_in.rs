@@ -175,7 +175,7 @@ impl<M: Memory> Engine<M> {
             if error == MapError::Exists {
                 self.budget.take(1);
                 let found = self.memory.presence(page..page.plus(1));
-                self.zero_pages.add(found.zero.len() as i64);
+                self.zero_pages.come(found.zero.len());
             } else if error == MapError::NoMemory && mapped.pages == 0 {
                 // The machine is out of memory for a moment: the thread faults again.
                 std::thread::yield_now();
@@ -239,9 +239,9 @@ impl<M: Memory> Engine<M> {
                 mapped = self.memory.move_from(&mut slot, first, transfer.length, transfer.first);
                 let gone = (before - slot.memory_pages()) as i64;
                 self.staging.add_frames(-gone);
-                let zero = mapped.pages as i64 - gone;
+                let zero = (mapped.pages as i64 - gone).max(0);
                 self.staging.add_zero(-zero);
-                self.zero_pages.add(zero);
+                self.zero_pages.come(zero as usize);
                 // A zero page takes no frame, but counts once it is in the program.
                 self.budget.take(mapped.pages as i64 - gone);
                 paid = mapped.pages;

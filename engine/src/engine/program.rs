@@ -83,7 +83,7 @@ impl<M: Memory> Engine<M> {
             let found = self.memory.presence(page..end);
             if !found.present.is_empty() {
                 count += self.swap.adopt_present(number, found.present.iter());
-                self.zero_pages.add(found.zero.len() as i64);
+                self.zero_pages.come(found.zero.len());
             }
             page = end;
         }

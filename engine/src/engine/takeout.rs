@@ -201,7 +201,7 @@ impl<M: Memory> Engine<M> {
         let zero = slot.zero().len();
         self.staging.add_zero(zero as i64);
         // Whichever of them were adopted were not counted.
-        self.zero_pages.add(-(zero.saturating_sub(out.adopted) as i64));
+        self.zero_pages.leave(zero.saturating_sub(out.adopted));
         self.budget.take(out.adopted as i64);
         self.budget.give(out.taken as i64 - memory + out.dropped as i64);
     }

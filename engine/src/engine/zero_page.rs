@@ -3,11 +3,12 @@
 //! It is charged like any other page, so that writing to it takes nothing more. But the kernel does not count it, and what
 //! is not managed is sampled as the difference between the kernel's count and ours: so how many there are is counted.
 
-use super::Engine;
+use super::{Engine, lock};
 use crate::mask::Mask;
 use crate::memory::{Mapped, Memory};
 use pagetide_swap::table::CLUSTERS_MAX;
-use pagetide_swap::{CLUSTER_PAGES, PAGE_SIZE, PageIndex, Transfer, WINDOW_MAX};
+use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex, Transfer, WINDOW_MAX};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
@@ -17,23 +18,47 @@ const MAPPED_MIN: u64 = 64;
 /// Where most of them are written to all the same, one range in so many has the zero page, to see.
 const SAMPLE: u64 = 16;
 
-/// How many pages of the program are the zero page.
+/// How many pages of the program are the zero page: those that have come, less those that have left, and those that were
+/// neither seen to come nor to leave. No fewer than there are: what is written to, or unmapped, is noticed by a look.
 #[derive(Debug, Default)]
 pub(super) struct ZeroPages {
-    /// No fewer than there are: those that are written to, or unmapped, are noticed at the next look.
-    count: AtomicI64,
-    /// Whether there was a look: a program may have read zeroes before the engine ran.
-    looked: AtomicBool,
-    /// Pages mapped since the last look.
+    came: AtomicU64,
+    left: AtomicU64,
+    unseen: AtomicI64,
+    /// Pages mapped since the last look: the others that came were the zero page before.
     mapped: AtomicU64,
     /// Whether most of those that were mapped before the last look were gone by then.
     are_written: AtomicBool,
+    look: Mutex<Look>,
+}
+
+/// A look at all page tables, in steps.
+#[derive(Debug, Default)]
+struct Look {
+    /// Looks so far. A program may have read zeroes before the engine ran, so there is one in any case.
+    ended: u64,
+    /// The cluster to look at next; 0 between looks.
+    next: u64,
+    /// Pages found so far.
+    found: u64,
+    /// How many had come when it began.
+    came: u64,
 }
 
 impl ZeroPages {
-    /// Notes that so many have come into the program, or have left it.
-    pub(super) fn add(&self, pages: i64) {
-        self.count.fetch_add(pages, Relaxed);
+    /// Notes that so many have come into the program.
+    pub(super) fn come(&self, pages: usize) {
+        self.came.fetch_add(pages as u64, Relaxed);
+    }
+
+    /// Notes that so many have left it.
+    pub(super) fn leave(&self, pages: usize) {
+        self.left.fetch_add(pages as u64, Relaxed);
+    }
+
+    fn count(&self) -> i64 {
+        let seen = self.came.load(Relaxed) as i64 - self.left.load(Relaxed) as i64;
+        (seen + self.unseen.load(Relaxed)).max(0)
     }
 }
 
@@ -53,7 +78,7 @@ impl<M: Memory> Engine<M> {
         let mut mapped = Mapped { pages: 0, error: None };
         if self.maps_zero_page(first, write) {
             mapped = self.memory.map_zero_page(first, length);
-            self.zero_pages.add(mapped.pages as i64);
+            self.zero_pages.come(mapped.pages);
             self.zero_pages.mapped.fetch_add(mapped.pages as u64, Relaxed);
         }
         if mapped.pages < length {
@@ -65,27 +90,42 @@ impl<M: Memory> Engine<M> {
         self.conclude(transfer, mapped, length);
     }
 
-    /// Returns how many pages that are charged are the zero page: at least as many as there are, but for what is on its way.
+    /// Returns how many pages that are charged are the zero page: no fewer than there are.
     pub fn zero_pages(&self) -> i64 {
-        self.zero_pages.count.load(Relaxed).max(0)
+        self.zero_pages.count()
     }
 
-    /// Counts the pages that are the zero page, if there may be any. It walks the page tables of all that is managed.
-    pub fn count_zero_pages(&self) {
-        let before = self.zero_pages.count.load(Relaxed);
-        if before == 0 && self.zero_pages.looked.swap(true, Relaxed) {
-            return;
+    /// Counts the pages that are the zero page, if there may be any: looks at the page tables of `most` clusters that have pages in
+    /// the program, and goes on there when it is called again. Returns whether all were looked at.
+    pub fn count_zero_pages(&self, most: usize) -> bool {
+        let ZeroPages { came, left, unseen, mapped, are_written, .. } = &self.zero_pages;
+        let mut look = lock(&self.zero_pages.look);
+        if look.next == 0 {
+            if look.ended > 0 && self.zero_pages() == 0 {
+                return true;
+            }
+            *look = Look { came: came.load(Relaxed), ..*look };
         }
-        let mapped = self.zero_pages.mapped.swap(0, Relaxed);
-        let touched = self.swap.table().touched(0..CLUSTERS_MAX);
-        let zero =
-            |first: PageIndex| self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).zero.len();
-        let found: usize = touched.map(|number| zero(number.page(0))).sum();
-        // What has come or gone meanwhile counts on.
-        self.zero_pages.count.fetch_add(found as i64 - before, Relaxed);
+        let table = self.swap.table();
+        let has_present =
+            |&number: &ClusterNumber| table.lock(number).is_some_and(|cluster| cluster.present() > 0);
+        let mut clusters = table.touched(look.next..CLUSTERS_MAX).filter(has_present);
+        for number in clusters.by_ref().take(most) {
+            let first = number.page(0);
+            look.found += self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).zero.len() as u64;
+            look.next = number.0 + 1;
+        }
+        if clusters.next().is_some() {
+            return false;
+        }
+        // What has come since it began may be among those found. What has left was perhaps found before, so that counts for nothing.
+        let before = self.zero_pages();
+        unseen.store(look.found as i64 - look.came as i64 + left.load(Relaxed) as i64, Relaxed);
+        let mapped = mapped.swap(0, Relaxed);
         if mapped >= MAPPED_MIN {
-            let written = before - found as i64;
-            self.zero_pages.are_written.store(written * 2 > mapped as i64, Relaxed);
+            are_written.store((before - self.zero_pages()) * 2 > mapped as i64, Relaxed);
         }
+        *look = Look { ended: look.ended + 1, ..Look::default() };
+        true
     }
 }

@@ -15,6 +15,9 @@ const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
+/// Clusters in which zero pages are counted at a time: some milliseconds.
+const ZERO_CLUSTERS: usize = 512;
+
 /// Nanoseconds between looks at descriptors that pin, while memory is taken out. What the C library opens is seen at
 /// once. A look at those of many processes (a keeper's) takes no more than one part in [`PINS_SHARE`] of the time, unless
 /// that were more than [`PINS_INTERVAL_MAX`] apart.
@@ -148,15 +151,14 @@ impl Runtime {
     }
 
     /// Returns how many pages are charged that the kernel does not count, since they are its zero page. They are counted now
-    /// and then, since a look walks the page tables.
+    /// and then, some clusters at a time, in one part of [`DISCOUNT_SHARE`] of the time.
     fn zero_pages(&self) -> i64 {
         let start = clock();
         if start >= self.zero_due.load(Relaxed) {
-            self.engine.count_zero_pages();
+            let is_whole = self.engine.count_zero_pages(ZERO_CLUSTERS);
             let end = clock();
-            let most = DISCOUNT_INTERVAL_MAX.as_nanos() as u64;
-            let pause = (end - start) * u64::from(DISCOUNT_SHARE);
-            self.zero_due.store(end + pause.clamp(DISCOUNT_INTERVAL.as_nanos() as u64, most), Relaxed);
+            let least = if is_whole { DISCOUNT_INTERVAL.as_nanos() as u64 } else { 0 };
+            self.zero_due.store(end + ((end - start) * u64::from(DISCOUNT_SHARE)).max(least), Relaxed);
         }
         self.engine.zero_pages()
     }

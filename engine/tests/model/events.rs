@@ -18,9 +18,10 @@ impl World {
     pub(crate) fn event(&mut self, random: &mut Random) {
         match random.below(1000) {
             0..600 => self.run_thread(random),
-            600..757 => {
+            600..752 => {
                 self.engine.reclaim(&mut self.work);
             }
+            752..757 => _ = self.engine.count_zero_pages(1),
             757 => self.engine.drop_dead_frames(),
             758 => self.rests = true,
             759 => self.end_rest(),

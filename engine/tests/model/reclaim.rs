@@ -153,7 +153,7 @@ fn zeroes_that_are_read_take_no_memory_and_leave_like_others() {
         world.memory().share();
         world.push_out();
         assert_eq!(world.memory().present(), []);
-        world.engine.count_zero_pages();
+        world.count_zero_pages();
         assert_eq!(world.engine.zero_pages(), 0);
         (BASE..BASE + 32).for_each(|number| world.read(number));
         world.check_end();
@@ -171,7 +171,7 @@ fn zeroes_that_are_written_all_the_same_take_memory_at_once() {
             }
         });
         let counted = world.engine.zero_pages();
-        world.engine.count_zero_pages();
+        world.count_zero_pages();
         let zero = world.memory().presence(page(first)..page(first + 256)).zero.len();
         (zero, counted >= zero as i64, world.engine.zero_pages() >= zero as i64)
     };

@@ -279,6 +279,12 @@ impl World {
         );
     }
 
+    /// Counts zero pages, a cluster at a time.
+    pub(crate) fn count_zero_pages(&self) {
+        while !self.engine.count_zero_pages(1) {}
+        self.check_books();
+    }
+
     /// Pages that are in the program can be compared without moving any.
     pub(crate) fn check_present(&self) {
         for page in self.memory().present() {
