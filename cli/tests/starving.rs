@@ -85,9 +85,10 @@ fn who_cannot_go_on_ends_soon_alone_and_says_what_cannot_leave() {
     let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("starving.json");
     let path = file.to_str().unwrap();
     let options = ["-m", "64M", "--no-disk", "--stats", path];
-    // Many passes: each has its memory still when the other starts, however late that is.
-    let one = several("2", &random, "--mib 40 --threads 1 --passes 100");
-    let ended = run(&options, &one, ["", ""]);
+    // Each has its memory until one of them has ended, however late that is.
+    let script = job("first_of_several.sh");
+    let both = ["bash", &script, "2", &random, "--mib", "40", "--threads", "1", "--passes", "100000"];
+    let ended = run(&options, &both.map(str::to_owned), ["", ""]);
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(137), "{said}");
     assert!(said.contains("MiB have no place to go to"), "{said}");

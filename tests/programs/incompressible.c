@@ -1,6 +1,7 @@
 /* incompressible: writes random data at memory speed from several threads, then verifies all of it.
  *
- * The hardest case for a cap: the pool cannot shrink anything and the program writes faster than a disk.
+ * The hardest case for a cap: the pool cannot shrink anything and the program writes faster than a disk. SIGTERM ends it after
+ * the pass that is under way.
  *
  *   incompressible --mib 1024 --threads 4 --passes 1
  *
@@ -12,6 +13,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -78,14 +80,23 @@ static void parse(int argc, char **argv) {
     if (!options.mib || !options.threads) usage(synopsis, 2);
 }
 
+static volatile sig_atomic_t is_enough;
+
+static void enough(int signal) {
+    (void)signal;
+    is_enough = 1;
+}
+
 int main(int argc, char **argv) {
     parse(argc, argv);
+    signal(SIGTERM, enough);
     uint64_t bytes = options.mib << 20, each = bytes / 8 / options.threads;
     uint64_t *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) fail("mmap");
     struct slice *slices = calloc(options.threads, sizeof *slices);
     if (!slices) fail("calloc");
-    for (uint64_t pass = 0; pass < options.passes; pass++) {
+    uint64_t pass = 0;
+    for (; pass < options.passes && !is_enough; pass++) {
         for (uint64_t i = 0; i < options.threads; i++) {
             slices[i].words = memory + i * each, slices[i].count = each;
             slices[i].seed = (options.seed + pass * options.threads + i) * 0x9e3779b97f4a7c15u | 1;
@@ -95,6 +106,6 @@ int main(int argc, char **argv) {
                 verify_seconds);
     }
     printf("incompressible: %" PRIu64 " MiB, %" PRIu64 " threads, %" PRIu64 " passes, 0 errors\n", options.mib,
-           options.threads, options.passes);
+           options.threads, pass);
     return 0;
 }
