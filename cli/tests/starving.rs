@@ -86,8 +86,9 @@ fn who_cannot_go_on_ends_soon_alone_and_says_what_cannot_leave() {
     let path = file.to_str().unwrap();
     let options = ["-m", "64M", "--no-disk", "--stats", path];
     // Each has its memory until one of them has ended, however late that is.
-    let script = job("first_of_several.sh");
-    let both = ["bash", &script, "2", &random, "--mib", "40", "--threads", "1", "--passes", "100000"];
+    let script = job("several.sh");
+    let both =
+        ["bash", &script, "--first", "2", &random, "--mib", "40", "--threads", "1", "--passes", "100000"];
     let ended = run(&options, &both.map(str::to_owned), ["", ""]);
     let said = String::from_utf8_lossy(&ended.stderr);
     assert_eq!(ended.status.code(), Some(137), "{said}");
