@@ -99,9 +99,8 @@ impl Runtime {
         let Some(memory) = lock(&self.watched).look("self") else { return };
         let usage = self.engine.usage();
         // Pages of shared memory are in no page table of their keeper's.
-        let resident = if self.engine.memory().is_shared() { 0 } else { usage.resident };
-        let zero = if self.engine.memory().is_shared() { 0 } else { self.zero_pages() };
-        let accounted = resident - zero + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
+        let counted = if self.engine.memory().is_shared() { 0 } else { usage.resident - self.zero_pages() };
+        let accounted = counted + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (memory.charged() as i64 - accounted).max(memory.tables as i64);
         let unmanaged = (alone - self.discount(alone)).max(memory.tables as i64);
         let before = self.unmanaged.swap(unmanaged, Relaxed);
