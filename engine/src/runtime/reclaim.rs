@@ -81,28 +81,7 @@ impl Runtime {
                 self.engine.retry_waiting(&mut work);
             }
             self.unshare_pool(&mut work);
-            let gives_little = self.has_little() && !self.engine.is_short();
-            let progress = if gives_little && self.slot.keeps_pool() && self.group.free() >= 0 {
-                // Whoever asked can do with less, or asks all.
-                self.slot.set(Field::Asked, 0);
-                Progress::Freed(0)
-            } else if gives_little {
-                // Others want some: not the little that it runs in, but the pool's.
-                self.engine.reclaim_pool(&mut work)
-            } else if borrowed > 0 && self.asked() == 0 && !self.engine.is_hastened() {
-                // As long as the group has memory to spare nothing has to leave, however fast faults take it.
-                Progress::Freed(borrowed)
-            } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
-                match self.relief() {
-                    0 => self.engine.reclaim(&mut work),
-                    pages => Progress::Freed(pages),
-                }
-            } else if self.unshares() {
-                // What is being written is free at the end of that.
-                Progress::Waits
-            } else {
-                Progress::Freed(0)
-            };
+            let progress = self.step(borrowed, &mut work);
             self.give_back();
             self.engine.have_waiting_retried(&mut work);
             self.worked.fetch_add(clock() - start, Relaxed);
@@ -121,6 +100,32 @@ impl Runtime {
                 seat.now(Activity::Starves, self.engine.waiting() as u64, since);
                 self.starved(&mut starving, &mut work);
             }
+        }
+    }
+
+    /// Does one step for those that are short of memory, of which `borrowed` pages have just come from the group.
+    fn step(&self, borrowed: usize, work: &mut Workspace) -> Progress {
+        let gives_little = self.has_little() && !self.engine.is_short();
+        if gives_little && self.slot.keeps_pool() && self.group.free() >= 0 {
+            // Whoever asked can do with less, or asks all.
+            self.slot.set(Field::Asked, 0);
+            Progress::Freed(0)
+        } else if gives_little {
+            // Others want some: not the little that it runs in, but the pool's.
+            self.engine.reclaim_pool(work)
+        } else if borrowed > 0 && self.asked() == 0 && !self.engine.is_hastened() {
+            // As long as the group has memory to spare nothing has to leave, however fast faults take it.
+            Progress::Freed(borrowed)
+        } else if self.target() > self.engine.budget().free() || self.engine.is_hastened() {
+            match self.relief() {
+                0 => self.engine.reclaim(work),
+                pages => Progress::Freed(pages),
+            }
+        } else if self.unshares() {
+            // What is being written is free at the end of that.
+            Progress::Waits
+        } else {
+            Progress::Freed(0)
         }
     }
 
