@@ -1,6 +1,6 @@
 //! The thread that takes pages out while the budget runs low.
 
-use super::starving::{NoProgress, Starving};
+use super::starving::{Starving, Turns};
 use super::{Runtime, clock};
 use crate::dump::board::{Activity, Kind};
 use crate::engine::{Progress, Workspace};
@@ -45,8 +45,9 @@ impl SpinPolicy {
 impl Runtime {
     pub(super) fn reclaim(&self) {
         let mut work = Workspace::default();
-        let mut no_progress = NoProgress::default();
         let mut starving = Starving::default();
+        // Steps in vain, and steps since an inquiry.
+        let (mut in_vain, mut inquired) = (Turns::default(), Turns::default());
         self.reclaimer.store(task::tid(), Relaxed);
         let mut place = Place::Anywhere;
         let seat = self.board.sit(Kind::Reclaim, 0);
@@ -54,7 +55,9 @@ impl Runtime {
         let (mut writes_since, mut starves_since) = (None, None);
         loop {
             self.readers.move_to(&mut place, self.readers.elsewhere());
-            if !self.engine.is_short() && self.is_inquired() {
+            // Who is short finds the answer by its own work; not where what leaves comes back at once, again and again.
+            let is_inquired = self.is_inquired();
+            if inquired.note(is_inquired, &self.engine) || (is_inquired && !self.engine.is_short()) {
                 seat.now(Activity::AnswersInquiry, 0, clock());
                 self.answer_inquiry(&mut starving, &mut work);
                 continue;
@@ -65,7 +68,7 @@ impl Runtime {
                     seat.now(Activity::Sleeps, 0, clock());
                     self.wakeup.wait(Duration::from_millis(100));
                 }
-                no_progress = NoProgress::default();
+                in_vain = Turns::default();
                 continue;
             }
             seat.now(Activity::AwaitsThaw, 0, clock());
@@ -95,7 +98,7 @@ impl Runtime {
                 writes_since = None;
             }
             // Pages that will not leave come round again and again: a full round of those is no progress.
-            if no_progress.note(progress == Progress::Moved, &self.engine) || progress == Progress::Nothing {
+            if in_vain.note(progress == Progress::Moved, &self.engine) || progress == Progress::Nothing {
                 let since = *starves_since.get_or_insert(start);
                 seat.now(Activity::Starves, self.engine.waiting() as u64, since);
                 self.starved(&mut starving, &mut work);

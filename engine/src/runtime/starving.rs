@@ -376,14 +376,14 @@ fn reasons(stuck: &Tally, unmanaged: u64) -> String {
     if parts.is_empty() { "less than 1 MiB is left".to_owned() } else { parts.join(", ") }
 }
 
-/// Steps of ordinary reclaim that led to nothing.
+/// Steps in a row of one kind, up to as many as give each cluster its turn.
 #[derive(Debug, Default)]
-pub(super) struct NoProgress(usize);
+pub(super) struct Turns(usize);
 
-impl NoProgress {
-    /// Notes a step. True if all clusters have had their turn in vain.
-    pub(super) fn note(&mut self, moved: bool, engine: &RunningEngine) -> bool {
-        self.0 = if moved { self.0 + 1 } else { 0 };
+impl Turns {
+    /// Notes a step, and whether it is of that kind. True if all clusters have had their turn by such steps.
+    pub(super) fn note(&mut self, is_one: bool, engine: &RunningEngine) -> bool {
+        self.0 = if is_one { self.0 + 1 } else { 0 };
         let round = engine.swap().queue().len() + 64;
         let all = self.0 > round;
         if all {
