@@ -349,6 +349,18 @@ fn a_log_has_a_line_an_event_and_off_has_none() {
         written.lines().map(|line| line.split(' ').nth(2).unwrap().parse().unwrap()).collect();
     assert!(times.len() >= 4 && written.lines().all(|line| is_line(&line)), "{written}");
 
+    // The keeper of shared memory has an engine, too.
+    let shares = ["python3", "-c", "import mmap; mmap.mmap(-1, 8 << 20).write(b'x' * (8 << 20))"];
+    let mut command = pagetide("64M", "", &["--no-disk"], &shares);
+    command.env("PAGETIDE_LOG", format!("info:{}", file.display()));
+    let ended = start(command).end();
+    assert!(ended.status.success(), "{}", ended.stderr);
+    let written = fs::read_to_string(&file).unwrap();
+    fs::remove_file(&file).unwrap();
+    let keeper = written.lines().find(|line| line.contains(" keeper] "));
+    let keeper = keeper.and_then(|line| line.split(' ').next()).unwrap_or_else(|| panic!("{written}"));
+    assert!(written.contains(&format!("{keeper} control] ")), "{written}");
+
     let mut command = pagetide("32M", "", &["--no-disk"], &["true"]);
     command.env("PAGETIDE_LOG", "info:/nowhere/at/all");
     let ended = start(command).end();

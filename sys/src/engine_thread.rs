@@ -34,6 +34,11 @@ pub fn make_by(spawner: Spawner) {
     let _ = SPAWNER.set(spawner);
 }
 
+/// Returns whether engine threads of this process are threads like any other: [`make_by`].
+pub fn are_ordinary() -> bool {
+    SPAWNER.get().is_some()
+}
+
 type Start = (String, Box<dyn FnOnce() + Send>);
 
 /// Starts an engine thread, with all signals blocked but for those that the C library keeps for itself.

@@ -8,7 +8,7 @@ use crate::places::is_engine_thread;
 use crate::task;
 use rustix::fd::{BorrowedFd, IntoRawFd, OwnedFd};
 use std::fmt::{self, Write};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU8, Ordering::Relaxed};
+use std::sync::atomic::{AtomicI32, AtomicU8, Ordering::Relaxed};
 
 /// How much is written.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -42,22 +42,25 @@ impl Level {
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 /// A descriptor; -1 stands for standard error.
 static FILE: AtomicI32 = AtomicI32::new(-1);
-/// Whether all threads share the descriptor, as in the launcher.
-static SHARED: AtomicBool = AtomicBool::new(false);
+/// A [`Sharing`].
+static SHARING: AtomicU8 = AtomicU8::new(Sharing::EngineThreads as u8);
 
 /// Who shares the descriptor of a log.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
 pub enum Sharing {
-    /// All threads of the process.
-    All,
+    /// All threads of the launcher.
+    Launcher,
     /// Engine threads, which have a descriptor table of their own.
     EngineThreads,
+    /// All threads of a process that is nothing but an engine.
+    Engine,
 }
 
 /// Begins to write lines of up to `level`, to `file` or to standard error. The descriptor stays open.
 pub fn begin(level: Level, file: Option<OwnedFd>, sharing: Sharing) {
     FILE.store(file.map_or(-1, IntoRawFd::into_raw_fd), Relaxed);
-    SHARED.store(sharing == Sharing::All, Relaxed);
+    SHARING.store(sharing as u8, Relaxed);
     LEVEL.store(level as u8, Relaxed);
 }
 
@@ -103,8 +106,10 @@ impl Write for Line {
 
 /// What the calling thread is called in the log.
 fn thread_kind(name: &str) -> &str {
-    if !is_engine_thread() {
-        return if SHARED.load(Relaxed) { "launcher" } else { "program" };
+    match SHARING.load(Relaxed) {
+        sharing if sharing == Sharing::Launcher as u8 => return "launcher",
+        sharing if sharing == Sharing::EngineThreads as u8 && !is_engine_thread() => return "program",
+        _ => {}
     }
     match name.strip_prefix("pagetide-") {
         Some(kind) => kind.strip_suffix("reclai").map_or(kind, |_| "reclaim"),
@@ -130,7 +135,7 @@ pub fn write(level: Level, text: fmt::Arguments<'_>) {
     let bytes = &line.bytes[..=line.length];
     match FILE.load(Relaxed) {
         -1 => task::write_error(bytes),
-        file if SHARED.load(Relaxed) || is_engine_thread() => {
+        file if SHARING.load(Relaxed) != Sharing::EngineThreads as u8 || is_engine_thread() => {
             // SAFETY: `begin` keeps the descriptor open for good, in the table of whoever comes here; a forked child
             // calls `end` before any of its threads does.
             let file = unsafe { BorrowedFd::borrow_raw(file) };
@@ -159,7 +164,7 @@ mod tests {
     fn a_line_is_whole_or_cut_and_off_writes_nothing() {
         let (mut reader, writer) = std::io::pipe().unwrap();
         log!(Error, "nobody reads this");
-        begin(Level::Info, Some(writer.into()), Sharing::All);
+        begin(Level::Info, Some(writer.into()), Sharing::Launcher);
         log!(Info, "{} pages\nin two lines", 7);
         log!(Debug, "too much");
         log!(Error, "{}", "long ".repeat(LINE));

@@ -52,7 +52,7 @@ impl Log {
     pub(crate) fn begin(self, group: &Group) {
         group.set_log(self.level, self.file.as_ref().map(|file| file.as_raw_fd() as u64));
         if self.level != Level::Off {
-            log::begin(self.level, self.file.map(Into::into), Sharing::All);
+            log::begin(self.level, self.file.map(Into::into), Sharing::Launcher);
             pagetide_sys::log!(Info, "the run begins");
         }
     }

@@ -80,6 +80,8 @@ pub(crate) fn keep() -> Result<u8, Failure> {
     let _ = rustix::thread::set_name(c"pagetide-keeper");
     let breaks = Breaks::watch().map_err(|error| failed(&error.to_string()))?;
     engine_thread::make_by(|name, run| std::thread::Builder::new().name(name.into()).spawn(run).map(drop));
+    group.join_log();
+    pagetide_sys::log!(Info, "the keeper of shared memory begins");
     let objects = Arc::new(Objects::new().map_err(|error| failed(&error.to_string()))?);
     let source = MemorySource::Objects(Arc::clone(&objects));
     let process = Process::join(group, source).ok_or_else(|| failed("the run has too many processes"))?;

@@ -4,7 +4,7 @@ use super::layout::{BOARD_BYTES, Field, Header, boards_at};
 use super::{Group, ProcessSlot, SLOTS};
 use crate::dump::board::{Board, WORDS};
 use pagetide_sys::log::{self, Level, Sharing};
-use pagetide_sys::task;
+use pagetide_sys::{engine_thread, task};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Release};
 
@@ -34,15 +34,19 @@ impl Group {
     }
 
     /// Has the engine threads of this process write to the log. To be called on one of them, which share a descriptor
-    /// table.
+    /// table; in a process that is nothing but an engine all its threads do, from the first call on.
     pub fn join_log(&self) {
         let (level, path) = self.log();
-        if level == Level::Off {
+        if level == Level::Off || log::is_on(Level::Error) {
             return;
         }
         let opened = path.map(|path| std::fs::OpenOptions::new().append(true).open(path)).transpose();
         match opened {
-            Ok(file) => log::begin(level, file.map(Into::into), Sharing::EngineThreads),
+            Ok(file) => {
+                let sharing =
+                    if engine_thread::are_ordinary() { Sharing::Engine } else { Sharing::EngineThreads };
+                log::begin(level, file.map(Into::into), sharing);
+            }
             Err(error) => task::say(&format!(
                 "cannot open the log: {error}; this process writes nothing there (PAGETIDE_LOG)"
             )),
