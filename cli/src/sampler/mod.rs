@@ -260,12 +260,8 @@ impl Sampler {
     fn observe(&mut self, slot: ProcessSlot) {
         let Some(watch) = self.watches.get_mut(&slot.index()) else { return };
         slot.set(Field::KnownAs, watch.pid.into());
-        let pid = watch.pid.to_string();
-        // A running engine accounts for its process. Without one the launcher alone sees what the process takes, and
-        // looks at each sample.
         let armed = slot.get(Field::Armed) != 0;
-        let memory = if armed { watch.memory.look(&pid) } else { procfs::memory(&pid) };
-        let Some(memory) = memory else { return };
+        let Some(memory) = watch.look_at_memory(armed) else { return };
         self.shared.note(watch.pid, memory.shared);
         let observed = memory.charged();
         slot.set(Field::Observed, observed);

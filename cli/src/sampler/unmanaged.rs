@@ -198,7 +198,7 @@ impl Unmanaged {
         let rests = last_pid.is_some() && last_pid == self.last_pid;
         if !rests || self.walked.is_none_or(|then| now.saturating_duration_since(then) >= INTERVAL) {
             (self.last_pid, self.walked) = (last_pid, Some(now));
-            self.walk(launcher);
+            self.walk(launcher, &members.pids);
         }
         self.seen.retain(|pid, _| !members.pids.contains(pid));
         // Asked after the walk: a process that was found and has a slot had it by then.
@@ -217,12 +217,12 @@ impl Unmanaged {
         group.charge_unmanaged(self.charged);
     }
 
-    /// Reads the tree of processes. A known process stays known until it is dead, whatever its parent is.
-    fn walk(&mut self, launcher: u32) {
+    /// Reads the tree of processes, without `members`. A known process stays known until it is dead, whatever its parent is.
+    fn walk(&mut self, launcher: u32, members: &HashSet<u32>) {
         let mut old = std::mem::take(&mut self.seen);
         let mut pids: HashSet<u32> = old.keys().copied().collect();
         pids.extend(tree::family(launcher));
-        for pid in pids {
+        for &pid in pids.difference(members) {
             let Some(stat) = Stat::of(pid).filter(|stat| !stat.is_dead()) else { continue };
             let process = match old.remove(&pid) {
                 Some(process) if !process.is_replaced_by(stat) => Process { stat, ..process },
@@ -288,7 +288,7 @@ impl Unmanaged {
 /// Returns the programs that run without Pagetide now, as a single look shows them.
 pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     let mut unmanaged = Unmanaged::new();
-    unmanaged.walk(launcher);
+    unmanaged.walk(launcher, &HashSet::new());
     // Slots are read after the tree: a process that joins meanwhile is not taken for one without.
     let pids: HashSet<u32> = group.live().map(|slot| slot.known_as() as u32).collect();
     let Unmanaged { seen, outside, .. } = &mut unmanaged;

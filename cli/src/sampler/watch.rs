@@ -2,10 +2,11 @@
 
 use crate::processes::tree;
 use pagetide::group::{Field, ProcessSlot};
-use pagetide_sys::procfs::{self, Identity};
+use pagetide_sys::procfs::{self, Identity, Memory};
+use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Resource, getrlimit, pidfd_open};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 /// Descriptors that are not spent on pidfds: they are left for reading `/proc`.
 const FREE_FDS: u64 = 8;
@@ -35,6 +36,8 @@ pub(crate) struct Watch {
     samples_dead: u32,
     /// Its pidfd, if one could be opened.
     pub(crate) pidfd: Option<OwnedFd>,
+    /// Its file `statm`, if a descriptor could be spent on that.
+    statm: Option<OwnedFd>,
     /// Whether it has died.
     pub(crate) gone: bool,
     /// Its memory at the last looks.
@@ -58,6 +61,7 @@ impl Watch {
             samples: 0,
             samples_dead: 0,
             pidfd: None,
+            statm: None,
             gone: false,
             memory: procfs::Watched::default(),
             asked: (0, 0),
@@ -80,10 +84,22 @@ impl Watch {
         {
             self.pid = pid;
             self.pidfd = pidfd(pid).ok();
-            // The pid may have been used again before the pidfd was opened.
+            self.statm = self.pidfd.as_ref().and_then(|_| statm(pid).ok());
+            // The pid may have been used again before they were opened.
             if self.pidfd.is_some() && self.process.pids().as_deref() != Ok(&found) {
-                self.pidfd = None;
+                (self.pidfd, self.statm) = (None, None);
             }
+        }
+    }
+
+    /// Looks at its memory. A running engine (`armed`) accounts for its process; without one the launcher alone sees what the
+    /// process takes.
+    pub(crate) fn look_at_memory(&mut self, armed: bool) -> Option<Memory> {
+        let pid = self.pid.to_string();
+        if armed {
+            self.memory.look(&pid)
+        } else {
+            self.memory.look_closely(&pid, self.statm.as_ref().map(AsFd::as_fd))
         }
     }
 
@@ -139,7 +155,17 @@ impl Watch {
 
 fn pidfd(pid: u32) -> Result<OwnedFd, Errno> {
     let pidfd = pidfd_open(Pid::from_raw(pid as i32).ok_or(Errno::SRCH)?, PidfdFlags::empty())?;
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
     // Some descriptors are left for reading `/proc`.
-    if pidfd.as_raw_fd() as u64 + FREE_FDS > limit { Err(Errno::MFILE) } else { Ok(pidfd) }
+    if pidfd.as_raw_fd() as u64 + FREE_FDS > fds_max() { Err(Errno::MFILE) } else { Ok(pidfd) }
+}
+
+fn statm(pid: u32) -> Result<OwnedFd, Errno> {
+    let statm = open(format!("/proc/{pid}/statm"), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    // It saves work only: half of the descriptors are left for pidfds.
+    if statm.as_raw_fd() as u64 > fds_max() / 2 { Err(Errno::MFILE) } else { Ok(statm) }
+}
+
+/// Returns the number of descriptors that this process may have.
+fn fds_max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
 }

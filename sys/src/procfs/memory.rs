@@ -3,6 +3,7 @@
 use super::file::{directory, field, small};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::os::fd::BorrowedFd;
 
 /// Memory of a process, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -35,6 +36,8 @@ pub fn memory(pid: &str) -> Option<Memory> {
 
 /// Looks that are cheap between two whole ones, and how many pages may come and go until then.
 const CHEAP_LOOKS: u32 = 7;
+/// The same where all that changes is to be seen at once.
+const CLOSE_LOOKS: u32 = 3;
 const CHEAP_PAGES: u64 = 64;
 const CHEAP_ANONYMOUS: u64 = 2048;
 
@@ -46,6 +49,8 @@ pub struct Watched {
     last: Memory,
     /// At the last whole look: anonymous pages, and those of files and shared memory.
     whole: (u64, u64),
+    /// The same at the last look.
+    seen: (u64, u64),
     cheap: u32,
 }
 
@@ -58,14 +63,32 @@ impl Watched {
         };
         match (self.cheap.checked_sub(1), counts) {
             (Some(cheap), Some(counts)) if near(counts) => {
-                self.cheap = cheap;
+                (self.cheap, self.seen) = (cheap, counts);
                 self.last.anonymous = counts.0;
+                Some(self.last)
             }
-            _ => {
-                (self.last, self.cheap) = (memory(pid)?, CHEAP_LOOKS);
-                self.whole = counts.unwrap_or_default();
-            }
+            _ => self.look_whole(pid, counts, CHEAP_LOOKS),
         }
+    }
+
+    /// The same for a process of which nobody else keeps account: it is told anew as soon as one page has come or gone, and
+    /// at one look in four. `statm` is its file of that name, kept open: reading it takes 1.6 µs, opening it 6 more, and all
+    /// is told in 19 (AMD EPYC).
+    pub fn look_closely(&mut self, pid: &str, statm: Option<BorrowedFd<'_>>) -> Option<Memory> {
+        let counts = statm.map_or_else(|| counts(pid), counts_of);
+        match self.cheap.checked_sub(1) {
+            Some(cheap) if counts == Some(self.seen) => {
+                self.cheap = cheap;
+                Some(self.last)
+            }
+            _ => self.look_whole(pid, counts, CLOSE_LOOKS),
+        }
+    }
+
+    fn look_whole(&mut self, pid: &str, counts: Option<(u64, u64)>, cheap: u32) -> Option<Memory> {
+        (self.last, self.cheap) = (memory(pid)?, cheap);
+        self.whole = counts.unwrap_or_default();
+        self.seen = self.whole;
         Some(self.last)
     }
 }
@@ -79,7 +102,17 @@ pub fn young_memory() -> Option<Memory> {
 
 /// Anonymous pages of a process whose first thread lives, and pages of files and of shared memory.
 fn counts(pid: &str) -> Option<(u64, u64)> {
-    let statm = small(&format!("/proc/{pid}/statm"))?;
+    parse_counts(&small(&format!("/proc/{pid}/statm"))?)
+}
+
+/// The same of an open file `statm`.
+fn counts_of(statm: BorrowedFd<'_>) -> Option<(u64, u64)> {
+    let mut text = [0; 128];
+    let length = rustix::io::retry_on_intr(|| rustix::io::pread(statm, &mut text, 0)).ok()?;
+    parse_counts(std::str::from_utf8(&text[..length]).ok()?)
+}
+
+fn parse_counts(statm: &str) -> Option<(u64, u64)> {
     let mut fields = statm.split_ascii_whitespace().skip(1).map_while(|field| field.parse::<u64>().ok());
     let (resident, other) = (fields.next()?, fields.next()?);
     (resident > 0).then(|| (resident.saturating_sub(other), other))
@@ -184,6 +217,7 @@ mod tests {
     use super::*;
     use crate::procfs::may_pin;
     use std::io::Write;
+    use std::os::fd::AsFd;
     use std::process::{Command, Stdio};
     use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -228,6 +262,38 @@ mod tests {
             .for_each(touch);
         assert!(look().shared >= before.shared + 256 - 64, "1 MiB of shared memory");
         drop((few, many));
+
+        let statm = File::open("/proc/self/statm").unwrap();
+        let mut closely = Watched::default();
+        let mut look = || closely.look_closely("self", Some(statm.as_fd())).unwrap();
+        let mut kept = Vec::new();
+        for nth in 0..10 {
+            let before = look();
+            kept.push(std::hint::black_box(vec![1u8; 300 * pagetide_page::PAGE_SIZE]));
+            let after = look();
+            assert!(after.anonymous > before.anonymous + 100, "look {nth}: {before:?}, then {after:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_looked_at_closely_is_as_the_kernel_tells_it_until_it_dies() {
+        let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
+        let pid = child.id().to_string();
+        // It has its memory when it sleeps.
+        let sleeps = || small(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat.contains("(sleep) S "));
+        while !sleeps() {
+            std::thread::yield_now();
+        }
+        let statm = File::open(format!("/proc/{pid}/statm")).unwrap();
+        let (mut kept, mut opened) = (Watched::default(), Watched::default());
+        for _ in 0..10 {
+            assert_eq!(kept.look_closely(&pid, Some(statm.as_fd())), memory(&pid));
+            assert_eq!(opened.look_closely(&pid, None), memory(&pid));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(kept.look_closely(&pid, Some(statm.as_fd())), None);
+        assert_eq!(opened.look_closely(&pid, None), None);
     }
 
     #[test]
