@@ -105,6 +105,7 @@ impl Sampler {
             // A process is about to end for want of memory: memory freed meanwhile must not be counted.
             self.unmanaged.look_anew();
             self.shared.count_anew();
+            self.watches.values_mut().for_each(|watch| watch.memory = procfs::Watched::default());
         }
         let mut slots: Vec<ProcessSlot> =
             self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
