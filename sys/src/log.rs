@@ -1,8 +1,8 @@
 //! The log of a run: one line an event, written by one call.
 //!
 //! Off, a line costs one relaxed load. A line is put together on the stack: nothing is allocated, and no lock is taken.
-//! Its descriptor belongs to the descriptor table of the engine threads, so that only they write to a file; a thread of
-//! the program may write to standard error alone.
+//! Its descriptor belongs to a descriptor table, and only threads with that table write to a file: the engine threads of a
+//! program, all threads of the launcher and of the keeper. A thread of the program may write to standard error alone.
 
 use crate::places::is_engine_thread;
 use crate::task;
@@ -42,6 +42,8 @@ impl Level {
 static LEVEL: AtomicU8 = AtomicU8::new(0);
 /// A descriptor; -1 stands for standard error.
 static FILE: AtomicI32 = AtomicI32::new(-1);
+/// An engine thread with a descriptor table of its own; 0 if there is none.
+static APART: AtomicI32 = AtomicI32::new(0);
 /// A [`Sharing`].
 static SHARING: AtomicU8 = AtomicU8::new(Sharing::EngineThreads as u8);
 
@@ -64,10 +66,17 @@ pub fn begin(level: Level, file: Option<OwnedFd>, sharing: Sharing) {
     LEVEL.store(level as u8, Relaxed);
 }
 
+/// Has the calling thread, which has left the engine threads' descriptor table, write nothing to a file: the number is
+/// another descriptor there. One thread of a process at most.
+pub fn leave() {
+    APART.store(task::tid() as i32, Relaxed);
+}
+
 /// Writes nothing from now on. In a forked child the descriptor is another's.
 pub fn end() {
     LEVEL.store(0, Relaxed);
     FILE.store(-1, Relaxed);
+    APART.store(0, Relaxed);
 }
 
 /// Whether lines of this level are written.
@@ -135,9 +144,10 @@ pub fn write(level: Level, text: fmt::Arguments<'_>) {
     let bytes = &line.bytes[..=line.length];
     match FILE.load(Relaxed) {
         -1 => task::write_error(bytes),
+        _ if APART.load(Relaxed) == task::tid() as i32 => {}
         file if SHARING.load(Relaxed) != Sharing::EngineThreads as u8 || is_engine_thread() => {
-            // SAFETY: `begin` keeps the descriptor open for good, in the table of whoever comes here; a forked child
-            // calls `end` before any of its threads does.
+            // SAFETY: `begin` keeps the descriptor open for good, in the table of whoever comes here: a thread with another
+            // has called `leave`, and a forked child calls `end` before any of its threads comes.
             let file = unsafe { BorrowedFd::borrow_raw(file) };
             let _ = rustix::io::write(file, bytes);
         }

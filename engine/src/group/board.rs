@@ -37,7 +37,8 @@ impl Group {
     /// table; in a process that is nothing but an engine all its threads do, from the first call on.
     pub fn join_log(&self) {
         let (level, path) = self.log();
-        if level == Level::Off || log::is_on(Level::Error) {
+        let has_joined = engine_thread::are_ordinary() && log::is_on(Level::Error);
+        if level == Level::Off || has_joined {
             return;
         }
         let opened = path.map(|path| std::fs::OpenOptions::new().append(true).open(path)).transpose();

@@ -311,6 +311,7 @@ fn drop_mapping(start: usize, length: usize) {
 
 impl Link {
     fn join(slot: ProcessSlot, close: impl Fn() + Send + 'static) -> Result<Self, Errno> {
+        pagetide_sys::log::leave();
         // SAFETY: the thread is new and has used no descriptor.
         let _ = unsafe { task::leave_descriptor_table() };
         let connection = Arc::new(handout::ask(Thing::Keeper)?);
