@@ -138,7 +138,8 @@ def soak(program, seconds, seed):
             job(program, "malloc", share, seed + 3 * nth + 2),
         ]
         # The run goes on when the programs have ended, until its input does: so that it can be looked at.
-        script = " & ".join(" ".join(words) for words in jobs) + " & status=0; for nth in 1 2 3; do wait -n || status=1; done; read line; exit $status"
+        # Of two that end at once `wait -n` may miss one.
+        script = "pids=; " + " ".join(f'{" ".join(words)} & pids="$pids $!";' for words in jobs) + " status=0; for pid in $pids; do wait $pid || status=1; done; read line; exit $status"
         run = start(["bash", "-c", script], MASKS[nth % len(MASKS)], memory="96M")
         until("a keeper", lambda run=run: keeper_of(run) or run.poll() is not None)
         time.sleep(share)

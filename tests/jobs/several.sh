@@ -10,7 +10,7 @@ for i in $(seq "$count"); do
     pids="$pids $!"
 done
 if [ "$first" ]; then
-    wait -n
+    wait -n $pids
     status=$?
     kill $pids 2>/dev/null
     wait
