@@ -84,6 +84,8 @@ pub struct Runtime {
     zero_due: AtomicU64,
     /// The time at which relief is looked for again, by the clock.
     relief_after: AtomicU64,
+    /// The time before which nothing is borrowed, by the clock.
+    borrow_after: AtomicU64,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
     /// Whether all that is in memory is asked to leave: then the pool may take what it can, whatever is worth it.

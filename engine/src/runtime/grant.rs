@@ -15,6 +15,9 @@ const RELIEF: Duration = Duration::from_millis(2);
 /// Nanoseconds until it is asked for again, where none came.
 const RELIEF_AGAIN: u64 = 20_000_000;
 
+/// Nanoseconds for which nothing is borrowed after something was given to who starves.
+const GIVEN: u64 = 10_000_000;
+
 impl Runtime {
     /// Returns the number of pages that others have asked for.
     pub(super) fn asked(&self) -> i64 {
@@ -37,7 +40,7 @@ impl Runtime {
         let limits = self.engine.limits();
         let (goal, step) = if self.asked() > 0 { (limits.low, 0) } else { (limits.high, self.group.step()) };
         let wanted = goal - self.engine.budget().free();
-        if wanted <= 0 {
+        if wanted <= 0 || clock() < self.borrow_after.load(Relaxed) {
             return 0;
         }
         let taken = self.group.take_up_to(wanted.max(step));
@@ -90,6 +93,22 @@ impl Runtime {
 
     pub(super) fn return_grant(&self, pages: i64) {
         self.engine.budget().take(pages);
+        self.hand_over(pages);
+    }
+
+    /// Gives what is free, up to what is kept free, and borrows nothing for a moment: who waits for it has to wake first.
+    /// Returns whether anything was free.
+    pub(super) fn give_free(&self) -> bool {
+        let pages = self.engine.budget().take_up_to(self.engine.limits().high as usize) as i64;
+        if pages > 0 {
+            self.borrow_after.store(clock() + GIVEN, Relaxed);
+            self.hand_over(pages);
+        }
+        pages > 0
+    }
+
+    /// Gives pages to the group that were taken from the budget.
+    fn hand_over(&self, pages: i64) {
         self.slot.word(Field::Grant).fetch_sub(pages as u64, SeqCst);
         self.group.give(pages);
     }

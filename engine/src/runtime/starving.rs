@@ -282,9 +282,7 @@ impl Runtime {
         let mut round = Round::default();
         loop {
             self.pause.begin_work();
-            let free = self.engine.budget().free().min(self.engine.limits().high);
-            let step = if free > 0 && self.engine.waiting() == 0 {
-                self.return_grant(free);
+            let step = if self.engine.waiting() == 0 && self.give_free() {
                 *retries = Retries::default();
                 self.slot.answer(inquiry, None);
                 self.pause.end_work();
@@ -383,9 +381,12 @@ pub(super) struct Turns(usize);
 impl Turns {
     /// Notes a step, and whether it is of that kind. True if all clusters have had their turn by such steps.
     pub(super) fn note(&mut self, is_one: bool, engine: &RunningEngine) -> bool {
-        self.0 = if is_one { self.0 + 1 } else { 0 };
-        let round = engine.swap().queue().len() + 64;
-        let all = self.0 > round;
+        if !is_one {
+            self.0 = 0;
+            return false;
+        }
+        self.0 += 1;
+        let all = self.0 > engine.swap().queue().len() + 64;
         if all {
             self.0 = 0;
         }
