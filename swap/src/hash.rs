@@ -1,5 +1,5 @@
-//! The keyed 96-bit hash of a page's contents. It tells whether a page is still what the device has, and whether the
-//! bytes that come from the device are those that went there. Entries of the pool keep half of it, a [`Check`].
+//! The keyed 96-bit hash of a page's contents. It tells whether a page is still what its copy in the pool or on the device
+//! is, and whether the bytes that come back are those that went there.
 //!
 //! AEGIS-128X2 as a MAC (draft-irtf-cfrg-aegis-aead, Denis and Lucas): a program cannot craft two pages that
 //! collide without knowing the key of the run. It is built from the AES round, which processors have as an
@@ -11,21 +11,23 @@ use aegis::aegis128x2::Aegis128X2Mac;
 #[derive(Clone)]
 pub struct HashKey(Aegis128X2Mac<16>);
 
-/// A page's fingerprint: three quarters of the tag. One is held for every page on the device, so each word of it
-/// counts.
+/// A page's fingerprint: three quarters of the tag. One is held for every page in the pool or on the device, so each word
+/// of it counts.
 pub type PageHash = [u32; 3];
 
 /// Bytes of a fingerprint.
 pub const HASH_BYTES: usize = size_of::<PageHash>();
 
-/// The first half of a fingerprint, as entries of the pool keep it. It is enough to tell damage; where it says that a
-/// page equals an entry, the bytes are compared.
-pub type Check = [u8; 6];
+/// A fingerprint as entries of the pool keep it, which lie at any byte.
+pub type HashBytes = [u8; HASH_BYTES];
 
-/// Returns the part of a fingerprint that an entry of the pool keeps.
-pub fn check_of(hash: PageHash) -> Check {
-    let ([a, b, c, d], [e, f, ..]) = (hash[0].to_ne_bytes(), hash[1].to_ne_bytes());
-    [a, b, c, d, e, f]
+/// Returns the bytes of a fingerprint.
+pub fn to_bytes(hash: PageHash) -> HashBytes {
+    let mut bytes = [0; HASH_BYTES];
+    for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(hash) {
+        *to = word.to_ne_bytes();
+    }
+    bytes
 }
 
 impl HashKey {

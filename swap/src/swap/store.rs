@@ -111,7 +111,7 @@ impl<S: SpanSource> Swap<S> {
     /// to compress.
     pub fn store(&self, bytes: &[u8], kept: Option<Place>, poor: bool, scratch: &mut Scratch) -> Stored {
         debug_assert_eq!(bytes.len(), PAGE_SIZE);
-        let way = self.way(bytes, kept, scratch);
+        let way = self.way(bytes, kept);
         self.put(way, |hash| match poor {
             true => Err(StoreError::Incompressible),
             false => self.count_refusal(self.space.zswap.store(bytes, hash, scratch)),
@@ -126,8 +126,7 @@ impl<S: SpanSource> Swap<S> {
         kept: &[Option<Place>; FOLIO_PAGES],
         scratch: &mut Scratch,
     ) -> [Stored; FOLIO_PAGES] {
-        let ways: [StoreDecision; FOLIO_PAGES] =
-            std::array::from_fn(|nth| self.way(page(nth), kept[nth], scratch));
+        let ways: [StoreDecision; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
         let Some(alone) = go_together(&ways) else {
             return std::array::from_fn(|nth| {
                 self.put(ways[nth], |hash| {
@@ -160,7 +159,7 @@ impl<S: SpanSource> Swap<S> {
     ) -> [Stored; PAGES] {
         let ways: [StoreDecision; PAGES] = std::array::from_fn(|nth| match sizes[nth] {
             0 => StoreDecision::Same(Place::ZERO),
-            _ => self.way_of(hashes[nth], kept[nth], |handle| self.space.zswap.is_of(handle, hashes[nth])),
+            _ => self.way_of(hashes[nth], kept[nth]),
         });
         if let (Ok(sizes), Ok(hashes)) =
             (<&[usize; FOLIO_PAGES]>::try_from(&sizes[..]), <&[PageHash; FOLIO_PAGES]>::try_from(&hashes[..]))
@@ -205,23 +204,17 @@ impl<S: SpanSource> Swap<S> {
         stored
     }
 
-    fn way(&self, bytes: &[u8], kept: Option<Place>, scratch: &mut Scratch) -> StoreDecision {
+    fn way(&self, bytes: &[u8], kept: Option<Place>) -> StoreDecision {
         if let Some(place) = Place::same_filled(bytes) {
             return StoreDecision::Same(place);
         }
-        let hash = self.space.keys.hash.hash(bytes);
-        self.way_of(hash, kept, |handle| self.space.zswap.holds(handle, bytes, hash, scratch))
+        self.way_of(self.space.keys.hash.hash(bytes), kept)
     }
 
-    /// Returns the way of a page with this hash. `is_at` tells whether an entry of the pool holds the page.
-    fn way_of(
-        &self,
-        hash: PageHash,
-        kept: Option<Place>,
-        is_at: impl FnOnce(Handle) -> bool,
-    ) -> StoreDecision {
+    /// Returns the way of a page with this hash.
+    fn way_of(&self, hash: PageHash, kept: Option<Place>) -> StoreDecision {
         let clean = kept.filter(|&place| match place {
-            Place::Pool(handle) => is_at(handle),
+            Place::Pool(handle) => self.space.zswap.is_of(handle, hash),
             Place::Device(block) => self.space.blocks.hash(block) == Some(hash),
             Place::Same(_) => false,
         });

@@ -8,7 +8,7 @@
 //!
 //! ```text
 //! span    ┌────────┬──────────────┬─────────┬┄┄┄┄┄┄┄┄     folio  ┌──────────┬────────┬──────────┬─┄─┬──────────┐
-//!         │ folio  │ dead         │ folio   │ no memory          │ 16 checks│ 16 len │ payload 0│   │payload 15│
+//!         │ folio  │ dead         │ folio   │ no memory          │ 16 hashes│ 16 len │ payload 0│   │payload 15│
 //!         └────────┴──────────────┴─────────┴┄┄┄┄┄┄┄┄            └──────────┴────────┴──────────┴─┄─┴──────────┘
 //! ```
 
@@ -16,7 +16,7 @@ use super::CODEC_SHIFT;
 use super::compression::Compressor;
 use super::pool::FOLIO_SPAN_BYTES;
 use super::pool::{SpanMemory, SpanSource};
-use crate::hash::Check;
+use crate::hash::{HASH_BYTES, HashBytes};
 use crate::slab::Slab;
 use crate::sync::{Mutex, MutexGuard, lock};
 use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
@@ -28,9 +28,8 @@ const FOLIO_BITS: u32 = 9;
 const SPANS_MAX: usize = 1 << (32 - FOLIO_BITS);
 /// Spans in the first segment of their slab.
 const FIRST_SEGMENT: usize = 8;
-/// Bytes in a folio's head for each piece: its check, and behind all checks its length.
-const HEAD_EACH: usize = CHECK_BYTES + 2;
-const CHECK_BYTES: usize = size_of::<Check>();
+/// Bytes in a folio's head for each piece: its hash, and behind all hashes its length.
+const HEAD_EACH: usize = HASH_BYTES + 2;
 /// Bytes of the largest folio.
 const FOLIO_MAX: usize = FOLIO_PAGES * (HEAD_EACH + PAGE_SIZE);
 /// A span is closed up when at least this many bytes of it are dead, and this part of it.
@@ -41,8 +40,8 @@ const _: () = assert!(FOLIO_MAX <= FOLIO_SPAN_BYTES);
 /// A piece of a folio: one page, encoded.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
-    /// The half of the page's hash that the folio keeps.
-    pub check: Check,
+    /// The page's hash.
+    pub hash: HashBytes,
     /// The codec of the payload.
     pub codec: Compressor,
     /// Bytes of the payload.
@@ -53,14 +52,14 @@ pub struct Piece<'a> {
 
 impl<'a> Piece<'a> {
     /// Returns the piece of a page with its payload.
-    pub fn new(check: Check, codec: Compressor, payload: &'a [u8]) -> Self {
-        Self { check, codec, length: payload.len(), payload }
+    pub fn new(hash: HashBytes, codec: Compressor, payload: &'a [u8]) -> Self {
+        Self { hash, codec, length: payload.len(), payload }
     }
 
     /// Returns the piece of a page of which a trace knows only the length. Room is taken for its payload, and nothing
     /// is written there.
-    pub fn unknown(check: Check, length: usize) -> Self {
-        Self { check, codec: Compressor::None, length, payload: &[] }
+    pub fn unknown(hash: HashBytes, length: usize) -> Self {
+        Self { hash, codec: Compressor::None, length, payload: &[] }
     }
 
     /// Returns length and codec as one word, as they are stored.
@@ -145,7 +144,7 @@ fn split(folio: u32) -> (u32, usize) {
     (folio >> FOLIO_BITS, folio as usize & (FOLIOS_MAX - 1))
 }
 
-/// Length and codec of each piece, in the part of a head that is behind the checks.
+/// Length and codec of each piece, in the part of a head that is behind the hashes.
 fn lengths(words: &[u8]) -> impl Iterator<Item = (usize, u16)> {
     words.as_chunks::<2>().0.iter().map(|&word| split_word(word))
 }
@@ -155,9 +154,9 @@ impl<M: SpanMemory> FolioSpan<M> {
         self.folios.get(folio).is_some_and(|folio| folio.pieces >> piece & 1 == 1)
     }
 
-    /// The checks of a folio that is laid, and the words of its lengths.
+    /// The hashes of a folio that is laid, and the words of its lengths.
     fn head(&self, folio: Folio) -> (&[u8], &[u8]) {
-        self.memory[folio.start as usize..][..folio.count() * HEAD_EACH].split_at(folio.count() * CHECK_BYTES)
+        self.memory[folio.start as usize..][..folio.count() * HEAD_EACH].split_at(folio.count() * HASH_BYTES)
     }
 
     /// Returns the bytes of a piece's payload in the span, and the number of its codec.
@@ -173,8 +172,8 @@ impl<M: SpanMemory> FolioSpan<M> {
     fn piece(&self, folio: usize, piece: usize) -> Option<Piece<'_>> {
         let (payload, codec) = self.find(folio, piece);
         let folio = self.folios[folio];
-        let check = self.head(folio).0.as_chunks().0[folio.before(piece)];
-        Some(Piece::new(check, Compressor::from_bits(codec as u8)?, self.memory.get(payload)?))
+        let hash = self.head(folio).0.as_chunks().0[folio.before(piece)];
+        Some(Piece::new(hash, Compressor::from_bits(codec as u8)?, self.memory.get(payload)?))
     }
 
     fn append(&mut self, pieces: &[Piece<'_>; FOLIO_PAGES]) -> usize {
@@ -184,11 +183,11 @@ impl<M: SpanMemory> FolioSpan<M> {
             self.folios.len() - 1
         });
         self.folios[number] = Folio { start: self.end as u32, pieces: u16::MAX, laid: u16::MAX };
-        let (checks, lengths) = self.memory[self.end..].split_at_mut(FOLIO_PAGES * CHECK_BYTES);
+        let (hashes, lengths) = self.memory[self.end..].split_at_mut(FOLIO_PAGES * HASH_BYTES);
         let (lengths, mut to) = lengths.split_at_mut(FOLIO_PAGES * 2);
-        let heads = checks.as_chunks_mut().0.iter_mut().zip(lengths.as_chunks_mut::<2>().0);
-        for (piece, (check, length)) in pieces.iter().zip(heads) {
-            *check = piece.check;
+        let heads = hashes.as_chunks_mut().0.iter_mut().zip(lengths.as_chunks_mut::<2>().0);
+        for (piece, (hash, length)) in pieces.iter().zip(heads) {
+            *hash = piece.hash;
             *length = piece.word();
             let payload;
             (payload, to) = to.split_at_mut(piece.length);
@@ -220,17 +219,17 @@ impl<M: SpanMemory> FolioSpan<M> {
             let mut from = old.start as usize;
             head.copy_from_slice(&self.memory[from..][..head.len()]);
             from += head.len();
-            let (checks, words) = head.split_at(old.count() * CHECK_BYTES);
+            let (hashes, words) = head.split_at(old.count() * HASH_BYTES);
             let laid = (0..FOLIO_PAGES).filter(|piece| old.laid >> piece & 1 == 1);
             let stays = |piece: usize| old.pieces >> piece & 1 == 1;
-            let (mut check_to, mut word_to) = (to, to + folio.count() * CHECK_BYTES);
+            let (mut hash_to, mut word_to) = (to, to + folio.count() * HASH_BYTES);
             to += folio.count() * HEAD_EACH;
-            let entries = checks.chunks_exact(CHECK_BYTES).zip(words.as_chunks::<2>().0).zip(lengths(words));
-            for (piece, ((check, word), (length, codec))) in laid.zip(entries) {
+            let entries = hashes.chunks_exact(HASH_BYTES).zip(words.as_chunks::<2>().0).zip(lengths(words));
+            for (piece, ((hash, word), (length, codec))) in laid.zip(entries) {
                 if stays(piece) {
-                    self.memory[check_to..][..CHECK_BYTES].copy_from_slice(check);
+                    self.memory[hash_to..][..HASH_BYTES].copy_from_slice(hash);
                     self.memory[word_to..][..2].copy_from_slice(word);
-                    (check_to, word_to) = (check_to + CHECK_BYTES, word_to + 2);
+                    (hash_to, word_to) = (hash_to + HASH_BYTES, word_to + 2);
                     if !is_unknown(codec, length) {
                         self.memory.copy_within(from..from + length, to);
                     }
@@ -440,20 +439,19 @@ mod tests {
         })
     }
 
+    fn hash_bytes(piece: usize) -> HashBytes {
+        std::array::from_fn(|nth| if nth == 0 { piece as u8 } else { u8::MAX - nth as u8 })
+    }
+
     fn insert(folios: &Folios<Heap>, payloads: &Payloads) -> Option<u32> {
-        let pieces = std::array::from_fn(|nth| {
-            Piece::new([nth as u8, 7, 0, 1, 2, u8::MAX], Compressor::Lz4, &payloads[nth])
-        });
+        let pieces = std::array::from_fn(|nth| Piece::new(hash_bytes(nth), Compressor::Lz4, &payloads[nth]));
         folios.insert(&pieces)
     }
 
     fn check(folios: &Folios<Heap>, model: &HashMap<(u32, usize), Vec<u8>>) -> Result<(), TestCaseError> {
         for (&(folio, piece), payload) in model {
-            let found = folios.read(folio, piece, |found| (found.check, found.codec, found.payload.to_vec()));
-            prop_assert_eq!(
-                found,
-                Some(([piece as u8, 7, 0, 1, 2, u8::MAX], Compressor::Lz4, payload.clone()))
-            );
+            let found = folios.read(folio, piece, |found| (found.hash, found.codec, found.payload.to_vec()));
+            prop_assert_eq!(found, Some((hash_bytes(piece), Compressor::Lz4, payload.clone())));
         }
         Ok(())
     }

@@ -2,10 +2,10 @@
 //! memory; the device sees only what the pool refuses or gives up.
 //!
 //! ```text
-//! object of a page alone   0       6                8
-//!                         ┌───────┬────────────────┬─────────┐
-//!                         │ check │ codec · length │ payload │
-//!                         └───────┴────────────────┴─────────┘
+//! object of a page alone   0      12               14
+//!                         ┌──────┬────────────────┬─────────┐
+//!                         │ hash │ codec · length │ payload │
+//!                         └──────┴────────────────┴─────────┘
 //! ```
 
 pub mod codec;
@@ -16,7 +16,7 @@ pub mod shrinker;
 pub mod switches;
 
 use crate::error::{LoadError, StoreError};
-use crate::hash::{Check, HashKey, PageHash, check_of};
+use crate::hash::{HASH_BYTES, HashKey, PageHash, to_bytes};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
 use compression::Compressor;
@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use switches::Switches;
 
 /// The number of bytes before the payload in the object of a page that left alone.
-pub const HEADER_BYTES: usize = size_of::<Check>() + 2;
+pub const HEADER_BYTES: usize = HASH_BYTES + 2;
 /// The shift of the codec's number, which stands above the length of the payload.
 const CODEC_SHIFT: u32 = 13;
 const _: () = assert!(PAGE_SIZE < 1 << CODEC_SHIFT);
@@ -127,17 +127,17 @@ impl Stored {
 
 fn header(piece: &Piece<'_>) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
-    let (check, word) = header.split_at_mut(piece.check.len());
-    check.copy_from_slice(&piece.check);
+    let (hash, word) = header.split_at_mut(HASH_BYTES);
+    hash.copy_from_slice(&piece.hash);
     word.copy_from_slice(&piece.word());
     header
 }
 
 fn object(bytes: &[u8]) -> Option<Piece<'_>> {
-    let (&check, rest) = bytes.split_first_chunk()?;
+    let (&hash, rest) = bytes.split_first_chunk()?;
     let (&word, payload) = rest.split_first_chunk()?;
     let (length, codec) = split_word(word);
-    Some(Piece::new(check, Compressor::from_bits(codec as u8)?, payload.get(..length)?))
+    Some(Piece::new(hash, Compressor::from_bits(codec as u8)?, payload.get(..length)?))
 }
 
 impl<S: SpanSource + Clone + 'static> Zswap<S> {
@@ -230,7 +230,7 @@ impl<S: SpanSource> Zswap<S> {
     ) -> Result<Piece<'a>, StoreError> {
         let room = &mut room[..switches.compressed_max()];
         let length = codecs.encoder(switches.compression).compress(page, room)?;
-        Ok(Piece::new(check_of(hash), switches.compression.compressor, &room[..length]))
+        Ok(Piece::new(to_bytes(hash), switches.compression.compressor, &room[..length]))
     }
 
     /// Stores a page alone.
@@ -275,7 +275,7 @@ impl<S: SpanSource> Zswap<S> {
         });
         self.insert_folio(
             &encoded,
-            |nth| Piece::new(check_of(hashes[nth]), Compressor::None, page(nth)),
+            |nth| Piece::new(to_bytes(hashes[nth]), Compressor::None, page(nth)),
             alone,
         )
     }
@@ -328,7 +328,7 @@ impl<S: SpanSource> Zswap<S> {
             0 => self.sized(self.zero_bytes(), hashes[nth]),
             size => self.sized(size, hashes[nth]),
         });
-        self.insert_folio(&encoded, |nth| Piece::unknown(check_of(hashes[nth]), PAGE_SIZE), alone)
+        self.insert_folio(&encoded, |nth| Piece::unknown(to_bytes(hashes[nth]), PAGE_SIZE), alone)
     }
 
     /// Returns the bytes that a repeated word takes in a folio of other pages.
@@ -344,7 +344,7 @@ impl<S: SpanSource> Zswap<S> {
 
     fn sized(&self, size: usize, hash: PageHash) -> Result<Piece<'static>, StoreError> {
         let fits = size <= self.switches().compressed_max();
-        fits.then(|| Piece::unknown(check_of(hash), size)).ok_or(StoreError::Incompressible)
+        fits.then(|| Piece::unknown(to_bytes(hash), size)).ok_or(StoreError::Incompressible)
     }
 
     fn folios(&self) -> &Folios<S> {
@@ -376,28 +376,17 @@ impl<S: SpanSource> Zswap<S> {
         key: &HashKey,
         scratch: &mut Scratch,
     ) -> Result<PageHash, LoadError> {
-        let decode = |Piece { check, codec, payload, .. }: Piece<'_>| {
-            scratch.codecs.decoder(codec).decompress(payload, out).map(|()| check)
+        let decode = |Piece { hash, codec, payload, .. }: Piece<'_>| {
+            scratch.codecs.decoder(codec).decompress(payload, out).map(|()| hash)
         };
-        let check = self.read(handle, decode).ok_or(LoadError::Decompress)??;
+        let stored = self.read(handle, decode).ok_or(LoadError::Decompress)??;
         let hash = key.hash(out);
-        if check_of(hash) == check { Ok(hash) } else { Err(LoadError::Hash) }
+        if to_bytes(hash) == stored { Ok(hash) } else { Err(LoadError::Hash) }
     }
 
-    /// Returns whether an entry holds `page`, whose hash is `hash`. It compares the bytes.
-    pub fn holds(&self, handle: Handle, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> bool {
-        let compare = |Piece { check, codec, payload, .. }: Piece<'_>| {
-            let (codecs, mut rooms) = scratch.room(1);
-            let room = rooms.next().expect("room for one");
-            // Half a hash is no proof.
-            check == check_of(hash) && codecs.decoder(codec).decompress(payload, room).is_ok() && room == page
-        };
-        self.read(handle, compare).unwrap_or(false)
-    }
-
-    /// Returns whether an entry was stored under `hash`, as far as the half tells that it keeps.
+    /// Returns whether an entry is of a page with this hash.
     pub fn is_of(&self, handle: Handle, hash: PageHash) -> bool {
-        self.read(handle, |piece| piece.check == check_of(hash)).unwrap_or(false)
+        self.read(handle, |piece| piece.hash == to_bytes(hash)).unwrap_or(false)
     }
 
     /// Returns the length of an entry's payload in bytes; `None` if there is no such entry.
@@ -529,23 +518,23 @@ mod tests {
     use pool::Heap;
 
     #[test]
-    fn a_page_is_an_entrys_by_its_bytes_not_by_half_a_hash() {
+    fn an_entry_is_of_the_page_with_its_whole_hash() {
         let key = HashKey::new([1, 2, 3, 4]);
-        let pages: [[u8; PAGE_SIZE]; 2] = [7u8, 9].map(|step| std::array::from_fn(|at| at as u8 / step));
-        let hashes = pages.map(|page| key.hash(&page));
+        let page: [u8; PAGE_SIZE] = std::array::from_fn(|at| at as u8 / 7);
+        let hash = key.hash(&page);
         for allocator in [Allocator::Zsmalloc, Allocator::Zbud] {
             let (zswap, scratch) =
                 (Zswap::new(Heap, allocator, Switches::default()), &mut Scratch::default());
             zswap.set_pages_max(100);
-            let alone = zswap.store(&pages[0], hashes[0], scratch).unwrap();
-            let folio = zswap.store_folio(|_| &pages[0], &[hashes[0]; FOLIO_PAGES], u16::MAX, scratch);
+            let alone = zswap.store(&page, hash, scratch).unwrap();
+            let folio = zswap.store_folio(|_| &page, &[hash; FOLIO_PAGES], u16::MAX, scratch);
             for handle in [alone, folio[5].unwrap()] {
-                assert!(zswap.holds(handle, &pages[0], hashes[0], scratch));
-                assert!(!zswap.holds(handle, &pages[1], hashes[1], scratch));
-                // As if the two collided.
-                assert!(!zswap.holds(handle, &pages[1], hashes[0], scratch));
-                zswap.damage(handle);
-                assert!(!zswap.holds(handle, &pages[0], hashes[0], scratch));
+                assert!(zswap.is_of(handle, hash));
+                for bit in 0..HASH_BYTES * 8 {
+                    let mut other = hash;
+                    other[bit / 32] ^= 1 << (bit % 32);
+                    assert!(!zswap.is_of(handle, other), "bit {bit}");
+                }
             }
         }
     }
