@@ -12,12 +12,16 @@ The kernel's tracepoints tell the steps of each fault apart; `perf` records them
 Pages that hold one repeated word need no reading, so the difference between the two tables' *work* is the read.
 Tracepoints cost time themselves: the sum is shown beside the mean that the same program measures untraced.
 
+The processor time of a fault is that of all threads of the run, take-out, compression and the launcher included: what a run with
+--faults accesses more takes more than one with few, divided by the faults on the pool that it makes more.
+
 Needs root, and `perf` (Debian: linux-perf).
 """
 
 import argparse
 import json
 import re
+import resource
 import statistics
 import subprocess
 import tempfile
@@ -41,6 +45,8 @@ TRACING = Path("/sys/kernel/tracing")
 LINE = re.compile(r"^\s*(?P<comm>.+?)\s+(?P<tid>\d+)\s+(?P<seconds>\d+)\.(?P<ns>\d{9}):\s+(?P<event>[\w:]+):\s*(?P<rest>.*)$")
 FILLS = ("zero", "heap")
 OPERATIONS_MAX = 1_000_000_000
+# Accesses of the run that takes what every run takes.
+FEW = 1000
 
 
 def command(options, fill, operations, run_options=()):
@@ -54,6 +60,28 @@ def untraced_ns(options, fill):
     """What an access costs, as the program measures it, with accesses that need no fault among them."""
     run = subprocess.run(command(options, fill, options.operations), stdout=subprocess.PIPE, check=True)
     return statistics.median(json.loads(run.stdout)["pass_ns_per_page"])
+
+
+def work(options, fill, directory):
+    """Processor time of a fault on the pool in nanoseconds, all threads together, and how many faults tell it."""
+
+    def run(operations):
+        stats = Path(directory) / "stats.json"
+        before = children_ns()
+        subprocess.run(command(options, fill, operations, ["--stats", str(stats)]), stdout=subprocess.DEVNULL, check=True)
+        counters = json.loads(stats.read_text())["counters"]
+        return children_ns() - before, counters["pgmajfault"]
+
+    (few_ns, few), (many_ns, many) = run(FEW), run(FEW + options.faults)
+    if many - few < options.faults // 4:
+        raise BenchError(f"of {options.faults} accesses only {many - few} were faults: lower --cap")
+    return {"faults": many - few, "processor_ns_per_fault": (many_ns - few_ns) / (many - few)}
+
+
+def children_ns():
+    """Processor time of all processes that were waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return (used.ru_utime + used.ru_stime) * 1e9
 
 
 def trace(options, fill, directory):
@@ -123,11 +151,12 @@ def measure(options, fill):
     untraced = untraced_ns(options, fill)
     with tempfile.TemporaryDirectory() as directory:
         found, began = faults(trace(options, fill, directory))
+        spent = work(options, fill, directory)
     if not found:
         raise BenchError("no fault was seen from end to end: does `perf record -e sched:sched_waking` work here?")
     steps = {step: quartiles([fault[at] for fault in found]) for at, step in enumerate(STEPS)}
     means = {step: statistics.mean(fault[at] for fault in found) for at, step in enumerate(STEPS)}
-    return {"fill": fill, "untraced_ns_per_access": untraced, "faults": len(found), "began": began, "steps": steps, "means": means}
+    return {"fill": fill, "untraced_ns_per_access": untraced, "faults": len(found), "began": began, "steps": steps, "means": means, "work": spent}
 
 
 def rows(result):
@@ -144,6 +173,7 @@ def parse():
     parser.add_argument("--mib", type=int, default=1024, help="size of the buffer (default %(default)s)")
     parser.add_argument("--cap", type=parse_bytes, default=504 * MIB, help="--memory of the run (default 504M)")
     parser.add_argument("--seconds", type=float, default=1.0, help="how long to trace (default %(default)s)")
+    parser.add_argument("--faults", type=int, default=1_000_000, help="accesses whose processor time is taken (default %(default)s)")
     parser.add_argument("--operations", type=int, default=200_000, help="accesses of the untraced run (default %(default)s)")
     add_program_options(parser)
     return parser.parse_args()
@@ -163,6 +193,8 @@ def main(options):
     print_table(("fill", "step", "median µs", "quartiles", "mean µs", "share"), [row for result in results for row in rows(result)])
     for result in results:
         print(f"{result['fill']}: {result['faults']} of {result['began']} faults seen from end to end")
+        spent = result["work"]
+        print(f"{result['fill']}: {spent['processor_ns_per_fault'] / 1000:.1f} µs of processor time a fault, over {spent['faults']} faults")
     return 0
 
 

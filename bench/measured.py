@@ -90,7 +90,8 @@ SECTIONS = (
     (
         "fault",
         "Where the time of a fault goes",
-        "One thread, single pages at random from the pool, means. The tracepoints themselves cost about a third of it.",
+        "One thread, single pages at random from the pool, means. The tracepoints themselves cost about a third of it. The "
+        "processor time is measured without them; a reclaim thread that stays awake while it has nothing to do counts too.",
     ),
     (
         "figures",

@@ -88,15 +88,22 @@ FAULT_STEPS = {
     "return": "return: until the thread runs again",
 }
 
+# The processor time that a fault may take.
+FAULT_WORK_NS = 12_000
+
 
 def fault(run):
-    by_fill = {result["fill"]: result["means"] for result in run["rows"]}
-    zero, heap = by_fill.get("zero", {}), by_fill.get("heap", {})
+    by_fill = {result["fill"]: result for result in run["rows"]}
+    zero, heap = (by_fill.get(fill, {}).get("means", {}) for fill in ("zero", "heap"))
     total = sum(heap.values()) or 1
     rows = [
         (text, zero.get(step) and zero[step] / 1000, heap.get(step) and heap[step] / 1000, f"{100 * heap.get(step, 0) / total:.0f} %")
         for step, text in FAULT_STEPS.items()
     ]
+    works = [by_fill.get(fill, {}).get("work", {}).get("processor_ns_per_fault") for fill in ("zero", "heap")]
+    if all(works):
+        held = "holds" if max(works) <= FAULT_WORK_NS else "missed"
+        rows.append(("processor time of a fault, all threads of the run", *(work / 1000 for work in works), f"{FAULT_WORK_NS // 1000} µs: {held}"))
     yield table(("step", ("µs, pages of one repeated word", 1), ("µs, heap pages", 1), "share"), rows)
 
 

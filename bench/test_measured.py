@@ -43,6 +43,9 @@ class Tables(unittest.TestCase):
         means = dict.fromkeys(("trap", "wake-up", "work", "map", "return"), 2000)
         table = made("fault", [{"fill": "zero", "means": means}, {"fill": "heap", "means": {**means, "work": 12_000}}])[""]
         self.assertEqual(cells(table, 2), ["work: look up the word, read, decompress, check", "2.0", "12.0", "60 %"])
+        work = {"work": {"processor_ns_per_fault": 13_400.0, "faults": 9}}
+        table = made("fault", [{"fill": fill, "means": means, **work} for fill in ("heap", "zero")])[""]
+        self.assertEqual(cells(table, 5), ["processor time of a fault, all threads of the run", "13.4", "13.4", "12 µs: missed"])
 
     def test_fits(self):
         seconds = {"native": [1.23, 1.23], "allocator": [1.38, 1.38], "ours": [1.37, 1.37]}
