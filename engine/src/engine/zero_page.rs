@@ -18,10 +18,11 @@ const MAPPED_MIN: u64 = 64;
 /// Where most of them are written to all the same, one range in so many has the zero page, to see.
 const SAMPLE: u64 = 16;
 
-/// How many pages of the program are the zero page: those that have come, less those that have left, and those that were
-/// neither seen to come nor to leave. No fewer than there are: what is written to, or unmapped, is noticed by a look.
+/// How many pages of the program are the zero page: those that have come, less those that have left, and less those that went
+/// unseen, since they were written to or unmapped. No fewer than there are: what went unseen is noticed by a look.
 #[derive(Debug, Default)]
 pub(super) struct ZeroPages {
+    /// What was there when its range became managed has come, too.
     came: AtomicU64,
     left: AtomicU64,
     unseen: AtomicI64,
@@ -35,8 +36,6 @@ pub(super) struct ZeroPages {
 /// A look at all page tables, in steps.
 #[derive(Debug, Default)]
 struct Look {
-    /// Looks so far. A program may have read zeroes before the engine ran, so there is one in any case.
-    ended: u64,
     /// The cluster to look at next; 0 between looks.
     next: u64,
     /// Pages found so far.
@@ -58,7 +57,7 @@ impl ZeroPages {
 
     fn count(&self) -> i64 {
         let seen = self.came.load(Relaxed) as i64 - self.left.load(Relaxed) as i64;
-        (seen + self.unseen.load(Relaxed)).max(0)
+        (seen - self.unseen.load(Relaxed)).max(0)
     }
 }
 
@@ -92,19 +91,19 @@ impl<M: Memory> Engine<M> {
 
     /// Returns how many pages that are charged are the zero page: no fewer than there are.
     pub fn zero_pages(&self) -> i64 {
-        self.zero_pages.count()
+        self.zero_pages.count().min(self.usage().resident)
     }
 
     /// Counts the pages that are the zero page, if there may be any: looks at the page tables of `most` clusters that have pages in
     /// the program, and goes on there when it is called again. Returns whether all were looked at.
     pub fn count_zero_pages(&self, most: usize) -> bool {
-        let ZeroPages { came, left, unseen, mapped, are_written, .. } = &self.zero_pages;
+        let ZeroPages { came, unseen, mapped, are_written, .. } = &self.zero_pages;
         let mut look = lock(&self.zero_pages.look);
         if look.next == 0 {
-            if look.ended > 0 && self.zero_pages() == 0 {
+            if self.zero_pages() == 0 {
                 return true;
             }
-            *look = Look { came: came.load(Relaxed), ..*look };
+            look.came = came.load(Relaxed);
         }
         let table = self.swap.table();
         let has_present =
@@ -118,14 +117,22 @@ impl<M: Memory> Engine<M> {
         if clusters.next().is_some() {
             return false;
         }
-        // What has come since it began may be among those found. What has left was perhaps found before, so that counts for nothing.
+        // There are no more than were found and have come since; where pages come and leave fast, those are many more than there are.
+        // So what counted before is lowered only.
         let before = self.zero_pages();
-        unseen.store(look.found as i64 - look.came as i64 + left.load(Relaxed) as i64, Relaxed);
+        let bound = look.found as i64 + came.load(Relaxed) as i64 - look.came as i64;
+        unseen.fetch_add((before - bound).max(0), Relaxed);
         let mapped = mapped.swap(0, Relaxed);
         if mapped >= MAPPED_MIN {
             are_written.store((before - self.zero_pages()) * 2 > mapped as i64, Relaxed);
         }
-        *look = Look { ended: look.ended + 1, ..Look::default() };
+        *look = Look::default();
         true
+    }
+
+    /// Counts them in one go, from the first cluster on: exactly, where no page comes or leaves meanwhile.
+    pub fn recount_zero_pages(&self) {
+        *lock(&self.zero_pages.look) = Look::default();
+        while !self.count_zero_pages(usize::MAX) {}
     }
 }

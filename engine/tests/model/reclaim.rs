@@ -160,6 +160,33 @@ fn zeroes_that_are_read_take_no_memory_and_leave_like_others() {
     }
 }
 
+/// A look that takes long, while pages come and leave, does not take each that passes for one that is there.
+#[test]
+fn zeroes_that_stream_through_the_program_are_counted_as_they_are() {
+    let mut world = plain(None, 200, 300);
+    let zero = |world: &World| {
+        world.memory().present().iter().filter(|&&page| world.memory().is_zero(page)).count() as i64
+    };
+    // Pages of other contents are there too, all the time.
+    let others = BASE..BASE + 32;
+    others.clone().for_each(|number| world.put(number, prose(number)));
+    for number in (BASE + 32..BASE + 1024).cycle().take(4000) {
+        world.read(number);
+        if number % 64 == 0 {
+            others.clone().for_each(|number| world.read(number));
+            world.engine.count_zero_pages(1);
+        }
+    }
+    assert!(zero(&world) > 0);
+    assert_eq!(world.engine.zero_pages(), zero(&world));
+    // Those that are written to are noticed by a look; in a hurry by one that begins anew.
+    let there: Vec<_> = world.memory().present();
+    there.iter().take(100).for_each(|page| world.put(page.0, prose(page.0)));
+    world.engine.recount_zero_pages();
+    assert_eq!(world.engine.zero_pages(), zero(&world));
+    world.check_end();
+}
+
 #[test]
 fn zeroes_that_are_written_all_the_same_take_memory_at_once() {
     let mut world = plain(None, 200, 1000);
