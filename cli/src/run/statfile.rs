@@ -7,7 +7,7 @@ use crate::show::prometheus;
 use rustix::fs::{Access, AtFlags, CWD, accessat};
 use serde_json::Value;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
@@ -45,6 +45,15 @@ fn ends_with(path: &Path, extension: &str) -> bool {
     path.extension().is_some_and(|found| found == extension)
 }
 
+/// Appends a line in one call. Of one for which the disk has no room nothing stays: the next would go on in it.
+fn append_line(mut file: &File, line: &str) -> io::Result<()> {
+    let whole = file.metadata()?.len();
+    file.write_all(line.as_bytes()).inspect_err(|_| {
+        let _ = file.set_len(whole);
+        let _ = file.seek(SeekFrom::Start(whole));
+    })
+}
+
 impl StatFile {
     /// Checks that statistics can be written to `path`.
     pub(crate) fn new(path: &Path) -> Result<Self, String> {
@@ -75,8 +84,7 @@ impl StatFile {
         let text =
             if ends_with(&self.path, "prom") { prometheus::text(report) } else { format!("{report:#}\n") };
         let result = match &self.kind {
-            // In one call: a line is whole, unless the disk is full.
-            Kind::Lines(file) => (&*file).write_all(format!("{report}\n").as_bytes()),
+            Kind::Lines(file) => append_line(file, &format!("{report}\n")),
             Kind::Replaced => out::replace(&self.path, &text),
             _ if stage == Stage::Running => return Ok(()),
             Kind::Special => match fs::write(&self.path, text) {

@@ -19,10 +19,15 @@ struct Disk {
 }
 
 impl Disk {
-    fn new(name: &str, mib: u64) -> Self {
+    fn unmounted(name: &str) -> Self {
         let path = |end: &str| PathBuf::from(format!("/var/tmp/pagetide-{name}-{}{end}", std::process::id()));
         let disk = Self { image: path(".image"), point: path("") };
         fs::create_dir_all(&disk.point).unwrap();
+        disk
+    }
+
+    fn new(name: &str, mib: u64) -> Self {
+        let disk = Self::unmounted(name);
         fs::File::create(&disk.image).unwrap().set_len(mib * MIB).unwrap();
         let does = |command: &str, arguments: &[&str]| {
             let output =
@@ -31,6 +36,15 @@ impl Disk {
         };
         does("mkfs.ext4", &["-q", "-F", "-m", "0"]);
         does("mount", &["-o", "loop", "--target", disk.point.to_str().unwrap(), "--source"]);
+        disk
+    }
+
+    /// One that is memory, and of which each page can be filled.
+    fn in_memory(name: &str, kib: u64) -> Self {
+        let disk = Self::unmounted(name);
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "none"]).arg(&disk.point);
+        assert!(mount.status().unwrap().success(), "{mount:?}");
         disk
     }
 
@@ -57,6 +71,30 @@ impl Drop for Disk {
         let _ = fs::remove_dir(&self.point);
         let _ = fs::remove_file(&self.image);
     }
+}
+
+#[test]
+fn a_series_of_reports_on_a_full_disk_has_whole_lines_only() {
+    let _turn = turn();
+    // Room for the first part of a report.
+    let disk = Disk::in_memory("series", 16);
+    let [series, others] = ["series.jsonl", "others"].map(|name| disk.point.join(name));
+    fs::write(&others, vec![7; 12 << 10]).unwrap();
+    let words = ["--stats", series.to_str().unwrap()];
+    let command = [&*python(), "-c", "import time; time.sleep(4.5)"];
+    let reports = || -> Vec<serde_json::Value> {
+        let said = fs::read_to_string(&series).unwrap();
+        said.lines().map(|line| serde_json::from_str(line).expect("a whole report")).collect()
+    };
+    let ended = start(pagetide("64M", "", &words, &command)).end();
+    let warning = format!("--stats: cannot write {}: No space left on device", series.display());
+    assert!(ended.stderr.contains(&warning), "{}", ended.stderr);
+    ended.succeeds();
+    let before = reports().len();
+    // As soon as there is room all are written again.
+    fs::remove_file(others).unwrap();
+    start(pagetide("64M", "", &words, &command)).end().succeeds();
+    assert!(reports().len() > before);
 }
 
 /// A run of `stages`.
