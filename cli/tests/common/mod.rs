@@ -48,6 +48,12 @@ pub fn masks<T: Copy, const COUNT: usize>(all: [T; COUNT]) -> Vec<T> {
     }
 }
 
+/// How often a test does what may go wrong by chance: half as often as in `./test --long masks`.
+pub fn times(all: u32) -> String {
+    let part = if std::env::var_os("PAGETIDE_ALL_MASKS").is_some() { 1 } else { 2 };
+    (all / part).to_string()
+}
+
 /// The first of the ways, for the longest tests; all of them in `./test --long masks`.
 pub fn first_mask<T: Copy, const COUNT: usize>(all: [T; COUNT]) -> Vec<T> {
     let chosen = masks(all);

@@ -25,7 +25,7 @@ fn a_family_that_fits_keeps_its_own_pages() {
 #[test]
 fn a_program_forks_while_its_threads_fault_and_use_streams() {
     let _turn = turn();
-    let command = [&*program("fork_threads"), "--mib", "36", "--threads", "2", "--forks", "40"];
+    let command = [&*program("fork_threads"), "--mib", "36", "--threads", "2", "--forks", &times(40)];
     start(pagetide("30M", "", &[], &command)).end().succeeds();
 }
 

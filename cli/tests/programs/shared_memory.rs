@@ -59,7 +59,7 @@ fn calls_on_shared_memory_at_once_lose_nothing() {
     let _turn = turn();
     let races = program("shared_races");
     for mask in first_mask(["", "pool"]) {
-        let said = start(pagetide("24M", mask, &[], &[&races, "12"])).end().succeeds();
+        let said = start(pagetide("24M", mask, &[], &[&races, &times(12)])).end().succeeds();
         assert!(said.ends_with("forks beside mappings\n"), "{said}");
     }
 }
