@@ -68,6 +68,8 @@ impl Process {
 
     /// Has unmanaged memory counted that has just come.
     pub fn count_unmanaged(&self) {
+        // A fork meanwhile would meet what the control thread has locked for it.
+        let _entered = self.enter();
         if let Some(runtime) = self.runtime() {
             runtime.run_control_task(|runtime| runtime.count_unmanaged());
         }
