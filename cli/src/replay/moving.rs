@@ -170,7 +170,6 @@ impl World {
 
     /// Stands for a page's contents.
     fn hash(&self, page: PageIndex) -> PageHash {
-        // An entry keeps no more of it than the version.
         [self.versions[page.0 as usize], 1, page.0 as u32]
     }
 
