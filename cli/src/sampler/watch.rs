@@ -135,7 +135,7 @@ impl Watch {
     /// Returns the pages by which the kernel's count of an idle process may be too low. They are counted once.
     pub(crate) fn uncounted(&mut self, counted: u64, inexact: i64) -> i64 {
         if self.held.1 == IDLE_SAMPLES {
-            let found = procfs::counted_anonymous(self.pid);
+            let found = procfs::counted_anonymous(&self.pid.to_string());
             self.uncounted = found.map(|pages| (pages as i64 - counted as i64).max(0));
         }
         self.uncounted.unwrap_or(inexact)

@@ -7,9 +7,9 @@ use super::{Engine, lock};
 use crate::mask::Mask;
 use crate::memory::{Mapped, Memory};
 use pagetide_swap::table::CLUSTERS_MAX;
-use pagetide_swap::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex, Transfer, WINDOW_MAX};
+use pagetide_swap::{CLUSTER_PAGES, PAGE_SIZE, PageIndex, Transfer, WINDOW_MAX};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
 
@@ -30,18 +30,35 @@ pub(super) struct ZeroPages {
     mapped: AtomicU64,
     /// Whether most of those that were mapped before the last look were gone by then.
     are_written: AtomicBool,
+    /// Mappings that move just now, and how many have moved.
+    moving: AtomicU64,
+    moved: AtomicU64,
     look: Mutex<Look>,
 }
 
 /// A look at all page tables, in steps.
 #[derive(Debug, Default)]
 struct Look {
+    /// Looks so far. There is one in any case: nobody has told what a program read of zeroes before a fork.
+    ended: u64,
     /// The cluster to look at next; 0 between looks.
     next: u64,
     /// Pages found so far.
     found: u64,
-    /// How many had come when it began.
+    /// How many had come and left when it began, and how often a mapping had moved.
     came: u64,
+    left: u64,
+    moved: u64,
+}
+
+/// A mapping moves while this is held: its pages may be in none of the places that a look goes to.
+pub struct Moving<'a>(&'a ZeroPages);
+
+impl Drop for Moving<'_> {
+    fn drop(&mut self) {
+        self.0.moved.fetch_add(1, SeqCst);
+        self.0.moving.fetch_sub(1, SeqCst);
+    }
 }
 
 impl ZeroPages {
@@ -55,9 +72,46 @@ impl ZeroPages {
         self.left.fetch_add(pages as u64, Relaxed);
     }
 
+    /// Returns the count. It is less than none after pages left of which nobody saw that they came: the kernel makes its zero
+    /// page of zeroes where it splits a huge page.
     fn count(&self) -> i64 {
-        let seen = self.came.load(Relaxed) as i64 - self.left.load(Relaxed) as i64;
-        (seen - self.unseen.load(Relaxed)).max(0)
+        self.came.load(Relaxed) as i64 - self.left.load(Relaxed) as i64 - self.unseen.load(Relaxed)
+    }
+
+    fn begin_move(&self) -> Moving<'_> {
+        self.moving.fetch_add(1, SeqCst);
+        Moving(self)
+    }
+
+    /// Begins a look, unless there is nothing to see, or a mapping moves.
+    fn begin(&self, look: &mut Look) -> bool {
+        if (look.ended > 0 && self.count() == 0) || self.moving.load(SeqCst) > 0 {
+            return false;
+        }
+        let (came, left, moved) = (self.came.load(Relaxed), self.left.load(Relaxed), self.moved.load(SeqCst));
+        *look = Look { ended: look.ended, came, left, moved, ..Look::default() };
+        true
+    }
+
+    /// Ends a look.
+    fn end(&self, look: &mut Look) {
+        let Look { ended, found, came, left, moved, .. } = std::mem::take(look);
+        *look = Look { ended, ..Look::default() };
+        if self.moving.load(SeqCst) > 0 || self.moved.load(SeqCst) != moved {
+            return;
+        }
+        look.ended += 1;
+        // There are no more than were found and have come since, and no fewer than were found and have not left since. Where pages
+        // come and leave fast both are far off: what counted before holds between them.
+        let before = self.count();
+        let most = (found + self.came.load(Relaxed) - came) as i64;
+        let least = found as i64 - (self.left.load(Relaxed) - left) as i64;
+        let now = before.clamp(least.clamp(0, most), most);
+        self.unseen.fetch_add(before - now, Relaxed);
+        let mapped = self.mapped.swap(0, Relaxed);
+        if mapped >= MAPPED_MIN {
+            self.are_written.store((before - now) * 2 > mapped as i64, Relaxed);
+        }
     }
 }
 
@@ -91,48 +145,99 @@ impl<M: Memory> Engine<M> {
 
     /// Returns how many pages that are charged are the zero page: no fewer than there are.
     pub fn zero_pages(&self) -> i64 {
-        self.zero_pages.count().min(self.usage().resident)
+        self.zero_pages.count().min(self.usage().resident).max(0)
     }
 
     /// Counts the pages that are the zero page, if there may be any: looks at the page tables of `most` clusters that have pages in
     /// the program, and goes on there when it is called again. Returns whether all were looked at.
     pub fn count_zero_pages(&self, most: usize) -> bool {
-        let ZeroPages { came, unseen, mapped, are_written, .. } = &self.zero_pages;
         let mut look = lock(&self.zero_pages.look);
-        if look.next == 0 {
-            if self.zero_pages() == 0 {
-                return true;
-            }
-            look.came = came.load(Relaxed);
+        if look.next == 0 && !self.zero_pages.begin(&mut look) {
+            return true;
         }
-        let table = self.swap.table();
-        let has_present =
-            |&number: &ClusterNumber| table.lock(number).is_some_and(|cluster| cluster.present() > 0);
-        let mut clusters = table.touched(look.next..CLUSTERS_MAX).filter(has_present);
-        for number in clusters.by_ref().take(most) {
+        let mut more = most;
+        for number in self.swap.table().touched(look.next..CLUSTERS_MAX) {
+            // Held while it is looked at: what is taken out meanwhile would be found, and have left.
+            let Some(cluster) = self.swap.table().lock(number) else { continue };
+            if cluster.present() == 0 {
+                continue;
+            }
+            if more == 0 {
+                return false;
+            }
+            more -= 1;
             let first = number.page(0);
             look.found += self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).zero.len() as u64;
             look.next = number.0 + 1;
         }
-        if clusters.next().is_some() {
-            return false;
-        }
-        // There are no more than were found and have come since; where pages come and leave fast, those are many more than there are.
-        // So what counted before is lowered only.
-        let before = self.zero_pages();
-        let bound = look.found as i64 + came.load(Relaxed) as i64 - look.came as i64;
-        unseen.fetch_add((before - bound).max(0), Relaxed);
-        let mapped = mapped.swap(0, Relaxed);
-        if mapped >= MAPPED_MIN {
-            are_written.store((before - self.zero_pages()) * 2 > mapped as i64, Relaxed);
-        }
-        *look = Look::default();
+        self.zero_pages.end(&mut look);
         true
     }
 
     /// Counts them in one go, from the first cluster on: exactly, where no page comes or leaves meanwhile.
     pub fn recount_zero_pages(&self) {
-        *lock(&self.zero_pages.look) = Look::default();
+        lock(&self.zero_pages.look).next = 0;
         while !self.count_zero_pages(usize::MAX) {}
+    }
+
+    /// Notes that a mapping moves, until what this returns is dropped.
+    pub fn begin_move(&self) -> Moving<'_> {
+        self.zero_pages.begin_move()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A look that finds so many, while `meanwhile` happens.
+    fn look(pages: &ZeroPages, found: u64, meanwhile: impl FnOnce()) {
+        let mut look = lock(&pages.look);
+        assert!(pages.begin(&mut look));
+        meanwhile();
+        look.found = found;
+        pages.end(&mut look);
+    }
+
+    #[test]
+    fn what_came_or_left_unseen_is_found_out() {
+        let pages = ZeroPages::default();
+        // There before a fork.
+        look(&pages, 7, || ());
+        assert_eq!(pages.count(), 7);
+        // The kernel made them.
+        pages.leave(10);
+        assert_eq!(pages.count(), -3);
+        look(&pages, 5, || ());
+        assert_eq!(pages.count(), 5);
+        pages.come(100);
+        look(&pages, 20, || ());
+        assert_eq!(pages.count(), 20);
+        look(&pages, 0, || ());
+        assert!(!pages.begin(&mut lock(&pages.look)), "there is none");
+    }
+
+    #[test]
+    fn what_comes_and_leaves_during_a_look_is_no_error() {
+        let pages = ZeroPages::default();
+        pages.come(50);
+        look(&pages, 40, || {
+            pages.come(1000);
+            pages.leave(1000);
+        });
+        assert_eq!(pages.count(), 50);
+    }
+
+    #[test]
+    fn a_look_while_a_mapping_moves_says_nothing() {
+        let pages = ZeroPages::default();
+        pages.come(50);
+        look(&pages, 0, || drop(pages.begin_move()));
+        assert_eq!(pages.count(), 50);
+        let moves = pages.begin_move();
+        assert!(!pages.begin(&mut lock(&pages.look)));
+        drop(moves);
+        look(&pages, 0, || ());
+        assert_eq!(pages.count(), 0);
     }
 }

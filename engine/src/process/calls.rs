@@ -325,6 +325,7 @@ impl Entered<'_> {
         let tail = self.regions().remove(from.end..old.end);
         let removed = self.regions().remove(from.clone());
         let released = self.runtime.filter(|_| may_move || fills);
+        let _moving = released.map(|runtime| runtime.engine().begin_move());
         if let Some(runtime) = released {
             // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
             // sits at its offset in a cluster, which the move may change: it goes back first.

@@ -5,6 +5,7 @@ use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
 use pagetide_swap::balance::{ReclaimLoad, Totals};
 use pagetide_swap::cost::Load;
+use pagetide_sys::procfs::{Memory, Watched, counted_anonymous};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -96,10 +97,29 @@ impl ProcessorUse {
 impl Runtime {
     /// Looks at what the process uses beside managed memory, and charges the difference.
     pub(super) fn sample(&self) {
-        let Some(memory) = lock(&self.watched).look("self") else { return };
+        let mut watched = lock(&self.watched);
+        // Until the end: whoever samples at the same time would charge what was before.
+        let Some(memory) = watched.look("self") else { return };
+        self.charge_unmanaged(memory);
+    }
+
+    /// The same by exact counts, which take a walk through all page tables.
+    pub(super) fn sample_exactly(&self) {
+        self.engine.recount_zero_pages();
+        lock(&self.discount).next = Instant::now();
+        let mut watched = lock(&self.watched);
+        *watched = Watched::default();
+        let Some(mut memory) = watched.look("self") else { return };
+        // From 6.2 to 6.15 the kernel's own count is off by up to some pages a processor.
+        memory.anonymous = counted_anonymous("self").unwrap_or(memory.anonymous);
+        self.charge_unmanaged(memory);
+    }
+
+    fn charge_unmanaged(&self, memory: Memory) {
         let usage = self.engine.usage();
         // Pages of shared memory are in no page table of their keeper's.
-        let counted = if self.engine.memory().is_shared() { 0 } else { usage.resident - self.zero_pages() };
+        let is_shared = self.engine.memory().is_shared();
+        let counted = if is_shared { 0 } else { usage.resident - self.zero_pages() };
         let accounted = counted + usage.frames + usage.pool + usage.pool_shared + usage.metadata;
         let alone = (memory.charged() as i64 - accounted).max(memory.tables as i64);
         let unmanaged = (alone - self.discount(alone)).max(memory.tables as i64);

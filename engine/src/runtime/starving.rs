@@ -14,7 +14,7 @@ use pagetide_device::Told;
 use pagetide_swap::Counter;
 use pagetide_sys::{handout, procfs, task};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Between looks at what others answer, and before something that moves is looked at again.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -148,15 +148,18 @@ impl Runtime {
     pub(crate) fn count_unmanaged(&self) {
         *super::lock(&self.watched) = procfs::Watched::default();
         self.sample();
+        self.publish_unmanaged();
+    }
+
+    fn publish_unmanaged(&self) {
         self.slot.set(Field::Unmanaged, self.unmanaged.load(Relaxed).max(0) as u64);
     }
 
     /// Looks anew at what only a sample tells: memory that is not managed may have gone. What a sample estimates is counted.
     fn look_again(&self) {
         self.pause.begin_work();
-        self.engine.recount_zero_pages();
-        super::lock(&self.discount).next = Instant::now();
-        self.count_unmanaged();
+        self.sample_exactly();
+        self.publish_unmanaged();
         self.set_pool_max();
         self.charge_shared_pool();
         self.pause.end_work();

@@ -160,13 +160,14 @@ fn zeroes_that_are_read_take_no_memory_and_leave_like_others() {
     }
 }
 
+fn zero(world: &World) -> i64 {
+    world.memory().present().iter().filter(|&&page| world.memory().is_zero(page)).count() as i64
+}
+
 /// A look that takes long, while pages come and leave, does not take each that passes for one that is there.
 #[test]
 fn zeroes_that_stream_through_the_program_are_counted_as_they_are() {
     let mut world = plain(None, 200, 300);
-    let zero = |world: &World| {
-        world.memory().present().iter().filter(|&&page| world.memory().is_zero(page)).count() as i64
-    };
     // Pages of other contents are there too, all the time.
     let others = BASE..BASE + 32;
     others.clone().for_each(|number| world.put(number, prose(number)));
@@ -182,6 +183,22 @@ fn zeroes_that_stream_through_the_program_are_counted_as_they_are() {
     // Those that are written to are noticed by a look; in a hurry by one that begins anew.
     let there: Vec<_> = world.memory().present();
     there.iter().take(100).for_each(|page| world.put(page.0, prose(page.0)));
+    world.engine.recount_zero_pages();
+    assert_eq!(world.engine.zero_pages(), zero(&world));
+    world.check_end();
+}
+
+#[test]
+fn zeroes_that_were_unmapped_count_no_more_however_many() {
+    let mut world = plain(None, 200, 1000);
+    for _ in 0..3 {
+        (BASE..BASE + 256).for_each(|number| world.read(number));
+        world.discard(BASE..BASE + 256);
+    }
+    (BASE..BASE + 64).for_each(|number| world.read(number));
+    world.engine.recount_zero_pages();
+    // Pages of other contents leave no room for those that are gone.
+    (BASE + 512..BASE + 768).for_each(|number| world.put(number, prose(number)));
     world.engine.recount_zero_pages();
     assert_eq!(world.engine.zero_pages(), zero(&world));
     world.check_end();

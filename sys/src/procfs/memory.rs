@@ -120,7 +120,7 @@ fn parse_counts(statm: &str) -> Option<(u64, u64)> {
 
 /// Anonymous pages of a process, counted one by one: exact where the count that the kernel keeps is not, and slower.
 /// `None` if this kernel, or this process, does not show them.
-pub fn counted_anonymous(pid: u32) -> Option<u64> {
+pub fn counted_anonymous(pid: &str) -> Option<u64> {
     let kilobytes = field(&small(&format!("/proc/{pid}/smaps_rollup"))?, "Anonymous:")?;
     Some(kilobytes * 1024 / pagetide_page::PAGE_SIZE as u64)
 }
@@ -299,10 +299,10 @@ mod tests {
     #[test]
     fn anonymous_pages_are_counted() {
         let pages = std::hint::black_box(vec![1u8; 1000 * pagetide_page::PAGE_SIZE]);
-        let counted = counted_anonymous(std::process::id()).unwrap();
+        let counted = counted_anonymous(&std::process::id().to_string()).unwrap();
         assert!((1000..1 << 18).contains(&counted), "{counted}");
         drop(pages);
-        assert_eq!(counted_anonymous(0), None);
+        assert_eq!(counted_anonymous("0"), None);
     }
 
     #[test]
