@@ -1,6 +1,7 @@
 //! Samples that the control thread takes from time to time: memory that is not managed, times, the pool's share.
 
 use super::{Runtime, clock, lock};
+use crate::engine::Usage;
 use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
 use pagetide_swap::balance::{ReclaimLoad, Totals};
@@ -100,7 +101,7 @@ impl Runtime {
         let mut watched = lock(&self.watched);
         // Until the end: whoever samples at the same time would charge what was before.
         let Some(memory) = watched.look("self") else { return };
-        self.charge_unmanaged(memory);
+        self.charge_unmanaged(memory, self.engine.usage());
     }
 
     /// The same by exact counts, which take a walk through all page tables.
@@ -111,12 +112,12 @@ impl Runtime {
         *watched = Watched::default();
         let Some(mut memory) = watched.look("self") else { return };
         // From 6.2 to 6.15 the kernel's own count is off by up to some pages a processor.
+        let usage = self.engine.usage();
         memory.anonymous = counted_anonymous("self").unwrap_or(memory.anonymous);
-        self.charge_unmanaged(memory);
+        self.charge_unmanaged(memory, usage);
     }
 
-    fn charge_unmanaged(&self, memory: Memory) {
-        let usage = self.engine.usage();
+    fn charge_unmanaged(&self, memory: Memory, usage: Usage) {
         // Pages of shared memory are in no page table of their keeper's.
         let is_shared = self.engine.memory().is_shared();
         let counted = if is_shared { 0 } else { usage.resident - self.zero_pages() };
