@@ -83,7 +83,9 @@ impl<S: SpanSource> Swap<S> {
         let mut cluster = self.object.table().lock_or_create(number);
         let mut count = 0;
         for offset in offsets {
-            if cluster.get(offset).state() == State::Hole {
+            let word = cluster.get(offset);
+            // One that is locked comes in by a fault, which says so itself.
+            if word.state() == State::Hole && !word.is_locked() {
                 self.set(&mut cluster, offset, Word::present(None));
                 count += 1;
             }
