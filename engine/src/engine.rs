@@ -14,6 +14,7 @@ mod dump;
 mod fault;
 mod full;
 mod limits;
+mod moves;
 mod program;
 mod protection;
 mod reclaim;
@@ -42,6 +43,7 @@ use crate::memory::Memory;
 use crate::recorder::Recorder;
 use crate::regions::Regions;
 use limits::Watermarks;
+use moves::Moves;
 use pagetide_device::{Buffer, Device};
 use pagetide_swap::frontier::TIERS;
 use pagetide_swap::probation::Probation;
@@ -168,6 +170,9 @@ pub struct Engine<M: Memory> {
     /// Whether copies of pages that come in from the pool stay there.
     copies_kept: AtomicBool,
     zero_pages: ZeroPages,
+    moves: Moves,
+    /// Pages that were taken for gone when their cluster was taken out, since they were nowhere.
+    dropped: AtomicU64,
     /// The number of clusters that should leave however much room there is.
     hastened: AtomicUsize,
     /// Pages that had gone to and from the device when buffers were looked at last.
@@ -248,6 +253,8 @@ impl<M: Memory> Engine<M> {
             pool_charged,
             copies_kept: AtomicBool::new(true),
             zero_pages: ZeroPages::default(),
+            moves: Moves::default(),
+            dropped: AtomicU64::new(0),
             hastened: AtomicUsize::new(0),
             buffers_moved: AtomicU64::new(0),
         }

@@ -24,6 +24,8 @@ pub struct Round {
     moving: bool,
     /// The stores of other threads at the start: [`DirectStores::mark`](super::reclaim::DirectStores::mark).
     stores: Option<u64>,
+    /// The moves of mappings that had begun at the start, if none was under way.
+    moves: Option<u64>,
 }
 
 #[derive(Debug, Default)]
@@ -48,6 +50,7 @@ impl<M: Memory> Engine<M> {
                 let dropped = std::iter::from_fn(|| self.drop_donor()).sum::<usize>() + self.drop_spare();
                 // In this order: a store may become a request.
                 round.stores = self.direct.mark();
+                round.moves = (!self.moves.are_under_way()).then(|| self.moves.begun());
                 round.moving |= self.requests() > 0;
                 let lots = self.probation().len();
                 round.stage = Stage::Probation(lots);
@@ -68,6 +71,11 @@ impl<M: Memory> Engine<M> {
             Stage::Clusters(from) => {
                 let Some(number) = self.swap.table().touched(from..CLUSTERS_MAX).next() else {
                     round.moving |= self.requests() > 0 || !self.direct.were_none_since(round.stores);
+                    if round.moves != Some(self.moves.begun()) {
+                        // The pages of a mapping that moved were perhaps nowhere. One that moves again and again is no reason to wait
+                        // for ever.
+                        round.tally.add(Reason::Used, 1);
+                    }
                     return if round.moving { Step::Moving } else { Step::Stuck(round.tally) };
                 };
                 round.stage = Stage::Clusters(number.0 + 1);

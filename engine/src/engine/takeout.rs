@@ -23,7 +23,7 @@ const DONOR_MIN: usize = 64;
 
 /// Returns those of a cluster's zero pages that are not charged. What is must leave; but where the zero page does not move, making it
 /// a page of its own takes memory.
-fn uncharged(zero: PageSet, cluster: &ClusterGuard<'_>) -> PageSet {
+pub(super) fn uncharged(zero: PageSet, cluster: &ClusterGuard<'_>) -> PageSet {
     zero.iter().filter(|&at| cluster.get(at).state() != State::Present).collect()
 }
 
@@ -204,6 +204,7 @@ impl<M: Memory> Engine<M> {
         self.zero_pages.leave(zero.saturating_sub(out.adopted));
         self.budget.take(out.adopted as i64);
         self.budget.give(out.taken as i64 - memory + out.dropped as i64);
+        self.dropped.fetch_add(out.dropped as u64, Relaxed);
     }
 
     /// Puts pages of a cluster that was taken out back into the program: they are hot. Returns those that went back.

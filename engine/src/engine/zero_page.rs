@@ -3,13 +3,15 @@
 //! It is charged like any other page, so that writing to it takes nothing more. But the kernel does not count it, and what
 //! is not managed is sampled as the difference between the kernel's count and ours: so how many there are is counted.
 
+use super::moves::Moves;
+use super::takeout::uncharged;
 use super::{Engine, lock};
 use crate::mask::Mask;
 use crate::memory::{Mapped, Memory};
 use pagetide_swap::table::CLUSTERS_MAX;
 use pagetide_swap::{CLUSTER_PAGES, PAGE_SIZE, PageIndex, Transfer, WINDOW_MAX};
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed};
 
 static ZERO_PAGES: [u8; WINDOW_MAX * PAGE_SIZE] = [0; WINDOW_MAX * PAGE_SIZE];
 
@@ -30,9 +32,6 @@ pub(super) struct ZeroPages {
     mapped: AtomicU64,
     /// Whether most of those that were mapped before the last look were gone by then.
     are_written: AtomicBool,
-    /// Mappings that move just now, and how many have moved.
-    moving: AtomicU64,
-    moved: AtomicU64,
     look: Mutex<Look>,
 }
 
@@ -45,20 +44,10 @@ struct Look {
     next: u64,
     /// Pages found so far.
     found: u64,
-    /// How many had come and left when it began, and how often a mapping had moved.
+    /// How many had come and left when it began, and how many pages had mappings that moved.
     came: u64,
     left: u64,
     moved: u64,
-}
-
-/// A mapping moves while this is held: its pages may be in none of the places that a look goes to.
-pub struct Moving<'a>(&'a ZeroPages);
-
-impl Drop for Moving<'_> {
-    fn drop(&mut self) {
-        self.0.moved.fetch_add(1, SeqCst);
-        self.0.moving.fetch_sub(1, SeqCst);
-    }
 }
 
 impl ZeroPages {
@@ -78,33 +67,26 @@ impl ZeroPages {
         self.came.load(Relaxed) as i64 - self.left.load(Relaxed) as i64 - self.unseen.load(Relaxed)
     }
 
-    fn begin_move(&self) -> Moving<'_> {
-        self.moving.fetch_add(1, SeqCst);
-        Moving(self)
-    }
-
     /// Begins a look, unless there is nothing to see, or a mapping moves.
-    fn begin(&self, look: &mut Look) -> bool {
-        if (look.ended > 0 && self.count() == 0) || self.moving.load(SeqCst) > 0 {
+    fn begin(&self, look: &mut Look, moves: &Moves) -> bool {
+        if (look.ended > 0 && self.count() == 0) || moves.are_under_way() {
             return false;
         }
-        let (came, left, moved) = (self.came.load(Relaxed), self.left.load(Relaxed), self.moved.load(SeqCst));
+        let (came, left, moved) = (self.came.load(Relaxed), self.left.load(Relaxed), moves.pages());
         *look = Look { ended: look.ended, came, left, moved, ..Look::default() };
         true
     }
 
     /// Ends a look.
-    fn end(&self, look: &mut Look) {
+    fn end(&self, look: &mut Look, moves: &Moves) {
         let Look { ended, found, came, left, moved, .. } = std::mem::take(look);
-        *look = Look { ended, ..Look::default() };
-        if self.moving.load(SeqCst) > 0 || self.moved.load(SeqCst) != moved {
-            return;
-        }
-        look.ended += 1;
+        look.ended = ended + 1;
+        // What moved meanwhile was perhaps nowhere.
+        let moved = moves.pages() - moved;
         // There are no more than were found and have come since, and no fewer than were found and have not left since. Where pages
         // come and leave fast both are far off: what counted before holds between them.
         let before = self.count();
-        let most = (found + self.came.load(Relaxed) - came) as i64;
+        let most = (found + self.came.load(Relaxed) - came + moved) as i64;
         let least = found as i64 - (self.left.load(Relaxed) - left) as i64;
         let now = before.clamp(least.clamp(0, most), most);
         self.unseen.fetch_add(before - now, Relaxed);
@@ -152,7 +134,7 @@ impl<M: Memory> Engine<M> {
     /// the program, and goes on there when it is called again. Returns whether all were looked at.
     pub fn count_zero_pages(&self, most: usize) -> bool {
         let mut look = lock(&self.zero_pages.look);
-        if look.next == 0 && !self.zero_pages.begin(&mut look) {
+        if look.next == 0 && !self.zero_pages.begin(&mut look, &self.moves) {
             return true;
         }
         let mut more = most;
@@ -167,22 +149,18 @@ impl<M: Memory> Engine<M> {
             }
             more -= 1;
             let first = number.page(0);
-            look.found += self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).zero.len() as u64;
+            let zero = self.memory.presence(first..first.plus(CLUSTER_PAGES as u64)).zero;
+            look.found += zero.minus(uncharged(zero, &cluster)).len() as u64;
             look.next = number.0 + 1;
         }
-        self.zero_pages.end(&mut look);
+        self.zero_pages.end(&mut look, &self.moves);
         true
     }
 
     /// Counts them in one go, from the first cluster on: exactly, where no page comes or leaves meanwhile.
     pub fn recount_zero_pages(&self) {
-        lock(&self.zero_pages.look).next = 0;
+        *lock(&self.zero_pages.look) = Look::default();
         while !self.count_zero_pages(usize::MAX) {}
-    }
-
-    /// Notes that a mapping moves, until what this returns is dropped.
-    pub fn begin_move(&self) -> Moving<'_> {
-        self.zero_pages.begin_move()
     }
 }
 
@@ -191,37 +169,37 @@ mod tests {
     use super::*;
 
     /// A look that finds so many, while `meanwhile` happens.
-    fn look(pages: &ZeroPages, found: u64, meanwhile: impl FnOnce()) {
+    fn look(pages: &ZeroPages, moves: &Moves, found: u64, meanwhile: impl FnOnce()) {
         let mut look = lock(&pages.look);
-        assert!(pages.begin(&mut look));
+        assert!(pages.begin(&mut look, moves));
         meanwhile();
         look.found = found;
-        pages.end(&mut look);
+        pages.end(&mut look, moves);
     }
 
     #[test]
     fn what_came_or_left_unseen_is_found_out() {
-        let pages = ZeroPages::default();
+        let (pages, moves) = (ZeroPages::default(), Moves::default());
         // There before a fork.
-        look(&pages, 7, || ());
+        look(&pages, &moves, 7, || ());
         assert_eq!(pages.count(), 7);
         // The kernel made them.
         pages.leave(10);
         assert_eq!(pages.count(), -3);
-        look(&pages, 5, || ());
+        look(&pages, &moves, 5, || ());
         assert_eq!(pages.count(), 5);
         pages.come(100);
-        look(&pages, 20, || ());
+        look(&pages, &moves, 20, || ());
         assert_eq!(pages.count(), 20);
-        look(&pages, 0, || ());
-        assert!(!pages.begin(&mut lock(&pages.look)), "there is none");
+        look(&pages, &moves, 0, || ());
+        assert!(!pages.begin(&mut lock(&pages.look), &moves), "there is none");
     }
 
     #[test]
     fn what_comes_and_leaves_during_a_look_is_no_error() {
-        let pages = ZeroPages::default();
+        let (pages, moves) = (ZeroPages::default(), Moves::default());
         pages.come(50);
-        look(&pages, 40, || {
+        look(&pages, &moves, 40, || {
             pages.come(1000);
             pages.leave(1000);
         });
@@ -229,15 +207,15 @@ mod tests {
     }
 
     #[test]
-    fn a_look_while_a_mapping_moves_says_nothing() {
-        let pages = ZeroPages::default();
+    fn what_moved_during_a_look_may_be_there_still() {
+        let (pages, moves) = (ZeroPages::default(), Moves::default());
         pages.come(50);
-        look(&pages, 0, || drop(pages.begin_move()));
-        assert_eq!(pages.count(), 50);
-        let moves = pages.begin_move();
-        assert!(!pages.begin(&mut lock(&pages.look)));
-        drop(moves);
-        look(&pages, 0, || ());
+        look(&pages, &moves, 10, || drop(moves.begin(30)));
+        assert_eq!(pages.count(), 40);
+        let moving = moves.begin(1);
+        assert!(!pages.begin(&mut lock(&pages.look), &moves));
+        drop(moving);
+        look(&pages, &moves, 0, || ());
         assert_eq!(pages.count(), 0);
     }
 }
