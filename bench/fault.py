@@ -13,7 +13,7 @@ Pages that hold one repeated word need no reading, so the difference between the
 Tracepoints cost time themselves: the sum is shown beside the mean that the same program measures untraced.
 
 The processor time of a fault is that of all threads of the run, take-out, compression and the launcher included: what a run with
---faults accesses more takes more than one with few, divided by the faults on the pool that it makes more.
+--faults accesses more takes more than one with few, divided by the faults that it makes more.
 
 Needs root, and `perf` (Debian: linux-perf).
 """
@@ -21,7 +21,6 @@ Needs root, and `perf` (Debian: linux-perf).
 import argparse
 import json
 import re
-import resource
 import statistics
 import subprocess
 import tempfile
@@ -34,6 +33,7 @@ from pagetide_bench.figures import print_table, quartiles
 from pagetide_bench.inputs import heap_file
 from pagetide_bench.machine import print_machine
 from pagetide_bench.options import add_program_options
+from pagetide_bench.runs import run_native
 from pagetide_bench.script import BenchError, main_guard
 from pagetide_bench.sizes import MIB, parse_bytes
 
@@ -63,25 +63,17 @@ def untraced_ns(options, fill):
 
 
 def work(options, fill, directory):
-    """Processor time of a fault on the pool in nanoseconds, all threads together, and how many faults tell it."""
+    """Processor time of a fault in nanoseconds, all threads together, and how many faults tell it."""
 
     def run(operations):
         stats = Path(directory) / "stats.json"
-        before = children_ns()
-        subprocess.run(command(options, fill, operations, ["--stats", str(stats)]), stdout=subprocess.DEVNULL, check=True)
-        counters = json.loads(stats.read_text())["counters"]
-        return children_ns() - before, counters["pgmajfault"]
+        ended = run_native(command(options, fill, operations, ["--stats", str(stats)])).require_success()
+        return ended.cpu_seconds * 1e9, json.loads(stats.read_text())["counters"]["pgmajfault"]
 
     (few_ns, few), (many_ns, many) = run(FEW), run(FEW + options.faults)
     if many - few < options.faults // 4:
         raise BenchError(f"of {options.faults} accesses only {many - few} were faults: lower --cap")
     return {"faults": many - few, "processor_ns_per_fault": (many_ns - few_ns) / (many - few)}
-
-
-def children_ns():
-    """Processor time of all processes that were waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return (used.ru_utime + used.ru_stime) * 1e9
 
 
 def trace(options, fill, directory):
