@@ -42,16 +42,16 @@ pub fn alone() -> RwLockWriteGuard<'static, ()> {
 /// The ways under which a test runs: the first and the last of them; all in `./test --long masks`
 /// (`PAGETIDE_ALL_MASKS=1`), for they take twice as long.
 pub fn masks<T: Copy, const COUNT: usize>(all: [T; COUNT]) -> Vec<T> {
-    match std::env::var_os("PAGETIDE_ALL_MASKS") {
-        Some(_) => all.into(),
-        None => vec![all[0], all[COUNT - 1]],
-    }
+    if runs_all() { all.into() } else { vec![all[0], all[COUNT - 1]] }
+}
+
+fn runs_all() -> bool {
+    std::env::var_os("PAGETIDE_ALL_MASKS").is_some()
 }
 
 /// How often a test does what may go wrong by chance: half as often as in `./test --long masks`.
 pub fn times(all: u32) -> String {
-    let part = if std::env::var_os("PAGETIDE_ALL_MASKS").is_some() { 1 } else { 2 };
-    (all / part).to_string()
+    (if runs_all() { all } else { all / 2 }).to_string()
 }
 
 /// The first of the ways, for the longest tests; all of them in `./test --long masks`.
