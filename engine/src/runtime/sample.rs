@@ -111,8 +111,9 @@ impl Runtime {
         let mut watched = lock(&self.watched);
         *watched = Watched::default();
         let Some(mut memory) = watched.look("self") else { return };
-        // From 6.2 to 6.15 the kernel's own count is off by up to some pages a processor.
+        // Before the walk: what the program drops meanwhile is not to count as unmanaged.
         let usage = self.engine.usage();
+        // From 6.2 to 6.15 the kernel's own count leaves out some pages of each processor.
         memory.anonymous = counted_anonymous("self").unwrap_or(memory.anonymous);
         self.charge_unmanaged(memory, usage);
     }
