@@ -171,8 +171,6 @@ pub struct Engine<M: Memory> {
     copies_kept: AtomicBool,
     zero_pages: ZeroPages,
     moves: Moves,
-    /// Pages that were taken for gone when their cluster was taken out, since they were nowhere.
-    dropped: AtomicU64,
     /// The number of clusters that should leave however much room there is.
     hastened: AtomicUsize,
     /// Pages that had gone to and from the device when buffers were looked at last.
@@ -254,7 +252,6 @@ impl<M: Memory> Engine<M> {
             copies_kept: AtomicBool::new(true),
             zero_pages: ZeroPages::default(),
             moves: Moves::default(),
-            dropped: AtomicU64::new(0),
             hastened: AtomicUsize::new(0),
             buffers_moved: AtomicU64::new(0),
         }

@@ -38,7 +38,10 @@ impl World {
     }
 
     fn census(&mut self) -> Step {
-        let mut round = Round::default();
+        self.end_of(Round::default())
+    }
+
+    fn end_of(&mut self, mut round: Round) -> Step {
         loop {
             match self.engine.census_step(&mut round, &mut self.work) {
                 Step::Goes => {}
@@ -76,6 +79,23 @@ fn mark(world: &World, range: Range<u64>, change: fn(&mut Attributes)) {
     let mut attributes = Attributes::new(Access::Write, Charging::ByMapping);
     change(&mut attributes);
     world.engine.regions.write().unwrap().insert(pages(range), attributes);
+}
+
+/// Its pages may have been nowhere when they were asked: what passes is proof after many rounds only.
+#[test]
+fn a_mapping_that_moves_during_a_round_is_noted_as_what_passes() {
+    let mut world = World::new(None, 0, "");
+    manage(&world.engine, BASE..BASE + 64, Access::Write);
+    world.fill(BASE..BASE + 64, noise);
+    let used = |step| matches!(step, Step::Stuck(tally) if tally.get(Reason::Used) == 1);
+    assert!(!used(Step::Stuck(world.run_to_end())), "none moves");
+    let mut round = Round::default();
+    assert_eq!(world.engine.census_step(&mut round, &mut world.work), Step::Goes);
+    drop(world.engine.begin_move(64));
+    assert!(used(world.end_of(round)));
+    // One that moves all the time is no reason to wait for ever.
+    std::mem::forget(world.engine.begin_move(64));
+    assert!(used(world.census()));
 }
 
 #[test]

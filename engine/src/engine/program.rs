@@ -6,7 +6,6 @@ use crate::memory::Memory;
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, PageIndex, State};
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 
 impl<M: Memory> Engine<M> {
     /// Forgets `range`: its pages read as zeroes, or are gone. `also` is called for each part, in order, while no fault
@@ -66,11 +65,6 @@ impl<M: Memory> Engine<M> {
     /// Notes that a mapping of so many pages moves, until what this returns is dropped.
     pub fn begin_move(&self, pages: u64) -> Moving<'_> {
         self.moves.begin(pages)
-    }
-
-    /// Returns how many pages were taken for gone when their cluster was taken out: those of a mapping that moved meanwhile are not.
-    pub fn dropped(&self) -> u64 {
-        self.dropped.load(Relaxed)
     }
 
     /// Moves the words of `length` pages from one place in the address space to another: the mapping

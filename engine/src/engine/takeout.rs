@@ -161,12 +161,14 @@ impl<M: Memory> Engine<M> {
                 found.present
             }
         };
+        // What a mapping took along that moves is at its new place. Its words follow, and cannot have while the cluster is locked.
+        let moves = self.moves.are_under_way();
         let out = self.swap.taken_out(
             &mut cluster,
             slot_id,
             0..CLUSTER_PAGES,
             |offset| populated.contains(offset),
-            |offset| !still.contains(offset),
+            |offset| !moves && !still.contains(offset),
         );
         self.protection.end_taking(taking);
         self.note(|| Event::TakenOut { page: number.page(0), pages: out.taken as u64 });
@@ -204,7 +206,6 @@ impl<M: Memory> Engine<M> {
         self.zero_pages.leave(zero.saturating_sub(out.adopted));
         self.budget.take(out.adopted as i64);
         self.budget.give(out.taken as i64 - memory + out.dropped as i64);
-        self.dropped.fetch_add(out.dropped as u64, Relaxed);
     }
 
     /// Puts pages of a cluster that was taken out back into the program: they are hot. Returns those that went back.

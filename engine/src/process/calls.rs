@@ -325,8 +325,7 @@ impl Entered<'_> {
         let tail = self.regions().remove(from.end..old.end);
         let removed = self.regions().remove(from.clone());
         let released = self.runtime.filter(|_| may_move || fills);
-        let moving =
-            released.map(|runtime| (runtime.engine().begin_move(moved_pages), runtime.engine().dropped()));
+        let _moving = released.map(|runtime| runtime.engine().begin_move(moved_pages));
         if let Some(runtime) = released {
             // Quiet now: no region, so no faults are served and nothing is taken out. What is on probation
             // sits at its offset in a cluster, which the move may change: it goes back first.
@@ -365,15 +364,6 @@ impl Entered<'_> {
                 more += charge(&(at(part.end)..end), &grown);
                 regions.insert(at(part.end)..end, grown);
             }
-        }
-        if let (Some(runtime), Some((_, dropped))) = (self.runtime, &moving)
-            && runtime.engine().dropped() != *dropped
-        {
-            // A take-out in between may have found pages neither here nor there.
-            removed.iter().for_each(|(part, _)| {
-                let at = |page: PageIndex| to.plus(page.0 - old.start.0);
-                runtime.adopt(at(part.start)..at(part.end));
-            });
         }
         if keeps_old {
             more += removed.iter().map(|(part, region)| charge(part, &region.attributes)).sum::<i64>();

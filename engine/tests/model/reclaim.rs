@@ -188,6 +188,26 @@ fn zeroes_that_stream_through_the_program_are_counted_as_they_are() {
     world.check_end();
 }
 
+/// Between `mremap` and the change of the words.
+#[test]
+fn what_moves_is_not_taken_for_gone() {
+    let mut world = plain(None, 200, 1000);
+    (BASE..BASE + 32).for_each(|number| world.put(number, prose(number)));
+    let engine = world.engine.clone();
+    let is_present =
+        |world: &World| (BASE..BASE + 32).all(|number| world.word(page(number)).state() == State::Present);
+    let moving = engine.begin_move(32);
+    world.memory().drop_pages(page(BASE)..page(BASE + 32));
+    world.push_out();
+    assert!(is_present(&world));
+    drop(moving);
+    // And now nobody moves it.
+    world.push_out();
+    assert!((BASE..BASE + 32).all(|number| world.word(page(number)).state() == State::Hole));
+    (BASE..BASE + 32).for_each(|number| _ = world.model.remove(&number));
+    world.check_end();
+}
+
 #[test]
 fn zeroes_that_were_unmapped_count_no_more_however_many() {
     let mut world = plain(None, 200, 1000);
