@@ -355,9 +355,10 @@ mod tests {
             return;
         }
         assert_eq!(alone, Some(0));
-        // The mapping may have grown together with its neighbours.
-        assert!((8190..9000).contains(&here.unwrap()), "{here:?}");
-        assert_eq!(here, there);
+        // The mapping may have grown together with its neighbours, in which both go on to write between the looks.
+        for shared in [here, there] {
+            assert!((8190..9000).contains(&shared.unwrap()), "{here:?} and {there:?}");
+        }
         assert_eq!(none, Some(0));
         assert_eq!(counted_elsewhere("0", |_, _| false), None);
     }
