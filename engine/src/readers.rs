@@ -87,6 +87,20 @@ impl Readers {
         }
     }
 
+    /// Finds where a thread runs that faults, which is home to it and its reader if no other faults.
+    fn find_home(&self, tid: u32) {
+        let home =
+            if self.is_crowd() || self.processors.len() == 1 { None } else { procfs::processor_of(tid) };
+        let home = home.filter(|home| self.processors.contains(home));
+        self.home.store(home.map_or(0, |home| home + 1), Relaxed);
+    }
+
+    /// Finds where the only thread that faults runs now: the reader looks every so many faults, and so does not see
+    /// that it waits for a processor.
+    pub(crate) fn follow(&self) {
+        self.find_home(self.seats[0].last.load(Relaxed));
+    }
+
     /// Returns where a thread that works beside the readers should run: a reader and the only thread that it serves
     /// take turns on one processor, and that is left to them.
     pub(crate) fn elsewhere(&self) -> Place {
@@ -189,11 +203,9 @@ impl<'a> Reader<'a> {
         let (scene, other) = self.look(tid)?;
         let crowd = scene != Scene::Alone;
         self.readers.set_crowd(crowd);
-        let processors = &self.readers.processors;
-        let home = if crowd || processors.len() == 1 { None } else { procfs::processor_of(tid) };
-        let home = home.filter(|home| processors.contains(home));
-        self.readers.home.store(home.map_or(0, |home| home + 1), Relaxed);
+        self.readers.find_home(tid);
         let other = other?;
+        let processors = &self.readers.processors;
         (procfs::processor_of(tid) == Some(processors[self.number])).then_some(processors[other])
     }
 
@@ -278,6 +290,25 @@ mod tests {
             assert_eq!(sent(&mut second, &[7, 8], 1), []);
             scenes(&mut first, &[9], 1);
         }
+    }
+
+    #[test]
+    fn home_follows_the_only_thread_that_faults_between_looks() {
+        let all = task::processors();
+        let readers = Readers::new(all.clone());
+        let mut reader = Reader::new(&readers, 0);
+        assert_eq!(reader.look(task::tid()), None);
+        assert_eq!(readers.elsewhere(), Place::Anywhere);
+        for &at in &all {
+            task::run_on(&[at]);
+            readers.follow();
+            let wanted = if all.len() == 1 { Place::Anywhere } else { Place::Off(at) };
+            assert_eq!(readers.elsewhere(), wanted);
+        }
+        task::run_on(&all);
+        readers.set_crowd(true);
+        readers.follow();
+        assert_eq!(readers.elsewhere(), Place::Anywhere, "each has a reader");
     }
 
     #[test]

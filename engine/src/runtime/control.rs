@@ -160,10 +160,10 @@ impl Control {
         let load = now.since(&self.looked);
         runtime.judge_copies(load);
         lock(&runtime.balance).note_load(self.processors.load(&self.looked, &now, runtime));
-        let spun = runtime.spun.swap(false, Relaxed);
-        runtime
-            .may_spin
-            .store(self.spin_policy.judge(spun, load.waits, now.clock) && runtime.is_alone(), Relaxed);
+        let [awake, displaced] =
+            [&runtime.awake, &runtime.displaced].map(|time| Duration::from_nanos(time.swap(0, Relaxed)));
+        let may_spin = self.spin_policy.judge(awake, displaced, now.clock) && runtime.is_alone();
+        runtime.may_spin.store(may_spin, Relaxed);
         let refault_ns = runtime.refault_ns();
         runtime.level(refault_ns.saturating_sub(self.refault_ns), now.clock - self.looked.clock);
         (self.looked, self.refault_ns) = (now, refault_ns);

@@ -16,6 +16,8 @@ const REST_MAX: Duration = Duration::from_secs(4);
 
 /// Reclaim sleeps when no fault has come for this long.
 const SPIN_IDLE: Duration = Duration::from_millis(1);
+/// When none has come for this long the thread that faults, or its reader, may be waiting for this processor.
+const SPIN_LOOK: Duration = Duration::from_micros(100);
 
 /// Whether the thread that reclaims may stay awake without work: not where others want its processor.
 #[derive(Debug, Default)]
@@ -28,14 +30,18 @@ pub(super) struct SpinPolicy {
 impl SpinPolicy {
     const BAN_MIN: u64 = 500_000_000;
     const BAN_MAX: u64 = 32_000_000_000;
-    /// The part of the time that it wants to run and does not, above which others want to.
-    const WAITS_MAX: f64 = 0.15;
+    /// Less says nothing.
+    const AWAKE_MIN: Duration = Duration::from_millis(5);
+    /// The part of the time that it stays awake in which others run in its place, above which they want to.
+    const DISPLACED_MAX: f64 = 0.15;
 
-    pub(super) fn judge(&mut self, spun: bool, waits: f64, now: u64) -> bool {
-        if spun && waits > Self::WAITS_MAX {
+    /// Judges by how long it has stayed awake since the last time, and for how much of that another thread ran in its
+    /// place. What it waits while it works says nothing: then it would wait asleep as well.
+    pub(super) fn judge(&mut self, awake: Duration, displaced: Duration, now: u64) -> bool {
+        if awake >= Self::AWAKE_MIN && displaced.as_secs_f64() > Self::DISPLACED_MAX * awake.as_secs_f64() {
             self.ban = (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX);
             self.after = now + self.ban;
-        } else if spun {
+        } else if awake >= Self::AWAKE_MIN {
             self.ban /= 2;
         }
         now >= self.after
@@ -64,9 +70,13 @@ impl Runtime {
             }
             if !self.has_work() {
                 (writes_since, starves_since) = (None, None);
-                if !self.spin() {
+                if !self.spin(place) {
                     seat.now(Activity::Sleeps, 0, clock());
                     self.wakeup.wait(Duration::from_millis(100));
+                    if self.may_spin.load(Relaxed) {
+                        // The thread that faults may have moved since its reader looked: often to where this one slept.
+                        self.readers.follow();
+                    }
                 }
                 in_vain = Turns::default();
                 continue;
@@ -172,31 +182,57 @@ impl Runtime {
         engine.is_short() || engine.has_dead_frames() || self.asked() > 0 || self.unshares()
     }
 
-    /// Stays awake while faults come thick and fast. A reclaim thread that sleeps leaves its processor
+    /// Stays awake while faults of one thread come thick and fast. A reclaim thread that sleeps leaves its processor
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
-    fn spin(&self) -> bool {
-        let mut seen = self.faults.load(Relaxed);
-        let mut since = Instant::now();
-        loop {
-            if !self.may_spin.load(Relaxed) {
-                // The processors have other work.
-                return false;
-            }
-            self.spun.store(true, Relaxed);
+    /// Returns whether there is something to do, be it that this is no longer its `place`.
+    fn spin(&self, place: Place) -> bool {
+        if !self.may_spin.load(Relaxed) || place == Place::Anywhere {
+            return false;
+        }
+        let (start, before) = (Instant::now(), task::thread_times());
+        let wanted = self.spin_until_wanted(place, start);
+        let (awake, after) = (start.elapsed(), task::thread_times());
+        // Where no other thread has run the host has, which concerns nobody here.
+        let is_displaced = after.displaced != before.displaced;
+        if is_displaced {
+            self.readers.follow();
+        }
+        if self.readers.elsewhere() != place {
+            // The thread that faults or its reader has run here: that says nothing of others.
+            return true;
+        }
+        let displaced = awake.saturating_sub(after.ran.saturating_sub(before.ran));
+        self.awake.fetch_add(awake.as_nanos() as u64, Relaxed);
+        self.displaced.fetch_add(if is_displaced { displaced.as_nanos() as u64 } else { 0 }, Relaxed);
+        wanted
+    }
+
+    fn spin_until_wanted(&self, place: Place, mut since: Instant) -> bool {
+        let (mut seen, mut looked) = (self.faults.load(Relaxed), false);
+        // Until the processors have other work.
+        while self.may_spin.load(Relaxed) {
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
-            if self.has_work() || self.is_inquired() {
+            if self.has_work() || self.is_inquired() || self.readers.elsewhere() != place {
                 return true;
             }
             let now = Instant::now();
             let faults = self.faults.load(Relaxed);
             if faults != seen {
-                (seen, since) = (faults, now);
+                (seen, since, looked) = (faults, now, false);
             } else if now - since > SPIN_IDLE {
                 return false;
+            } else if now - since > SPIN_LOOK && !looked {
+                self.readers.follow();
+                if self.readers.elsewhere() == place {
+                    // The reader waits here, on its way to another processor.
+                    std::thread::yield_now();
+                }
+                looked = true;
             }
         }
+        false
     }
 
     /// Returns whether others want memory, and there is less in the program than it may keep in any case.
@@ -214,20 +250,22 @@ mod tests {
 
     #[test]
     fn reclaim_stays_awake_more_and_more_seldom_where_others_want_its_processor() {
+        let ms = Duration::from_millis;
         let mut spin_policy = SpinPolicy::default();
-        assert!(spin_policy.judge(false, 1.0, 0));
-        assert!(spin_policy.judge(true, 0.05, 1));
+        assert!(spin_policy.judge(ms(0), ms(0), 0));
+        assert!(spin_policy.judge(ms(50), ms(2), 1));
+        assert!(spin_policy.judge(ms(1), ms(1), 1), "too short to say anything");
         let mut bans = Vec::new();
         let mut now = 2;
         for _ in 0..10 {
-            assert!(!spin_policy.judge(true, 0.5, now));
+            assert!(!spin_policy.judge(ms(50), ms(25), now));
             let from = now;
-            while !spin_policy.judge(false, 0.5, now) {
+            while !spin_policy.judge(ms(0), ms(0), now) {
                 now += SpinPolicy::BAN_MIN / 4;
             }
             bans.push((now - from) / SpinPolicy::BAN_MIN);
         }
         assert_eq!(bans, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
-        assert!(spin_policy.judge(true, 0.0, now));
+        assert!(spin_policy.judge(ms(50), ms(0), now));
     }
 }
