@@ -162,7 +162,7 @@ impl Control {
         lock(&runtime.balance).note_load(self.processors.load(&self.looked, &now, runtime));
         let [awake, displaced] =
             [&runtime.awake, &runtime.displaced].map(|time| Duration::from_nanos(time.swap(0, Relaxed)));
-        let may_spin = self.spin_policy.judge(awake, displaced, now.clock) && runtime.is_alone();
+        let may_spin = self.spin_policy.judge(awake, displaced, now.clock);
         runtime.may_spin.store(may_spin, Relaxed);
         let refault_ns = runtime.refault_ns();
         runtime.level(refault_ns.saturating_sub(self.refault_ns), now.clock - self.looked.clock);

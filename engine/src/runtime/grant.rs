@@ -29,11 +29,6 @@ impl Runtime {
         self.engine.limits().high + self.asked()
     }
 
-    /// Returns whether no other process of the run has an engine: nobody else wants the processors.
-    pub(super) fn is_alone(&self) -> bool {
-        self.group.live().all(|slot| slot.index() == self.slot.index() || slot.get(Field::Armed) == 0)
-    }
-
     /// Takes what the group has to spare: no more than it needs, where others have asked for some. Returns how many
     /// pages.
     pub(super) fn borrow(&self) -> usize {

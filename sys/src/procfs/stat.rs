@@ -6,9 +6,11 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
-/// The processor that a thread of this process ran on last.
+/// The processor that a thread ran on last, of this process or another.
 pub fn processor_of(tid: u32) -> Option<usize> {
-    let stat = small(&format!("/proc/self/task/{tid}/stat"))?;
+    // Of a thread of this process the kernel need not add up all threads' times.
+    let stat =
+        small(&format!("/proc/self/task/{tid}/stat")).or_else(|| small(&format!("/proc/{tid}/stat")))?;
     // The command may hold spaces: count from the last parenthesis. Field 39 of stat is the processor.
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
