@@ -73,11 +73,6 @@ pub struct Runtime {
     worked: AtomicU64,
     /// The thread that reclaims.
     reclaimer: AtomicU32,
-    /// Whether it may stay awake without work.
-    may_spin: AtomicBool,
-    /// Nanoseconds that it has since the last look, and for how many of those another thread ran in its place.
-    awake: AtomicU64,
-    displaced: AtomicU64,
     /// The faults that are injected, for tests.
     injection: Injection,
     /// The time at which reclaim looks next at descriptors that pin, by the clock.

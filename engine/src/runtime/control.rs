@@ -1,6 +1,5 @@
 //! The control thread: it runs control tasks, follows the run and looks at memory.
 
-use super::reclaim::SpinPolicy;
 use super::sample::{ProcessorUse, Times};
 use super::start::{RESERVED_CLUSTERS, RESERVED_UNITS};
 use super::{Runtime, clock, lock};
@@ -11,7 +10,6 @@ use crate::injection::Fault;
 use pagetide_swap::{Counter, PageIndex};
 use pagetide_sys::task;
 use std::ops::Range;
-use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -62,7 +60,6 @@ struct Control {
     /// Times, and the nanoseconds that refaults have cost the program, at the last look.
     looked: Times,
     refault_ns: u64,
-    spin_policy: SpinPolicy,
     processors: ProcessorUse,
 }
 
@@ -78,7 +75,6 @@ impl Control {
             stopped: None,
             looked: runtime.times(),
             refault_ns: runtime.refault_ns(),
-            spin_policy: SpinPolicy::default(),
             processors: ProcessorUse::default(),
         }
     }
@@ -160,10 +156,6 @@ impl Control {
         let load = now.since(&self.looked);
         runtime.judge_copies(load);
         lock(&runtime.balance).note_load(self.processors.load(&self.looked, &now, runtime));
-        let [awake, displaced] =
-            [&runtime.awake, &runtime.displaced].map(|time| Duration::from_nanos(time.swap(0, Relaxed)));
-        let may_spin = self.spin_policy.judge(awake, displaced, now.clock);
-        runtime.may_spin.store(may_spin, Relaxed);
         let refault_ns = runtime.refault_ns();
         runtime.level(refault_ns.saturating_sub(self.refault_ns), now.clock - self.looked.clock);
         (self.looked, self.refault_ns) = (now, refault_ns);

@@ -21,30 +21,47 @@ const SPIN_LOOK: Duration = Duration::from_micros(100);
 
 /// Whether the thread that reclaims may stay awake without work: not where others want its processor.
 #[derive(Debug, Default)]
-pub(super) struct SpinPolicy {
+struct SpinPolicy {
+    /// For how long it has stayed awake since it was judged, and for how much of that another thread ran in its place.
+    awake: Duration,
+    displaced: Duration,
+    /// The faults that there had been when no more came and it slept.
+    slept_at: u64,
     /// When it may try again, and how long it waits then after the next failure; nanoseconds.
-    pub(super) after: u64,
-    pub(super) ban: u64,
+    after: u64,
+    ban: u64,
 }
 
 impl SpinPolicy {
     const BAN_MIN: u64 = 500_000_000;
     const BAN_MAX: u64 = 32_000_000_000;
-    /// Less says nothing.
-    const AWAKE_MIN: Duration = Duration::from_millis(5);
+    /// The time that it stays awake before it is judged: ten time slices, of which one may be that of a thread that is soon done.
+    const TRIAL: Duration = Duration::from_millis(30);
     /// The part of the time that it stays awake in which others run in its place, above which they want to.
-    const DISPLACED_MAX: f64 = 0.15;
+    const DISPLACED_MAX: f64 = 0.3;
 
-    /// Judges by how long it has stayed awake since the last time, and for how much of that another thread ran in its
-    /// place. What it waits while it works says nothing: then it would wait asleep as well.
-    pub(super) fn judge(&mut self, awake: Duration, displaced: Duration, now: u64) -> bool {
-        if awake >= Self::AWAKE_MIN && displaced.as_secs_f64() > Self::DISPLACED_MAX * awake.as_secs_f64() {
+    /// The faults since it slept that make it worth the while: a process in which few come would wake for each of them.
+    const FAULTS_MIN: u64 = 16;
+
+    /// Returns whether it may stay awake, so many faults having been answered.
+    fn allows(&self, faults: u64, now: u64) -> bool {
+        now >= self.after && faults - self.slept_at >= Self::FAULTS_MIN
+    }
+
+    /// Notes that it has stayed awake. What it waits while it works says nothing: then it would wait asleep as well.
+    fn note(&mut self, awake: Duration, displaced: Duration, now: u64) {
+        self.awake += awake;
+        self.displaced += displaced;
+        if self.awake < Self::TRIAL {
+            return;
+        }
+        if self.displaced.as_secs_f64() > Self::DISPLACED_MAX * self.awake.as_secs_f64() {
             self.ban = (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX);
             self.after = now + self.ban;
-        } else if awake >= Self::AWAKE_MIN {
+        } else {
             self.ban /= 2;
         }
-        now >= self.after
+        (self.awake, self.displaced) = (Duration::ZERO, Duration::ZERO);
     }
 }
 
@@ -55,7 +72,7 @@ impl Runtime {
         // Steps in vain, and steps since an inquiry.
         let (mut in_vain, mut inquired) = (Turns::default(), Turns::default());
         self.reclaimer.store(task::tid(), Relaxed);
-        let mut place = Place::Anywhere;
+        let (mut place, mut spin_policy) = (Place::Anywhere, SpinPolicy::default());
         let seat = self.board.sit(Kind::Reclaim, 0);
         // Since when nothing moves but by the device, or at all.
         let (mut writes_since, mut starves_since) = (None, None);
@@ -70,10 +87,10 @@ impl Runtime {
             }
             if !self.has_work() {
                 (writes_since, starves_since) = (None, None);
-                if !self.spin(place) {
+                if !self.spin(place, &mut spin_policy) {
                     seat.now(Activity::Sleeps, 0, clock());
                     self.wakeup.wait(Duration::from_millis(100));
-                    if self.may_spin.load(Relaxed) {
+                    if spin_policy.allows(self.faults.load(Relaxed), clock()) {
                         // The thread that faults may have moved since its reader looked: often to where this one slept.
                         self.readers.follow();
                     }
@@ -185,8 +202,8 @@ impl Runtime {
     /// Stays awake while faults of one thread come thick and fast. A reclaim thread that sleeps leaves its processor
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
     /// Returns whether there is something to do, be it that this is no longer its `place`.
-    fn spin(&self, place: Place) -> bool {
-        if !self.may_spin.load(Relaxed) || place == Place::Anywhere {
+    fn spin(&self, place: Place, policy: &mut SpinPolicy) -> bool {
+        if place == Place::Anywhere || !policy.allows(self.faults.load(Relaxed), clock()) {
             return false;
         }
         let (start, before) = (Instant::now(), task::thread_times());
@@ -202,15 +219,16 @@ impl Runtime {
             return true;
         }
         let displaced = awake.saturating_sub(after.ran.saturating_sub(before.ran));
-        self.awake.fetch_add(awake.as_nanos() as u64, Relaxed);
-        self.displaced.fetch_add(if is_displaced { displaced.as_nanos() as u64 } else { 0 }, Relaxed);
+        policy.note(awake, if is_displaced { displaced } else { Duration::ZERO }, clock());
+        if !wanted {
+            policy.slept_at = self.faults.load(Relaxed);
+        }
         wanted
     }
 
-    fn spin_until_wanted(&self, place: Place, mut since: Instant) -> bool {
-        let (mut seen, mut looked) = (self.faults.load(Relaxed), false);
-        // Until the processors have other work.
-        while self.may_spin.load(Relaxed) {
+    fn spin_until_wanted(&self, place: Place, start: Instant) -> bool {
+        let (mut seen, mut since, mut looked) = (self.faults.load(Relaxed), start, false);
+        loop {
             for _ in 0..64 {
                 std::hint::spin_loop();
             }
@@ -218,6 +236,9 @@ impl Runtime {
                 return true;
             }
             let now = Instant::now();
+            if now - start > SpinPolicy::TRIAL {
+                return true;
+            }
             let faults = self.faults.load(Relaxed);
             if faults != seen {
                 (seen, since, looked) = (faults, now, false);
@@ -232,7 +253,6 @@ impl Runtime {
                 looked = true;
             }
         }
-        false
     }
 
     /// Returns whether others want memory, and there is less in the program than it may keep in any case.
@@ -252,20 +272,27 @@ mod tests {
     fn reclaim_stays_awake_more_and_more_seldom_where_others_want_its_processor() {
         let ms = Duration::from_millis;
         let mut spin_policy = SpinPolicy::default();
-        assert!(spin_policy.judge(ms(0), ms(0), 0));
-        assert!(spin_policy.judge(ms(50), ms(2), 1));
-        assert!(spin_policy.judge(ms(1), ms(1), 1), "too short to say anything");
+        let allows = |policy: &SpinPolicy, now| policy.allows(SpinPolicy::FAULTS_MIN, now);
+        assert!(allows(&spin_policy, 0));
+        assert!(!spin_policy.allows(SpinPolicy::FAULTS_MIN - 1, 0), "few faults");
+        spin_policy.note(ms(29), ms(29), 1);
+        assert!(allows(&spin_policy, 1), "too short to say anything");
+        spin_policy.note(ms(150), ms(1), 1);
+        assert!(allows(&spin_policy, 1));
         let mut bans = Vec::new();
         let mut now = 2;
         for _ in 0..10 {
-            assert!(!spin_policy.judge(ms(50), ms(25), now));
+            spin_policy.note(ms(50), ms(25), now);
             let from = now;
-            while !spin_policy.judge(ms(0), ms(0), now) {
+            while !allows(&spin_policy, now) {
                 now += SpinPolicy::BAN_MIN / 4;
             }
             bans.push((now - from) / SpinPolicy::BAN_MIN);
         }
         assert_eq!(bans, [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]);
-        assert!(spin_policy.judge(ms(50), ms(0), now));
+        spin_policy.note(ms(50), ms(0), now);
+        spin_policy.note(ms(50), ms(25), now);
+        assert!(!allows(&spin_policy, now + SpinPolicy::BAN_MAX - 1));
+        assert!(allows(&spin_policy, now + SpinPolicy::BAN_MAX));
     }
 }
