@@ -6,7 +6,7 @@
 //! on when it wakes: the fault of another processor has a reader of its own, and a thread that has just
 //! faulted here sleeps anyway.
 
-use pagetide_sys::{procfs, task};
+use pagetide_sys::task;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, PoisonError};
 
@@ -28,6 +28,8 @@ pub(crate) struct Readers {
     seats: [Seat; READERS_MAX],
     /// Whether several threads of the program fault just now.
     crowd: AtomicBool,
+    /// The only thread that faults, 0 if several do or none has.
+    alone: AtomicU32,
     /// One more than the processor where the only thread that faults runs, and its reader with it; 0 if
     /// several fault, or it is not known.
     home: AtomicUsize,
@@ -51,6 +53,7 @@ impl Readers {
             processors,
             seats: Default::default(),
             crowd: AtomicBool::new(false),
+            alone: AtomicU32::new(0),
             home: AtomicUsize::new(0),
             changed: Condvar::new(),
             lock: Mutex::new(()),
@@ -87,26 +90,24 @@ impl Readers {
         }
     }
 
-    /// Finds where a thread runs that faults, which is home to it and its reader if no other faults.
-    fn find_home(&self, tid: u32) {
-        let home =
-            if self.is_crowd() || self.processors.len() == 1 { None } else { procfs::processor_of(tid) };
-        let home = home.filter(|home| self.processors.contains(home));
+    /// Finds where the only thread that faults runs now, by `processor_of`: the reader looks every so many faults, and so
+    /// does not see that it waits for a processor.
+    pub(crate) fn follow(&self, processor_of: impl Fn(u32) -> Option<usize>) {
+        let home = match self.alone.load(Relaxed) {
+            0 => None,
+            _ if self.processors.len() == 1 => None,
+            tid => processor_of(tid).filter(|home| self.processors.contains(home)),
+        };
         self.home.store(home.map_or(0, |home| home + 1), Relaxed);
-    }
-
-    /// Finds where the only thread that faults runs now: the reader looks every so many faults, and so does not see
-    /// that it waits for a processor.
-    pub(crate) fn follow(&self) {
-        self.find_home(self.seats[0].last.load(Relaxed));
     }
 
     /// Returns where a thread that works beside the readers should run: a reader and the only thread that it serves
     /// take turns on one processor, and that is left to them.
     pub(crate) fn elsewhere(&self) -> Place {
         match self.home.load(Relaxed) {
-            0 => Place::Anywhere,
-            home => Place::Off(home - 1),
+            // Who follows may have begun before several faulted.
+            home if home > 0 && !self.is_crowd() => Place::Off(home - 1),
+            _ => Place::Anywhere,
         }
     }
 
@@ -198,15 +199,16 @@ impl<'a> Reader<'a> {
     }
 
     /// Notes a fault of a thread, which sleeps now. Says to which processor it should go when it wakes, if it
-    /// should leave its own.
-    pub(crate) fn note(&mut self, tid: u32) -> Option<usize> {
+    /// should leave its own. `processor_of` tells where a thread runs.
+    pub(crate) fn note(&mut self, tid: u32, processor_of: impl Fn(u32) -> Option<usize>) -> Option<usize> {
         let (scene, other) = self.look(tid)?;
         let crowd = scene != Scene::Alone;
         self.readers.set_crowd(crowd);
-        self.readers.find_home(tid);
+        self.readers.alone.store(if crowd { 0 } else { tid }, Relaxed);
+        self.readers.follow(&processor_of);
         let other = other?;
         let processors = &self.readers.processors;
-        (procfs::processor_of(tid) == Some(processors[self.number])).then_some(processors[other])
+        (processor_of(tid) == Some(processors[self.number])).then_some(processors[other])
     }
 
     /// Counts a fault, and looks round every so many: who faulted, and which reader should get one of the
@@ -248,6 +250,7 @@ impl<'a> Reader<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use pagetide_sys::procfs;
 
     fn looks(reader: &mut Reader<'_>, tids: &[u32], looks: u32) -> Vec<(Scene, Option<usize>)> {
         (0..looks * LOOK).filter_map(|number| reader.look(tids[number as usize % tids.len()])).collect()
@@ -297,17 +300,24 @@ mod tests {
         let all = task::processors();
         let readers = Readers::new(all.clone());
         let mut reader = Reader::new(&readers, 0);
-        assert_eq!(reader.look(task::tid()), None);
-        assert_eq!(readers.elsewhere(), Place::Anywhere);
-        for &at in &all {
+        readers.follow(procfs::processor_of);
+        assert_eq!(readers.elsewhere(), Place::Anywhere, "none has faulted");
+        for _ in 0..LOOK {
+            assert_eq!(reader.note(task::tid(), procfs::processor_of), None);
+        }
+        for (find, &at) in
+            [procfs::processor_of, procfs::processor_of_any].into_iter().zip(all.iter().cycle())
+        {
             task::run_on(&[at]);
-            readers.follow();
+            readers.follow(find);
             let wanted = if all.len() == 1 { Place::Anywhere } else { Place::Off(at) };
             assert_eq!(readers.elsewhere(), wanted);
         }
         task::run_on(&all);
+        readers.follow(|_| None);
+        assert_eq!(readers.elsewhere(), Place::Anywhere, "nobody knows");
+        readers.follow(procfs::processor_of);
         readers.set_crowd(true);
-        readers.follow();
         assert_eq!(readers.elsewhere(), Place::Anywhere, "each has a reader");
     }
 

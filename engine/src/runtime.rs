@@ -73,6 +73,8 @@ pub struct Runtime {
     worked: AtomicU64,
     /// The thread that reclaims.
     reclaimer: AtomicU32,
+    /// Nanoseconds that it has waited for a processor while it only stayed awake.
+    waited_awake: AtomicU64,
     /// The faults that are injected, for tests.
     injection: Injection,
     /// The time at which reclaim looks next at descriptors that pin, by the clock.

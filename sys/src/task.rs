@@ -58,30 +58,6 @@ pub fn wake_gently(gently: bool) {
     }
 }
 
-/// What the kernel says of the calling thread.
-#[derive(Clone, Copy, Debug)]
-pub struct ThreadTimes {
-    /// For how long it has run.
-    pub ran: std::time::Duration,
-    /// How often another thread has run in its place, which it did not ask for.
-    pub displaced: u64,
-}
-
-/// Returns for how long the calling thread has run, and how often it had to make way.
-pub fn thread_times() -> ThreadTimes {
-    let ran = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    let mut usage = std::mem::MaybeUninit::zeroed();
-    // SAFETY: the kernel writes one `rusage`, for which all zero, if it writes nothing, is a value.
-    let usage: libc::rusage = unsafe {
-        libc::getrusage(libc::RUSAGE_THREAD, usage.as_mut_ptr());
-        usage.assume_init()
-    };
-    ThreadTimes {
-        ran: std::time::Duration::new(ran.tv_sec.unsigned_abs(), u32::try_from(ran.tv_nsec).unwrap_or(0)),
-        displaced: usage.ru_nivcsw.unsigned_abs(),
-    }
-}
-
 /// Calls `wake`, which must wake a thread of this process that sleeps in the kernel, and has it woken on
 /// that processor, if it may run there. The thread may run where it might before once this returns; until
 /// then it should have no reason to return to user space. Best effort.

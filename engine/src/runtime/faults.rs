@@ -3,10 +3,11 @@
 use super::{Runtime, clock};
 use crate::dump::board::{Activity, Kind, Seat};
 use crate::engine::Workspace;
+use crate::group::Field;
 use crate::injection::Fault;
 use crate::readers::Reader;
 use pagetide_swap::PageIndex;
-use pagetide_sys::{task, uffd};
+use pagetide_sys::{procfs, task, uffd};
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -28,7 +29,7 @@ impl Runtime {
                     self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let memory = self.engine.memory();
                     // Other processes' threads stay where they are: noted is whether several fault.
-                    if let Some(processor) = reader.note(fault.tid)
+                    if let Some(processor) = reader.note(fault.tid, |tid| self.processor_of(tid))
                         && !memory.is_shared()
                     {
                         // Woken in vain it faults again at once, over there.
@@ -55,6 +56,17 @@ impl Runtime {
                 }
             }
         }
+    }
+
+    /// Returns the processor that a thread ran on last whose fault was read. `None` for one of another namespace, which
+    /// tells its own number of it.
+    pub(super) fn processor_of(&self, tid: u32) -> Option<usize> {
+        if !self.engine.memory().is_shared() {
+            return procfs::processor_of(tid);
+        }
+        let own = self.slot.get(Field::Namespace);
+        let knows_all = self.group.live().all(|slot| slot.get(Field::Namespace) == own);
+        knows_all.then(|| procfs::processor_of_any(tid)).flatten()
     }
 
     /// Makes room for faults that wait for it, beside the reclaim thread: whoever reads faults would only wait, too.

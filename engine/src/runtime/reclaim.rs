@@ -7,7 +7,7 @@ use crate::engine::{Progress, Workspace};
 use crate::group::{Field, RESIDENT_MIN};
 use crate::injection::Fault;
 use crate::readers::Place;
-use pagetide_sys::task;
+use pagetide_sys::{procfs, task};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ struct SpinPolicy {
     /// For how long it has stayed awake since it was judged, and for how much of that another thread ran in its place.
     awake: Duration,
     displaced: Duration,
+    /// The faults at the last look, and since when there were as many, wherever it was.
+    faults: u64,
+    since: Option<Instant>,
     /// The faults that there had been when no more came and it slept.
     slept_at: u64,
     /// When it may try again, and how long it waits then after the next failure; nanoseconds.
@@ -46,6 +49,14 @@ impl SpinPolicy {
     /// Returns whether it may stay awake, so many faults having been answered.
     fn allows(&self, faults: u64, now: u64) -> bool {
         now >= self.after && faults - self.slept_at >= Self::FAULTS_MIN
+    }
+
+    /// Returns for how long no fault has come, of which there have been so many.
+    fn idle(&mut self, faults: u64, now: Instant) -> Duration {
+        if std::mem::replace(&mut self.faults, faults) != faults {
+            self.since = Some(now);
+        }
+        now - *self.since.get_or_insert(now)
     }
 
     /// Notes that it has stayed awake. What it waits while it works says nothing: then it would wait asleep as well.
@@ -92,7 +103,7 @@ impl Runtime {
                     self.wakeup.wait(Duration::from_millis(100));
                     if spin_policy.allows(self.faults.load(Relaxed), clock()) {
                         // The thread that faults may have moved since its reader looked: often to where this one slept.
-                        self.readers.follow();
+                        self.readers.follow(|tid| self.processor_of(tid));
                     }
                 }
                 in_vain = Turns::default();
@@ -206,28 +217,28 @@ impl Runtime {
         if place == Place::Anywhere || !policy.allows(self.faults.load(Relaxed), clock()) {
             return false;
         }
-        let (start, before) = (Instant::now(), task::thread_times());
-        let wanted = self.spin_until_wanted(place, start);
-        let (awake, after) = (start.elapsed(), task::thread_times());
-        // Where no other thread has run the host has, which concerns nobody here.
-        let is_displaced = after.displaced != before.displaced;
-        if is_displaced {
-            self.readers.follow();
+        let Some(before) = procfs::run_times(task::tid()) else { return false };
+        let wanted = self.spin_until_wanted(place, policy);
+        // The host's time is in neither.
+        let after = procfs::run_times(task::tid()).unwrap_or(before);
+        let (ran, waited) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        self.waited_awake.fetch_add(waited, Relaxed);
+        if waited > 0 {
+            self.readers.follow(|tid| self.processor_of(tid));
         }
-        if self.readers.elsewhere() != place {
-            // The thread that faults or its reader has run here: that says nothing of others.
-            return true;
+        let is_place = self.readers.elsewhere() == place;
+        if is_place {
+            policy.note(Duration::from_nanos(ran + waited), Duration::from_nanos(waited), clock());
         }
-        let displaced = awake.saturating_sub(after.ran.saturating_sub(before.ran));
-        policy.note(awake, if is_displaced { displaced } else { Duration::ZERO }, clock());
+        // Elsewhere the thread that faults or its reader has run here: that says nothing of others.
         if !wanted {
             policy.slept_at = self.faults.load(Relaxed);
         }
-        wanted
+        wanted || !is_place || self.has_work() || self.is_inquired()
     }
 
-    fn spin_until_wanted(&self, place: Place, start: Instant) -> bool {
-        let (mut seen, mut since, mut looked) = (self.faults.load(Relaxed), start, false);
+    fn spin_until_wanted(&self, place: Place, policy: &mut SpinPolicy) -> bool {
+        let (start, mut looked) = (Instant::now(), false);
         loop {
             for _ in 0..64 {
                 std::hint::spin_loop();
@@ -239,18 +250,17 @@ impl Runtime {
             if now - start > SpinPolicy::TRIAL {
                 return true;
             }
-            let faults = self.faults.load(Relaxed);
-            if faults != seen {
-                (seen, since, looked) = (faults, now, false);
-            } else if now - since > SPIN_IDLE {
-                return false;
-            } else if now - since > SPIN_LOOK && !looked {
-                self.readers.follow();
-                if self.readers.elsewhere() == place {
-                    // The reader waits here, on its way to another processor.
-                    std::thread::yield_now();
+            match policy.idle(self.faults.load(Relaxed), now) {
+                idle if idle > SPIN_IDLE => return false,
+                idle if idle > SPIN_LOOK && !looked => {
+                    self.readers.follow(|tid| self.processor_of(tid));
+                    if self.readers.elsewhere() == place {
+                        // The reader waits here, on its way to another processor.
+                        std::thread::yield_now();
+                    }
+                    looked = true;
                 }
-                looked = true;
+                idle => looked &= !idle.is_zero(),
             }
         }
     }
@@ -267,6 +277,15 @@ impl Runtime {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn time_without_a_fault_goes_on_wherever_reclaim_is() {
+        let (mut spin_policy, start) = (SpinPolicy::default(), Instant::now());
+        let ms = |ms| start + Duration::from_millis(ms);
+        let idle =
+            [(7, 0), (7, 2), (8, 3), (8, 3), (8, 5)].map(|(faults, at)| spin_policy.idle(faults, ms(at)));
+        assert_eq!(idle.map(|idle| idle.as_millis()), [0, 2, 0, 0, 2]);
+    }
 
     #[test]
     fn reclaim_stays_awake_more_and_more_seldom_where_others_want_its_processor() {

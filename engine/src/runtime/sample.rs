@@ -246,6 +246,8 @@ impl Runtime {
 
     pub(super) fn times(&self) -> Times {
         let (ran, waited) = pagetide_sys::procfs::run_times(self.reclaimer.load(Relaxed)).unwrap_or_default();
+        // What it waits when it has nothing to do tells of no work that is wanting.
+        let waited = waited.saturating_sub(self.waited_awake.load(Relaxed));
         Times { clock: clock(), worked: self.worked.load(Relaxed), ran, waited }
     }
 

@@ -277,6 +277,7 @@ impl Runtime {
             balance: Mutex::new(read_ns.map_or_else(Balance::default, Balance::new)),
             copies: Mutex::default(),
             worked: AtomicU64::new(0),
+            waited_awake: AtomicU64::new(0),
             reclaimer: AtomicU32::new(0),
             injection,
             pins_due: AtomicU64::new(0),

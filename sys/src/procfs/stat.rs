@@ -6,11 +6,18 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
 
-/// The processor that a thread ran on last, of this process or another.
+/// The processor that a thread of this process ran on last.
 pub fn processor_of(tid: u32) -> Option<usize> {
-    // Of a thread of this process the kernel need not add up all threads' times.
-    let stat =
-        small(&format!("/proc/self/task/{tid}/stat")).or_else(|| small(&format!("/proc/{tid}/stat")))?;
+    parse_processor(&small(&format!("/proc/self/task/{tid}/stat"))?)
+}
+
+/// The processor that a thread ran on last, of any process of this namespace.
+pub fn processor_of_any(tid: u32) -> Option<usize> {
+    // Of `/proc/TID/stat` the kernel adds up all threads' times.
+    parse_processor(&small(&format!("/proc/{tid}/task/{tid}/stat"))?)
+}
+
+fn parse_processor(stat: &str) -> Option<usize> {
     // The command may hold spaces: count from the last parenthesis. Field 39 of stat is the processor.
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
