@@ -216,6 +216,7 @@ impl Shares {
 mod tests {
     use super::*;
     use crate::procfs::may_pin;
+    use rustix::process::{Pid, Signal, kill_process};
     use std::io::Write;
     use std::os::fd::AsFd;
     use std::process::{Command, Stdio};
@@ -347,18 +348,27 @@ mod tests {
         let alone = counted_elsewhere(&pid, small);
         input.write_all(b"\n").unwrap();
         let child = line();
+        // Both go on to write to memory that they share.
+        let both = [&pid, &child].map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap());
+        let tell = |signal| both.map(|process| kill_process(process, signal).unwrap());
+        tell(Signal::STOP);
+        for pid in [&pid, &child] {
+            while !std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ") {
+                std::thread::yield_now();
+            }
+        }
         let [here, there] = [&pid, &child].map(|pid| counted_elsewhere(pid, small));
         let none = counted_elsewhere(&pid, |_, _| true);
+        tell(Signal::CONT);
         drop(input);
         parent.wait().unwrap();
         if !std::fs::read_to_string("/proc/self/smaps").unwrap().contains("Pss_Dirty:") {
             return;
         }
         assert_eq!(alone, Some(0));
-        // The mapping may have grown together with its neighbours, in which both go on to write between the looks.
-        for shared in [here, there] {
-            assert!((8190..9000).contains(&shared.unwrap()), "{here:?} and {there:?}");
-        }
+        // The mapping may have grown together with its neighbours.
+        assert!((8190..9000).contains(&here.unwrap()), "{here:?}");
+        assert_eq!(here, there);
         assert_eq!(none, Some(0));
         assert_eq!(counted_elsewhere("0", |_, _| false), None);
     }
