@@ -60,13 +60,18 @@ impl Runtime {
 
     /// Returns the processor that a thread ran on last whose fault was read. `None` for one of another namespace, which
     /// tells its own number of it.
-    pub(super) fn processor_of(&self, tid: u32) -> Option<usize> {
+    fn processor_of(&self, tid: u32) -> Option<usize> {
         if !self.engine.memory().is_shared() {
             return procfs::processor_of(tid);
         }
         let own = self.slot.get(Field::Namespace);
         let knows_all = self.group.live().all(|slot| slot.get(Field::Namespace) == own);
         knows_all.then(|| procfs::processor_of_any(tid)).flatten()
+    }
+
+    /// Finds where the only thread that faults runs now.
+    pub(super) fn follow_faults(&self) {
+        self.readers.follow(|tid| self.processor_of(tid));
     }
 
     /// Makes room for faults that wait for it, beside the reclaim thread: whoever reads faults would only wait, too.

@@ -103,7 +103,7 @@ impl Runtime {
                     self.wakeup.wait(Duration::from_millis(100));
                     if spin_policy.allows(self.faults.load(Relaxed), clock()) {
                         // The thread that faults may have moved since its reader looked: often to where this one slept.
-                        self.readers.follow(|tid| self.processor_of(tid));
+                        self.follow_faults();
                     }
                 }
                 in_vain = Turns::default();
@@ -224,7 +224,7 @@ impl Runtime {
         let (ran, waited) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
         self.waited_awake.fetch_add(waited, Relaxed);
         if waited > 0 {
-            self.readers.follow(|tid| self.processor_of(tid));
+            self.follow_faults();
         }
         let is_place = self.readers.elsewhere() == place;
         if is_place {
@@ -253,14 +253,16 @@ impl Runtime {
             match policy.idle(self.faults.load(Relaxed), now) {
                 idle if idle > SPIN_IDLE => return false,
                 idle if idle > SPIN_LOOK && !looked => {
-                    self.readers.follow(|tid| self.processor_of(tid));
+                    self.follow_faults();
                     if self.readers.elsewhere() == place {
                         // The reader waits here, on its way to another processor.
                         std::thread::yield_now();
                     }
                     looked = true;
                 }
-                idle => looked &= !idle.is_zero(),
+                // A fault has come: the next time without one is looked at anew.
+                idle if idle.is_zero() => looked = false,
+                _ => {}
             }
         }
     }
