@@ -134,9 +134,10 @@ impl<M: Memory> Engine<M> {
         if loaded == 0 {
             self.budget.give(transfer.length as i64);
             return match error.expect("a load that stopped has a reason") {
-                // Nobody has asked for it, and the device may read it later.
-                LoadError::Io(_) if transfer.ahead => {
-                    self.count(Counter::read_error, 1);
+                // Nobody has asked for it: what is lost is lost to whoever does, and the device may read it later. What is
+                // damaged on a device that goes out of use is never read again.
+                error if transfer.ahead && (matches!(error, LoadError::Io(_)) || !self.is_swapped_off()) => {
+                    self.count_error(error);
                     self.release(transfer);
                 }
                 error if transfer.length == 1 => self.fail(transfer, error),
@@ -189,11 +190,16 @@ impl<M: Memory> Engine<M> {
         self.end_waits(transfer.pages());
     }
 
+    fn count_error(&self, error: LoadError) {
+        let counter = match error {
+            LoadError::Io(_) => Counter::read_error,
+            LoadError::Decompress | LoadError::Hash => Counter::decompress_fail,
+        };
+        self.count(counter, 1);
+    }
+
     fn fail(&self, transfer: &Transfer, error: LoadError) {
-        match error {
-            LoadError::Io(_) => self.count(Counter::read_error, 1),
-            LoadError::Decompress | LoadError::Hash => self.count(Counter::decompress_fail, 1),
-        }
+        self.count_error(error);
         self.swap.fail_swapin(transfer);
         self.poison(transfer.first, Some(error));
         self.end_waits(transfer.pages());

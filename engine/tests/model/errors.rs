@@ -59,8 +59,12 @@ fn damage_on_the_device_poisons_and_never_gives_wrong_bytes() {
     world.push_out();
     // Each that is read is compared.
     scattered().for_each(|number| world.read(number));
-    assert_eq!(world.memory().poisoned().len(), 10, "one read in three of 32");
-    assert_eq!(world.counter(Counter::decompress_fail), 10);
+    let (lost, damaged) = (world.memory().poisoned().len() as u64, world.counter(Counter::decompress_fail));
+    assert!((9..=12).contains(&damaged), "one read in three of 32, and of those again: {damaged}");
+    assert!(
+        lost > 0 && lost <= damaged,
+        "what was read ahead is read again when it is asked for: {lost} of {damaged}"
+    );
     world.check_end();
 }
 
@@ -71,7 +75,7 @@ fn damage_in_a_window_poisons_no_page_that_was_not_asked_for_wrongly() {
     (BASE..BASE + 256).for_each(|number| world.put(number, noise(number)));
     world.push_out();
     (BASE..BASE + 256).for_each(|number| world.read(number));
-    assert_eq!(world.memory().poisoned().len() as u64, world.counter(Counter::decompress_fail));
+    assert!(world.memory().poisoned().len() as u64 <= world.counter(Counter::decompress_fail));
     world.check_end();
 }
 
