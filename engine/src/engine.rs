@@ -8,6 +8,7 @@
 //! lock is held across a take-out (about 10 µs, and a few more for each run of hot pages that is put back), never across a
 //! codec or I/O.
 
+mod announced;
 mod bring_in;
 mod census;
 mod dump;

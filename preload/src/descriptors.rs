@@ -3,6 +3,7 @@
 //! All of them go to the C library or the kernel first. A descriptor of a file that is shared memory of the run fails there
 //! with EBADF ([`crate::shared`]): then the file is laid open, and the call is made again.
 
+use crate::announce;
 use crate::call::{count, kernel, set_errno, status};
 use crate::current::managed;
 use crate::next::Next;
@@ -41,13 +42,14 @@ fn sets_aside(fd: c_int, mode: c_int, offset: i64, length: i64) -> bool {
 
 /// Calls that are cancellation points: a thread that is cancelled there unwinds through us.
 macro_rules! cancellable {
-    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty, as $next:literal $(, instead $done:expr)? $(, unless $idle:expr)?;)+) => {$(
+    ($($(#[$doc:meta])* $name:ident($fd:ident $(, $argument:ident: $type:ty)*) -> $result:ty, as $next:literal $(, touches $way:ident($buffer:ident, $length:ident))? $(, instead $done:expr)? $(, unless $idle:expr)?;)+) => {$(
         $(#[$doc])*
         ///
         /// # Safety
         /// As in C.
         #[unsafe(no_mangle)]
         pub(crate) unsafe extern "C-unwind" fn $name($fd: c_int $(, $argument: $type)*) -> $result {
+            let large: &[Option<announce::Large>] = &[$(announce::$way($fd, $buffer.addr(), $length))?];
             $(if let Some(done) = $done {
                 return status(done.map(|()| 0));
             })?
@@ -57,6 +59,7 @@ macro_rules! cancellable {
             let next = unsafe { std::mem::transmute::<*mut c_void, Call>(NEXT.get()) };
             // SAFETY: the caller's contract.
             let result = unsafe { next($fd $(, $argument)*) };
+            large.iter().flatten().for_each(|large| large.ended(result as isize));
             $(if result == -1 && error() == libc::EBADF && $idle && shared::is_object($fd) {
                 return 0;
             })?
@@ -68,17 +71,17 @@ macro_rules! cancellable {
 
 cancellable! {
     /// `read(2)`.
-    read(fd, buffer: *mut c_void, length: usize) -> isize, as c"read";
+    read(fd, buffer: *mut c_void, length: usize) -> isize, as c"read", touches fills(buffer, length);
     /// `write(2)`.
-    write(fd, buffer: *const c_void, length: usize) -> isize, as c"write";
+    write(fd, buffer: *const c_void, length: usize) -> isize, as c"write", touches empties(buffer, length);
     /// `pread(2)`.
-    pread(fd, buffer: *mut c_void, length: usize, offset: i64) -> isize, as c"pread64";
+    pread(fd, buffer: *mut c_void, length: usize, offset: i64) -> isize, as c"pread64", touches fills(buffer, length);
     /// `pread(2)` by the name that it has where offsets have 64 bits.
-    pread64(fd, buffer: *mut c_void, length: usize, offset: i64) -> isize, as c"pread64";
+    pread64(fd, buffer: *mut c_void, length: usize, offset: i64) -> isize, as c"pread64", touches fills(buffer, length);
     /// `pwrite(2)`.
-    pwrite(fd, buffer: *const c_void, length: usize, offset: i64) -> isize, as c"pwrite64";
+    pwrite(fd, buffer: *const c_void, length: usize, offset: i64) -> isize, as c"pwrite64", touches empties(buffer, length);
     /// `pwrite(2)` by the name that it has where offsets have 64 bits.
-    pwrite64(fd, buffer: *const c_void, length: usize, offset: i64) -> isize, as c"pwrite64";
+    pwrite64(fd, buffer: *const c_void, length: usize, offset: i64) -> isize, as c"pwrite64", touches empties(buffer, length);
     /// `readv(2)`.
     readv(fd, vector: *const libc::iovec, number: c_int) -> isize, as c"readv";
     /// `writev(2)`.
@@ -100,11 +103,11 @@ cancellable! {
     /// `fallocate(2)` by the name that it has where offsets have 64 bits.
     fallocate64(fd, mode: c_int, offset: i64, length: i64) -> c_int, as c"fallocate64", instead shared::set_aside(fd, mode, offset, length), unless sets_aside(fd, mode, offset, length);
     /// `read` as it is called by programs that were built with `_FORTIFY_SOURCE`.
-    __read_chk(fd, buffer: *mut c_void, length: usize, room: usize) -> isize, as c"__read_chk";
+    __read_chk(fd, buffer: *mut c_void, length: usize, room: usize) -> isize, as c"__read_chk", touches fills(buffer, length);
     /// `pread` in such programs.
-    __pread_chk(fd, buffer: *mut c_void, length: usize, offset: i64, room: usize) -> isize, as c"__pread64_chk";
+    __pread_chk(fd, buffer: *mut c_void, length: usize, offset: i64, room: usize) -> isize, as c"__pread64_chk", touches fills(buffer, length);
     /// `pread64` in such programs.
-    __pread64_chk(fd, buffer: *mut c_void, length: usize, offset: i64, room: usize) -> isize, as c"__pread64_chk";
+    __pread64_chk(fd, buffer: *mut c_void, length: usize, offset: i64, room: usize) -> isize, as c"__pread64_chk", touches fills(buffer, length);
     /// `preadv2(2)`.
     preadv2(fd, vector: *const libc::iovec, number: c_int, offset: i64, flags: c_int) -> isize, as c"preadv64v2";
     /// `preadv2(2)` by the name that it has where offsets have 64 bits.

@@ -5,6 +5,7 @@
 //! ordinary allocator.
 
 mod advice;
+mod announce;
 mod call;
 mod clones;
 mod confined;

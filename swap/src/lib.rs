@@ -23,6 +23,7 @@
 //! store in flight per entry at most, and nobody waits for a lock while it runs.
 #![forbid(unsafe_code)]
 
+pub mod announced;
 pub mod balance;
 mod bits;
 pub mod blocks;

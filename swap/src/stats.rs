@@ -67,7 +67,7 @@ counters! {
     swap_reuse,
     /// Pages that came in with the faulting one.
     swap_ra,
-    /// Those of them that a scan went past: it asked for the page at their end.
+    /// Those of them that a scan went past (it asked for the page at their end), or that a call had announced.
     swap_ra_hit,
     /// Pages that came back from probation.
     swap_cache_hit,

@@ -10,6 +10,7 @@
 //! Two faults side by side may be a scan, or a structure that lies across the end of a page. So the second page of a
 //! stream brings a neighbour only where a quarter of such *pairs* went on, or few were seen yet.
 
+use crate::announced::Announced;
 use crate::sync::{Mutex, lock};
 use pagetide_page::PageIndex;
 use std::ops::Range;
@@ -111,8 +112,10 @@ impl Table {
 /// The streams' advice on a fault.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Look {
-    /// Neighbours to bring in with the page.
+    /// Neighbours to bring in with the page, as streams go.
     pub window: Window,
+    /// Those behind it that a call is about to touch, where they are more.
+    pub announced: Option<Window>,
     /// Pages that came in ahead of faults and have proved to be of use by this fault.
     pub passed: usize,
     /// The stream that the fault continues, or is near.
@@ -121,6 +124,14 @@ pub struct Look {
     goes_on: bool,
     /// Whether the window of two pages that the stream would have is held back.
     held_back: bool,
+}
+
+impl Look {
+    /// Returns the pages behind `page` that a call is about to touch, where they are more than the streams' window has.
+    pub fn called(&self, page: PageIndex) -> Range<PageIndex> {
+        let after = self.announced.map_or(0, |window| window.after);
+        page.plus(1)..page.plus(1 + after as u64)
+    }
 }
 
 /// The streams of a process.
@@ -144,6 +155,8 @@ pub struct Look {
 #[derive(Debug)]
 pub struct Streams {
     inner: Mutex<Table>,
+    /// What calls are about to touch.
+    pub announced: Announced,
 }
 
 impl Default for Streams {
@@ -156,12 +169,19 @@ impl Streams {
     /// A table of so many streams. Of more scans than that at once some get single pages. A look at 64 takes about 0.1 µs.
     pub fn new(streams: usize) -> Self {
         let streams = vec![Stream::default(); streams].into_boxed_slice();
-        Self { inner: Mutex::new(Table { streams, clock: 0, go_on: WHOLE }) }
+        let inner = Mutex::new(Table { streams, clock: 0, go_on: WHOLE });
+        Self { inner, announced: Announced::default() }
     }
 
     /// Returns what to bring in with `page`, at which a fault came. Nothing changes before [`Streams::brought_in`]: the
     /// page may turn out to be on its way.
     pub fn look(&self, page: PageIndex) -> Look {
+        let look = self.look_at_streams(page);
+        let behind = self.announced.behind(page);
+        Look { announced: (behind > look.window.after).then(|| Window::ahead(1 + behind)), ..look }
+    }
+
+    fn look_at_streams(&self, page: PageIndex) -> Look {
         let table = lock(&self.inner);
         let streams = &table.streams;
         let page = page.0;
@@ -180,7 +200,8 @@ impl Streams {
                 true => Window { before: wider - 1, after: 0 },
                 false => Window::ahead(wider),
             };
-            Look { window, passed: streams[at].ahead as usize, stream: Some(at), goes_on: true, held_back }
+            let passed = streams[at].ahead as usize;
+            Look { window, announced: None, passed, stream: Some(at), goes_on: true, held_back }
         };
         let (mut downwards, mut beside) = (None, None);
         for (at, stream) in streams.iter().enumerate() {

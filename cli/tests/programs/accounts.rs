@@ -222,3 +222,19 @@ fn what_is_there_for_a_moment_is_charged() {
     let needed = stats["needed_bytes"].as_u64().unwrap();
     assert!(needed > 16 * MIB || !stats["latest_look_s"].is_null(), "needed {} KiB\n{said}", needed >> 10);
 }
+
+/// A call on a large buffer is one fault, or a few where parts of the buffer are at different places, and brings in nothing behind it.
+#[test]
+fn a_large_call_brings_in_its_buffer_and_no_more() {
+    const CALLS: u64 = 3000;
+    let _turn = turn();
+    let run = start("calls", "40M", &[&program("large_calls"), "96", "64", &CALLS.to_string()]);
+    assert_eq!(run.line, format!("read {CALLS} times\n"), "{}", run.says());
+    let Ended { status, stats, said } = run.end();
+    assert!(status.success(), "{status}\n{said}");
+    let count = |name: &str| stats["counters"][name].as_u64().unwrap();
+    let (faults, pages) = (count("pgmajfault"), count("zswpin") + count("pswpin"));
+    // The buffers lie at three places: pool, device and probation. As scans, calls took 6.7 faults each, and brought 36 pages in.
+    assert!(faults < 3 * CALLS, "{faults} faults in {CALLS} calls");
+    assert!(pages < 28 * CALLS, "{pages} pages in {CALLS} calls");
+}

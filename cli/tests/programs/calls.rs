@@ -16,6 +16,17 @@ fn the_kernel_finds_what_is_out_of_memory() {
     }
 }
 
+/// Calls on large buffers say what they touch; what they do not touch stays as it was.
+#[test]
+fn large_calls_find_and_leave_what_they_should() {
+    let _turn = turn();
+    let command = [&*program("large_calls"), "96", "64", "1000"];
+    for mask in masks(["", "remap", "move", "pool"]) {
+        println!("PAGETIDE_MASK={mask} large_calls");
+        start(pagetide("40M", mask, &["--swap-size", "1G"], &command)).end().succeeds();
+    }
+}
+
 #[test]
 fn threads_can_be_cancelled_in_calls_that_we_see() {
     let _turn = turn();

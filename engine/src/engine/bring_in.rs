@@ -5,6 +5,7 @@ use super::{Engine, Workspace, lock};
 use crate::mask::Mask;
 use crate::memory::{MapError, Mapped, Memory, PageSet, StagingSlot};
 use pagetide_device::{Buffer, Completion, Direction, Request};
+use pagetide_swap::streams::Look;
 use pagetide_swap::swap::MapConflict;
 use pagetide_swap::{Counter, LoadError, PAGE_SIZE, PageIndex, Scratch, Source, Transfer};
 use std::ops::Range;
@@ -13,12 +14,55 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
 /// frame and interrupts no other processor.
-const MOVE_RUN_MIN: usize = 8;
+pub(super) const MOVE_RUN_MIN: usize = 8;
 
 /// One page in so many keeps its copy although copies are not worth it just now.
 const COPY_SAMPLE: u64 = 16;
 
 impl<M: Memory> Engine<M> {
+    /// Brings in the page that a fault waits for, and what comes in with it.
+    pub(super) fn bring_with(
+        &self,
+        transfer: Transfer,
+        look: Look,
+        write: bool,
+        since: u64,
+        writable: bool,
+        work: &mut Workspace,
+    ) {
+        let (page, source) = (transfer.demanded(), transfer.source);
+        let called = look.called(page);
+        // The thread sleeps while the device reads: then its own page is asked for first.
+        let is_device = matches!(source, Source::Device { .. });
+        if look.announced.is_some() && !is_device {
+            self.bring_announced(called.clone(), Some(&transfer), write, work);
+        }
+        let Some(mut pages) = self.bring_in(transfer, write, since, writable, work) else {
+            // When it is tried again, its window is looked up again.
+            return;
+        };
+        if self.parked.held.load(SeqCst) {
+            return;
+        }
+        let is_placed = !matches!(source, Source::Hole | Source::Frames { .. });
+        let mut ahead = pages.end.0 - pages.start.0 - 1;
+        if look.announced.is_some() {
+            if is_device {
+                self.bring_announced(called.clone(), Some(&transfer), write, work);
+            }
+            // The call touches them. So they are counted here, and no scan has to pass them.
+            self.count(Counter::swap_ra_hit, if is_placed { ahead as usize } else { 0 });
+            (pages.end, ahead) = (called.end, 0);
+        } else if is_device || source == Source::Zero {
+            let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
+            let end = self.read_on(pages.end, stop, write, work);
+            ahead += end.0 - pages.end.0;
+            pages.end = end;
+        }
+        self.count(Counter::swap_ra_hit, look.passed);
+        self.streams.brought_in(page, look, pages, is_placed.then_some(ahead as usize));
+    }
+
     /// Brings a transfer in, or as much of it as there is room for. Returns the pages that came in, or are being read;
     /// `None` if the fault is parked.
     pub(super) fn bring_in(
@@ -89,7 +133,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Lets go of pages of a transfer beyond so many, but never of the one that is waited for.
-    fn narrow(&self, transfer: &mut Transfer, pages: usize) {
+    pub(super) fn narrow(&self, transfer: &mut Transfer, pages: usize) {
         transfer.narrow(pages, |rest| self.release(rest));
     }
 
@@ -127,6 +171,14 @@ impl<M: Memory> Engine<M> {
             }
         }
         (transfer.length, None)
+    }
+
+    /// Brings in a transfer from the pool that nobody has asked for, and that was paid for.
+    pub(super) fn bring_loaded(&self, transfer: &Transfer, work: &mut Workspace) {
+        work.make_room(transfer.length);
+        let Workspace { pages, scratch, .. } = work;
+        let (loaded, error) = self.load(transfer, pages, scratch);
+        self.map_loaded(transfer, loaded, error, pages);
     }
 
     /// Maps the first `loaded` pages of a transfer for whose whole length was paid.

@@ -27,7 +27,7 @@ impl<M: Memory> Engine<M> {
         // What a forking thread touches at last, that page and no more: staging is empty and stays so.
         let held = self.parked.held.load(SeqCst);
         let look = if held { Look::default() } else { self.streams.look(page) };
-        let found = self.swap.swapin(page, around, look.window);
+        let found = self.swap.swapin(page, around, look.announced.unwrap_or(look.window));
         drop(regions);
         match found {
             Swapin::Present => {
@@ -42,7 +42,10 @@ impl<M: Memory> Engine<M> {
             }
             Swapin::Pending => {
                 self.join(page, since);
-                if !held && let Some(ahead) = self.streams.caught_up(page) {
+                if look.announced.is_some() {
+                    // The call has caught up with what came in with an earlier page.
+                    self.bring_announced(look.called(page), None, write, work);
+                } else if !held && let Some(ahead) = self.streams.caught_up(page) {
                     let window = Window::ahead((ahead.end.0 - page.0) as usize);
                     let stop = page.plus(self.swap.reach_ahead(window) as u64);
                     let end = self.read_on(ahead.start, stop, write, work);
@@ -54,24 +57,10 @@ impl<M: Memory> Engine<M> {
                 self.waited(since);
             }
             Swapin::Inserted(transfer) => {
-                let source = transfer.source;
-                self.note(|| Event::Access { page, write, from: found_in(source) });
+                let from = found_in(transfer.source);
+                self.note(|| Event::Access { page, write, from });
                 let writable = attributes.access == Access::Write;
-                let Some(mut pages) = self.bring_in(transfer, write, since, writable, work) else {
-                    // When it is tried again, its window is looked up again.
-                    return;
-                };
-                if held {
-                    return;
-                }
-                if matches!(source, Source::Device { .. } | Source::Zero) {
-                    let stop = page.plus(1 + self.swap.reach(page, source, look.window).after as u64);
-                    pages.end = self.read_on(pages.end, stop, write, work);
-                }
-                self.count(Counter::swap_ra_hit, look.passed);
-                let is_placed = !matches!(source, Source::Hole | Source::Frames { .. });
-                let ahead = is_placed.then(|| (pages.end.0 - pages.start.0) as usize - 1);
-                self.streams.brought_in(page, look, pages, ahead);
+                self.bring_with(transfer, look, write, since, writable, work);
             }
         }
     }
@@ -79,7 +68,13 @@ impl<M: Memory> Engine<M> {
     /// Reads pages from `next` on that nobody has asked for, up to `stop`, as long as there is room and nobody waits.
     /// What lies on the device arrives piece by piece, each mapped while the next is read. Returns the first page that
     /// was not asked for.
-    fn read_on(&self, mut next: PageIndex, stop: PageIndex, write: bool, work: &mut Workspace) -> PageIndex {
+    pub(super) fn read_on(
+        &self,
+        mut next: PageIndex,
+        stop: PageIndex,
+        write: bool,
+        work: &mut Workspace,
+    ) -> PageIndex {
         while next < stop && self.may_read_ahead() {
             let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
             let Some((around, attributes)) = regions.around(next) else { break };
@@ -116,7 +111,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Returns whether pages may be read that nobody waits for.
-    fn may_read_ahead(&self) -> bool {
+    pub(super) fn may_read_ahead(&self) -> bool {
         self.requests() < AHEAD_MAX
             && self.waiting() == 0
             && self.parked.refused() == 0

@@ -162,6 +162,7 @@ impl Control {
         runtime.judge_shared_pool();
         runtime.engine.drop_idle_frames();
         runtime.engine.size_buffers();
+        runtime.engine.forget_ended_calls();
     }
 }
 

@@ -134,6 +134,7 @@ impl World {
             };
             let number = AREA.start + base + random.below(spread);
             self.stamp += 1;
+            self.announce(number);
             let action = if random.one_in(2) { Action::Read } else { Action::Write(random.next() >> 8) };
             self.access(page(number), action)
         });
@@ -150,6 +151,18 @@ impl World {
             && AREA.contains(&(access.page.0 + 1))
         {
             self.threads[nth] = Some(self.access(access.page.plus(1), Action::Read));
+        }
+    }
+
+    /// Now and then a call announces what it touches, from `number` on, or says that it has ended. Some never do.
+    fn announce(&mut self, number: u64) {
+        match self.stamp % 8 {
+            0 | 4 => {
+                let end = (number + self.stamp / 4 * 7 % 100).min(AREA.end);
+                self.announced = self.engine.announce(pages(number..end));
+            }
+            2 => self.announced.take().into_iter().for_each(|call| self.engine.retract(call)),
+            _ => {}
         }
     }
 

@@ -5,6 +5,7 @@ use pagetide::engine::{Engine, Progress, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, FaultToken, Miss, Setup};
 use pagetide::regions::Access;
 use pagetide_device::deferred::Deferred;
+use pagetide_swap::announced::Call;
 use pagetide_swap::{Counter, PageIndex, State, Word};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -35,6 +36,8 @@ pub(crate) struct World {
     pub deferred: Option<Arc<Deferred>>,
     pub model: HashMap<u64, Box<Bytes>>,
     pub threads: [Option<UnderWay>; THREADS],
+    /// A call that has announced what it touches.
+    pub announced: Option<Call>,
     pub granted: i64,
     /// Pages that may be lost to injected read errors.
     pub may_lose: bool,
@@ -56,6 +59,7 @@ impl World {
             deferred: None,
             model: HashMap::new(),
             threads: [None; THREADS],
+            announced: None,
             granted,
             may_lose: false,
             swaps_off: false,

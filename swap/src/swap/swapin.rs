@@ -254,6 +254,11 @@ impl<S: SpanSource> Swap<S> {
         }
     }
 
+    /// Returns whether windows are followed that tell what comes next: not where the rule looks at the page alone.
+    pub fn takes_windows(&self) -> bool {
+        self.space.config.readahead != Readahead::Cluster
+    }
+
     /// Returns how many pages may be read behind one that is on its way already, of those in `window`.
     pub fn reach_ahead(&self, window: Window) -> usize {
         match self.space.config.readahead {
