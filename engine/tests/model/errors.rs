@@ -60,11 +60,8 @@ fn damage_on_the_device_poisons_and_never_gives_wrong_bytes() {
     // Each that is read is compared.
     scattered().for_each(|number| world.read(number));
     let (lost, damaged) = (world.memory().poisoned().len() as u64, world.counter(Counter::decompress_fail));
-    assert!((9..=12).contains(&damaged), "one read in three of 32, and of those again: {damaged}");
-    assert!(
-        lost > 0 && lost <= damaged,
-        "what was read ahead is read again when it is asked for: {lost} of {damaged}"
-    );
+    // One read in three of 32, and of those that were read ahead again, when they were asked for.
+    assert_eq!((lost, damaged), (7, 12));
     world.check_end();
 }
 
@@ -75,7 +72,7 @@ fn damage_in_a_window_poisons_no_page_that_was_not_asked_for_wrongly() {
     (BASE..BASE + 256).for_each(|number| world.put(number, noise(number)));
     world.push_out();
     (BASE..BASE + 256).for_each(|number| world.read(number));
-    assert!(world.memory().poisoned().len() as u64 <= world.counter(Counter::decompress_fail));
+    assert_eq!(world.memory().poisoned().len() as u64, world.counter(Counter::decompress_fail));
     world.check_end();
 }
 
