@@ -1,6 +1,5 @@
 //! What a call of the program is about to touch comes in with its first fault.
 
-use super::bring_in::MOVE_RUN_MIN;
 use super::{Engine, Workspace};
 use crate::memory::Memory;
 use crate::regions::Access;
@@ -90,22 +89,12 @@ impl<M: Memory> Engine<M> {
     /// Brings in a transfer that nobody has asked for. Returns false if there is no room, or the device has too much to do: then
     /// it has been let go.
     fn bring_ahead(&self, transfer: Transfer, write: bool, writable: bool, work: &mut Workspace) -> bool {
-        match transfer.source {
-            Source::Frames { slot } => {
-                self.bring_from_frames(&transfer, slot, writable);
-                return true;
-            }
-            Source::Memory | Source::Hole | Source::Zero => {
-                let is_zero = transfer.source != Source::Memory;
-                let moves = !is_zero || !self.maps_zero_page(transfer.first, write);
-                if transfer.length >= MOVE_RUN_MIN && writable && moves {
-                    self.staging.want_donor();
-                    if self.bring_by_move(&transfer, work) {
-                        return true;
-                    }
-                }
-            }
-            Source::Device { .. } => {}
+        if let Source::Frames { slot } = transfer.source {
+            self.bring_from_frames(&transfer, slot, writable);
+            return true;
+        }
+        if self.bring_long_run(&transfer, write, writable, work) {
+            return true;
         }
         if !self.budget.try_take(transfer.length) {
             self.release(&transfer);
@@ -113,7 +102,7 @@ impl<M: Memory> Engine<M> {
         }
         match transfer.source {
             Source::Device { block } => return self.read(transfer, block, false, 0),
-            Source::Memory => self.bring_loaded(&transfer, work),
+            Source::Memory => self.bring_loaded(transfer, work),
             _ => self.bring_zeroes(&transfer, write),
         }
         true

@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// Runs of at least this many pages come in by MOVE into frames; shorter ones by COPY, which needs no
 /// frame and interrupts no other processor.
-pub(super) const MOVE_RUN_MIN: usize = 8;
+const MOVE_RUN_MIN: usize = 8;
 
 /// One page in so many keeps its copy although copies are not worth it just now.
 const COPY_SAMPLE: u64 = 16;
@@ -78,17 +78,9 @@ impl<M: Memory> Engine<M> {
             self.answered(since);
             return Some(transfer.pages());
         }
-        let moves = match transfer.source {
-            Source::Device { .. } => false,
-            Source::Hole | Source::Zero => !self.maps_zero_page(transfer.first, write),
-            _ => true,
-        };
-        if transfer.length >= MOVE_RUN_MIN && writable && moves {
-            self.staging.want_donor();
-            if self.bring_by_move(&transfer, work) {
-                self.answered(since);
-                return Some(transfer.pages());
-            }
+        if self.bring_long_run(&transfer, write, writable, work) {
+            self.answered(since);
+            return Some(transfer.pages());
         }
         let wants = transfer.length;
         let share = if wants > 1 { self.share_of_room(wants) } else { 1 };
@@ -105,18 +97,7 @@ impl<M: Memory> Engine<M> {
         let pages = transfer.pages();
         match transfer.source {
             Source::Hole | Source::Zero => self.bring_zeroes(&transfer, write),
-            Source::Memory => {
-                work.make_room(transfer.length);
-                let Workspace { pages, scratch, .. } = work;
-                let (mut loaded, mut error) = self.load(&transfer, pages, scratch);
-                if loaded <= transfer.demand && transfer.length > 1 {
-                    // One of the neighbours is damaged: that is for whoever wants it.
-                    self.budget.give(transfer.length as i64 - 1);
-                    self.narrow(&mut transfer, 1);
-                    (loaded, error) = self.load(&transfer, pages, scratch);
-                }
-                self.map_loaded(&transfer, loaded, error, pages);
-            }
+            Source::Memory => self.bring_loaded(transfer, work),
             Source::Device { block } => {
                 return self.read(transfer, block, write, since).then_some(pages);
             }
@@ -173,12 +154,18 @@ impl<M: Memory> Engine<M> {
         (transfer.length, None)
     }
 
-    /// Brings in a transfer from the pool that nobody has asked for, and that was paid for.
-    pub(super) fn bring_loaded(&self, transfer: &Transfer, work: &mut Workspace) {
+    /// Brings in a transfer from the pool that was paid for.
+    pub(super) fn bring_loaded(&self, mut transfer: Transfer, work: &mut Workspace) {
         work.make_room(transfer.length);
         let Workspace { pages, scratch, .. } = work;
-        let (loaded, error) = self.load(transfer, pages, scratch);
-        self.map_loaded(transfer, loaded, error, pages);
+        let (mut loaded, mut error) = self.load(&transfer, pages, scratch);
+        if loaded <= transfer.demand && transfer.length > 1 && !transfer.ahead {
+            // One of the neighbours is damaged: that is for whoever wants it.
+            self.budget.give(transfer.length as i64 - 1);
+            self.narrow(&mut transfer, 1);
+            (loaded, error) = self.load(&transfer, pages, scratch);
+        }
+        self.map_loaded(&transfer, loaded, error, pages);
     }
 
     /// Maps the first `loaded` pages of a transfer for whose whole length was paid.
@@ -343,6 +330,26 @@ impl<M: Memory> Engine<M> {
     /// what cannot move is copied.
     pub(super) fn moves(&self, pages: usize, room: bool) -> bool {
         self.memory.can_move() && (pages >= MOVE_RUN_MIN || !room || self.mask.masks(Mask::NO_COPY))
+    }
+
+    /// Brings a run in by MOVE where it is long enough for that. Returns false if it is to come in by another way.
+    pub(super) fn bring_long_run(
+        &self,
+        transfer: &Transfer,
+        write: bool,
+        writable: bool,
+        work: &mut Workspace,
+    ) -> bool {
+        let moves = match transfer.source {
+            Source::Device { .. } | Source::Frames { .. } => false,
+            Source::Hole | Source::Zero => !self.maps_zero_page(transfer.first, write),
+            Source::Memory => true,
+        };
+        if transfer.length < MOVE_RUN_MIN || !writable || !moves {
+            return false;
+        }
+        self.staging.want_donor();
+        self.bring_by_move(transfer, work)
     }
 
     /// Brings a run in through free frames: read into them, then moved as one.
