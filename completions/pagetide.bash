@@ -355,7 +355,7 @@ _pagetide() {
             return 0
             ;;
         pagetide__subcmd__run)
-            opts="-m -q -v -h --memory --stats --report --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --remote --remote-size --remote-timeout --remote-ttl --remote-password-file --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
+            opts="-m -q -v -h --memory --stats --report --stats-interval --max-stall --strict --quiet --verbose --swap-dir --swap-size --no-disk --no-encrypt --remote --remote-size --remote-timeout --remote-ttl --remote-password-file --trace --max-pool-percent --shrinker --reclaim --readahead --page-cluster --fixed-share --compressor --recompressor --max-compression-ratio --accept-threshold-percent --no-load-control --zpool --no-pool --help"
             if [[ ${cur} == -* || ${COMP_CWORD} -eq 2 ]] ; then
                 COMPREPLY=( $(compgen -W "${opts}" -- "${cur}") )
                 return 0
@@ -463,6 +463,10 @@ _pagetide() {
                     return 0
                     ;;
                 --compressor)
+                    COMPREPLY=($(compgen -W "lz4 zstd none" -- "${cur}"))
+                    return 0
+                    ;;
+                --recompressor)
                     COMPREPLY=($(compgen -W "lz4 zstd none" -- "${cur}"))
                     return 0
                     ;;

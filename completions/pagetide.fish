@@ -67,6 +67,9 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l page-cluster -
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l compressor -d 'How pages are compressed' -r -f -a "lz4\t'Fast'
 zstd\t'Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1'
 none\t'Pages are kept as they are'"
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l recompressor -d 'How pages are compressed that the compressor refuses, while the pool is small or there is no disk' -r -f -a "lz4\t'Fast'
+zstd\t'Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1'
+none\t'Not at all'"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-compression-ratio -d 'Keep pages that compress to more than N percent of themselves out of the pool' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l accept-threshold-percent -d 'Have a pool that reached its limit take pages again below N percent of it' -r
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l zpool -d 'Allocator of the pool\'s memory' -r -f -a "zsmalloc\t'Size classes, with compaction'

@@ -205,7 +205,7 @@ fn what_changes_a_run_names_it_and_takes_only_one_that_was_started_here() {
     let name = format!("run {pid} (sleep 100)");
     let mut next = || said.next().unwrap_or_default();
     assert_eq!(next(), format!("{name}: enabled=on"));
-    let shown: Vec<_> = (0..9).map(|_| next()).collect();
+    let shown: Vec<_> = (0..10).map(|_| next()).collect();
     assert_eq!(shown[..3], [&*format!("# {name}"), "memory=64M", "enabled=on"]);
     assert_eq!(next(), format!("{name}: 0 KiB came back; the swap file is out of use"));
     assert_eq!(next(), format!("{name}: the swap file is in use again"));

@@ -63,7 +63,7 @@ impl Random {
     }
 }
 
-/// What a page says after so many writes: a repeated word, noise, or something between. Zeroes before the first.
+/// What a page says after so many writes: a repeated word, noise, digits, or something between. Zeroes before the first.
 fn compose(page: u64, version: u32) -> Bytes {
     let mut bytes = vec![0; PAGE_SIZE].into_boxed_slice();
     let stamp = (page << 32 | u64::from(version)).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -74,6 +74,8 @@ fn compose(page: u64, version: u32) -> Bytes {
         *word = match kind {
             0 => (stamp as u32 as u64 * 0x1_0000_0001).to_ne_bytes(),
             1 => random.next().to_ne_bytes(),
+            // Digits, which only Zstandard makes smaller.
+            2 => (random.next() & 0x0f0f_0f0f_0f0f_0f0f | 0x3030_3030_3030_3030).to_ne_bytes(),
             _ if (nth as u64).is_multiple_of(kind * 3) => random.next().to_ne_bytes(),
             _ => *b"pagetide",
         };
@@ -141,11 +143,17 @@ impl Worker<'_> {
             900..930 => self.discard(page),
             930..950 => _ = self.world.moved.fetch_add(swap.compact(4) as u64, Relaxed),
             950..970 => _ = swap.drop_copies(self.random.below(300) as usize),
-            970..985 => swap.zswap().set_pages_max([40, 400, PAGES as usize][self.random.below(3) as usize]),
+            970..985 => {
+                swap.zswap().set_pages_max([40, 400, PAGES as usize][self.random.below(3) as usize]);
+                swap.zswap().set_recompress_max([0, 40, usize::MAX][self.random.below(3) as usize]);
+            }
             985..995 => {
                 let switches = Switches {
                     enabled: self.random.below(8) > 0,
                     compression: ["lz4", "zstd:-5", "zstd", "none"][self.random.below(4) as usize]
+                        .parse()
+                        .unwrap(),
+                    recompression: ["zstd", "zstd:-3", "none"][self.random.below(3) as usize]
                         .parse()
                         .unwrap(),
                     max_compression_ratio: [75, 100][self.random.below(2) as usize],

@@ -88,6 +88,7 @@ fn change(settings: &mut Settings, setting: &str, value: &str) -> Result<(), Str
         "memory" => *memory = parse_memory(value)?,
         "enabled" => switches.enabled = parse_switch(value)?,
         "compressor" => switches.compression = value.parse()?,
+        "recompressor" => switches.recompression = value.parse()?,
         "max_compression_ratio" => switches.max_compression_ratio = percent(value, PERCENT)? as u8,
         "max_pool_percent" => knobs.max_pool_percent = percent(value, POOL_PERCENT)?,
         "accept_threshold_percent" => switches.accept_threshold_percent = percent(value, PERCENT)? as u8,
@@ -121,11 +122,12 @@ fn show_memory(bytes: u64) -> String {
 fn show(Settings { memory, knobs }: Settings) -> String {
     let switches = knobs.switches;
     format!(
-        "memory={}\nenabled={}\ncompressor={}\nmax_compression_ratio={}\nmax_pool_percent={}\n\
+        "memory={}\nenabled={}\ncompressor={}\nrecompressor={}\nmax_compression_ratio={}\nmax_pool_percent={}\n\
          accept_threshold_percent={}\nshrinker={}\nfixed_share={}\n",
         show_memory(memory),
         show_switch(switches.enabled),
         switches.compression,
+        switches.recompression,
         switches.max_compression_ratio,
         knobs.max_pool_percent,
         switches.accept_threshold_percent,
@@ -170,6 +172,7 @@ mod tests {
             "memory=3G",
             "enabled=off",
             "compressor=zstd:-3",
+            "recompressor=none",
             "max_compression_ratio=60",
             "max_pool_percent=20",
             "accept_threshold_percent=70",

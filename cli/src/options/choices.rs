@@ -91,7 +91,10 @@ pub fn name<T: ValueEnum>(value: &T) -> String {
 
 /// Reads `lz4`, `zstd`, `zstd:LEVEL` or `none`.
 #[derive(Clone, Copy, Debug)]
-pub struct Compressors;
+pub struct Compressors {
+    /// What `none` means.
+    pub none: &'static str,
+}
 
 impl TypedValueParser for Compressors {
     type Value = Compression;
@@ -112,7 +115,7 @@ impl TypedValueParser for Compressors {
         let values = [
             value("lz4", "Fast"),
             value("zstd", "Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1"),
-            value("none", "Pages are kept as they are"),
+            value("none", self.none),
         ];
         Some(Box::new(values.into_iter()))
     }

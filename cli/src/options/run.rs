@@ -94,8 +94,11 @@ pub struct RunArgs {
     #[command(flatten)]
     pub rules: RuleArgs,
     /// How pages are compressed
-    #[arg(long, value_name = "NAME", default_value_t, value_parser = Compressors, help_heading = DECISIONS)]
+    #[arg(long, value_name = "NAME", default_value_t, value_parser = Compressors { none: "Pages are kept as they are" }, help_heading = DECISIONS)]
     pub compressor: Compression,
+    /// How pages are compressed that the compressor refuses, while the pool is small or there is no disk
+    #[arg(long, value_name = "NAME", default_value_t = Switches::default().recompression, value_parser = Compressors { none: "Not at all" }, help_heading = DECISIONS)]
+    pub recompressor: Compression,
     /// Keep pages that compress to more than N percent of themselves out of the pool
     #[arg(long, value_name = "N", default_value_t = Switches::default().max_compression_ratio, value_parser = clap::value_parser!(u8).range(1..=100), help_heading = DECISIONS)]
     pub max_compression_ratio: u8,

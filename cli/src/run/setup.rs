@@ -220,6 +220,7 @@ fn knobs(args: &RunArgs) -> Knobs {
     let switches = Switches {
         enabled: !args.no_pool,
         compression: args.compressor,
+        recompression: args.recompressor,
         max_compression_ratio: args.max_compression_ratio,
         accept_threshold_percent: args.accept_threshold_percent,
         shrinker: args.rules.shrinker.into(),

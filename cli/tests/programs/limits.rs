@@ -35,6 +35,15 @@ fn a_program_starts_and_forks_where_address_space_is_limited() {
 }
 
 #[test]
+fn digits_fit_where_there_is_no_disk() {
+    let _turn = turn();
+    // 80 MiB of them: LZ4 refuses all, Zstandard makes a little more than half.
+    let command = [&*python(), &job("digits.py")];
+    let run = start(pagetide("72M", "", &["--no-disk"], &command));
+    assert_eq!(run.end().succeeds(), "0 of 20000 differ\n");
+}
+
+#[test]
 fn what_cannot_fit_ends_with_a_message_and_never_hangs() {
     let _turn = turn();
     let command = [&*program("incompressible"), "--mib", "100", "--threads", "2"];

@@ -17,6 +17,10 @@ const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
+/// The part of the memory that the pool may take with pages which only the recompressor makes small enough: these give less
+/// memory than others, and a disk reads them ahead where they come back in order.
+const RECOMPRESS_PART: i64 = 16;
+
 /// Clusters in which zero pages are counted at a time: some milliseconds.
 const ZERO_CLUSTERS: usize = 512;
 
@@ -215,13 +219,24 @@ impl Runtime {
         let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
-        self.engine.swap().zswap().set_pages_max(share.min(room).max(0) as usize);
+        let zswap = self.engine.swap().zswap();
+        zswap.set_pages_max(share.min(room).max(0) as usize);
+        zswap.set_recompress_max(if self.has_room_elsewhere() {
+            (grant / RECOMPRESS_PART).max(0) as usize
+        } else {
+            usize::MAX
+        });
+    }
+
+    /// Returns whether pages can go to another place than the pool.
+    fn has_room_elsewhere(&self) -> bool {
+        self.engine.can_write() && !self.engine.is_full() && !self.in_need.load(Relaxed)
     }
 
     /// Returns the pool's share of this process's memory: `ceiling`, or less where a page in the program is worth more.
     fn pool_share(&self, ceiling: f64) -> f64 {
         // What the disk has no room for has no other place than the pool.
-        if !self.engine.can_write() || self.engine.is_full() || self.in_need.load(Relaxed) {
+        if !self.has_room_elsewhere() {
             return ceiling;
         }
         let mut balance = lock(&self.balance);

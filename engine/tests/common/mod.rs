@@ -34,7 +34,8 @@ impl Random {
     }
 }
 
-/// A page whose contents follow from `stamp`: zero, one word repeated, text, or incompressible.
+/// A page whose contents follow from `stamp`: zero, one word repeated, text, digits that only Zstandard makes smaller, or
+/// incompressible.
 pub(crate) fn compose(stamp: u64) -> Box<Bytes> {
     let mut page = Box::new([0; 4096]);
     let mut random = Random::new(stamp);
@@ -46,6 +47,9 @@ pub(crate) fn compose(stamp: u64) -> Box<Bytes> {
                 *word = if nth % 8 == 0 { random.next().to_ne_bytes() } else { *b"the page" };
             }
         }
+        5 => page.as_chunks_mut::<8>().0.iter_mut().for_each(|word| {
+            *word = (random.next() & 0x0f0f_0f0f_0f0f_0f0f | 0x3030_3030_3030_3030).to_ne_bytes();
+        }),
         _ => page.as_chunks_mut::<8>().0.iter_mut().for_each(|word| *word = random.next().to_ne_bytes()),
     }
     page

@@ -80,7 +80,11 @@ impl World {
     /// What comes from elsewhere: other settings, the kernel, a fork.
     fn happening(&mut self, drawn: u64, random: &mut Random) {
         match drawn {
-            968..970 => self.engine.swap().zswap().set_pages_max(random.below(120) as usize),
+            968..970 => {
+                let zswap = self.engine.swap().zswap();
+                zswap.set_pages_max(random.below(120) as usize);
+                zswap.set_recompress_max([0, 60, usize::MAX][random.below(3) as usize]);
+            }
             970..971 => self.engine.swap().zswap().switch(any_switches(random)),
             971..972 => self.engine.set_pool_pressure(random.below(3) as f64),
             972..976 => {

@@ -78,9 +78,13 @@ impl Zstd {
         Ok(self.encoder.as_mut().expect("made above"))
     }
 
+    /// Sets the level. The context stays: compressor and recompressor may take turns at it.
     fn set_level(&mut self, level: i32) {
-        if self.level != level {
-            (self.level, self.encoder) = (level, None);
+        if std::mem::replace(&mut self.level, level) != level
+            && let Some(context) = &mut self.encoder
+            && context.set_parameter(CParameter::CompressionLevel(level)).is_err()
+        {
+            self.encoder = None;
         }
     }
 }
@@ -250,6 +254,23 @@ mod tests {
             let mut back = vec![0; PAGE_SIZE];
             let bytes = &out[..length - usize::from(cut) % length / 8];
             let _ = codecs.decoder(compression.compressor).decompress(bytes, &mut back);
+        }
+    }
+
+    #[test]
+    fn levels_that_take_turns_compress_as_each_would_alone() {
+        let levels = ["zstd:-5", "zstd:19", "zstd:1", "zstd:-5", "zstd:1"].map(|name| name.parse().unwrap());
+        let mut page = page_of(40, 7);
+        page.copy_within(..PAGE_SIZE / 2, PAGE_SIZE / 2);
+        let compressed = |codecs: &mut Codecs, level| {
+            let mut out = [0; PAGE_SIZE];
+            let length = codecs.encoder(level).compress(&page, &mut out).unwrap();
+            out[..length].to_vec()
+        };
+        let mut codecs = Codecs::default();
+        for level in levels {
+            let alone = compressed(&mut Codecs::default(), level);
+            assert_eq!(compressed(&mut codecs, level), alone, "{level}");
         }
     }
 

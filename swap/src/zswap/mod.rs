@@ -19,7 +19,7 @@ use crate::error::{LoadError, StoreError};
 use crate::hash::{HASH_BYTES, HashKey, PageHash, to_bytes};
 use crate::place::{Entry, Handle};
 use codec::Codecs;
-use compression::Compressor;
+use compression::{Compression, Compressor};
 use folios::{Folios, Piece, is_unknown, split_word};
 use pagetide_page::{FOLIO_PAGES, PAGE_SIZE};
 use pool::Allocator;
@@ -94,6 +94,8 @@ pub struct Zswap<S: SpanSource> {
     switches: AtomicU64,
     /// The number of pages that the pool may take.
     pages_max: AtomicUsize,
+    /// The number of pages below which it takes what is left to the recompressor.
+    recompress_max: AtomicUsize,
     /// Whether the pool has reached its limit, and has not fallen below the threshold since.
     full: AtomicBool,
     stored: Stored,
@@ -152,6 +154,7 @@ impl<S: SpanSource + Clone + 'static> Zswap<S> {
             folios,
             switches: AtomicU64::new(switches.to_bits()),
             pages_max: AtomicUsize::new(0),
+            recompress_max: AtomicUsize::new(0),
             full: AtomicBool::new(false),
             stored: Stored::default(),
             zero_bytes: OnceLock::new(),
@@ -178,6 +181,18 @@ impl<S: SpanSource> Zswap<S> {
     /// Sets the number of pages that the pool may take.
     pub fn set_pages_max(&self, pages: usize) {
         self.pages_max.store(pages, Relaxed);
+    }
+
+    /// Sets the number of pages below which pages that the compressor refuses are tried with the recompressor: 0 at first.
+    pub fn set_recompress_max(&self, pages: usize) {
+        self.recompress_max.store(pages, Relaxed);
+    }
+
+    /// Returns the way in which pages are compressed now that the compressor refuses (after zram's recompression).
+    fn recompression(&self, switches: Switches) -> Option<Compression> {
+        let again = switches.recompression;
+        let is_another = again.compressor != Compressor::None && again != switches.compression;
+        (is_another && self.pool_pages() < self.recompress_max.load(Relaxed)).then_some(again)
     }
 
     /// Checks whether pages are stored just now. After the limit has been reached they are not before the pool has
@@ -216,21 +231,30 @@ impl<S: SpanSource> Zswap<S> {
             || (self.full.load(Relaxed) && pages >= below(most, self.switches()))
     }
 
-    /// Compresses a page for the store.
+    /// Compresses a page for the store, and in the way of `again` if that fails.
     ///
     /// # Errors
     /// [`StoreError::Incompressible`] if the compressed form would exceed the largest that is stored; the codec's error
     /// otherwise.
     fn encode<'a>(
         switches: Switches,
+        again: Option<Compression>,
         page: &[u8],
         hash: PageHash,
         codecs: &mut Codecs,
         room: &'a mut [u8],
     ) -> Result<Piece<'a>, StoreError> {
         let room = &mut room[..switches.compressed_max()];
-        let length = codecs.encoder(switches.compression).compress(page, room)?;
-        Ok(Piece::new(to_bytes(hash), switches.compression.compressor, &room[..length]))
+        let first = codecs.encoder(switches.compression).compress(page, room);
+        let (Compression { compressor, .. }, length) = match (first, again) {
+            (Err(StoreError::Incompressible), Some(again)) => {
+                // Whatever it fails for: the page has its place on the device.
+                let second = codecs.encoder(again).compress(page, room);
+                (again, second.map_err(|_| StoreError::Incompressible)?)
+            }
+            (first, _) => (switches.compression, first?),
+        };
+        Ok(Piece::new(to_bytes(hash), compressor, &room[..length]))
     }
 
     /// Stores a page alone.
@@ -240,9 +264,10 @@ impl<S: SpanSource> Zswap<S> {
     /// [`StoreError::Disabled`], [`StoreError::PoolLimit`] or [`StoreError::NoMemory`] if the pool takes nothing.
     pub fn store(&self, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> Result<Handle, StoreError> {
         self.accepts()?;
+        let switches = self.switches();
         let (codecs, mut rooms) = scratch.room(1);
         let room = rooms.next().expect("room for one");
-        self.store_piece(&Self::encode(self.switches(), page, hash, codecs, room)?)
+        self.store_piece(&Self::encode(switches, self.recompression(switches), page, hash, codecs, room)?)
     }
 
     fn store_piece(&self, piece: &Piece<'_>) -> Result<Handle, StoreError> {
@@ -268,10 +293,11 @@ impl<S: SpanSource> Zswap<S> {
             return [Err(error); FOLIO_PAGES];
         }
         let switches = self.switches();
+        let again = self.recompression(switches);
         let (codecs, mut rooms) = scratch.room(FOLIO_PAGES);
         let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
             let room = rooms.next().expect("room for each");
-            Self::encode(switches, page(nth), hashes[nth], codecs, room)
+            Self::encode(switches, again, page(nth), hashes[nth], codecs, room)
         });
         self.insert_folio(
             &encoded,
@@ -337,7 +363,8 @@ impl<S: SpanSource> Zswap<S> {
             let mut scratch = Scratch::default();
             let (codecs, mut rooms) = scratch.room(1);
             let room = rooms.next().expect("room for one");
-            let piece = Self::encode(self.switches(), &[0; PAGE_SIZE], PageHash::default(), codecs, room);
+            let zeroes = [0; PAGE_SIZE];
+            let piece = Self::encode(self.switches(), None, &zeroes, PageHash::default(), codecs, room);
             piece.map_or(PAGE_SIZE, |piece| piece.length)
         })
     }

@@ -11,6 +11,9 @@ pub struct Switches {
     pub enabled: bool,
     /// The way in which pages are compressed from now on.
     pub compression: Compression,
+    /// The way in which pages are compressed that this refuses, while the pool is small
+    /// ([`crate::zswap::Zswap::set_recompress_max`]); [`Compressor::None`] for not at all.
+    pub recompression: Compression,
     /// The largest compressed form that is stored, in percent of a page: a page that needs more is incompressible.
     pub max_compression_ratio: u8,
     /// The part of its limit, in percent, below which a pool must fall that has reached the limit, before it takes
@@ -28,6 +31,7 @@ impl Default for Switches {
         Self {
             enabled: true,
             compression: Compression::default(),
+            recompression: Compression { compressor: Compressor::Zstd, level: 1 },
             max_compression_ratio: 75,
             accept_threshold_percent: 90,
             shrinker: Shrinker::default(),
@@ -41,10 +45,11 @@ impl Switches {
     pub const fn to_bits(self) -> u64 {
         self.compression.to_bits()
             | (self.enabled as u64) << 16
+            | (self.fixed_share as u64) << 17
             | (self.max_compression_ratio as u64) << 24
             | (self.accept_threshold_percent as u64) << 32
             | (self.shrinker as u64) << 40
-            | (self.fixed_share as u64) << 48
+            | self.recompression.to_bits() << 48
     }
 
     /// Returns the switches from their word. Values out of range become the nearest in range, or the default.
@@ -52,10 +57,11 @@ impl Switches {
         Self {
             enabled: bits >> 16 & 1 == 1,
             compression: Compression::from_bits(bits & 0xffff),
+            recompression: Compression::from_bits(bits >> 48),
             max_compression_ratio: ((bits >> 24) as u8).clamp(1, 100),
             accept_threshold_percent: ((bits >> 32) as u8).clamp(1, 100),
             shrinker: Shrinker::from_bits((bits >> 40) as u8).unwrap_or_default(),
-            fixed_share: bits >> 48 & 1 == 1,
+            fixed_share: bits >> 17 & 1 == 1,
         }
     }
 
@@ -78,6 +84,7 @@ mod tests {
         let switches = Switches {
             enabled: false,
             compression,
+            recompression: "zstd:19".parse().unwrap(),
             max_compression_ratio: 99,
             accept_threshold_percent: 1,
             shrinker: Shrinker::None,

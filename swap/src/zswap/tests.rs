@@ -4,6 +4,44 @@ use super::*;
 use pool::Heap;
 
 #[test]
+fn what_the_compressor_refuses_is_recompressed_while_the_pool_is_small() {
+    let key = HashKey::new([1, 2, 3, 4]);
+    let mut state = 1u64;
+    let mut drawn = |mask: u8, base: u8| -> [u8; PAGE_SIZE] {
+        std::array::from_fn(|_| {
+            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+            (state >> 56) as u8 & mask | base
+        })
+    };
+    let (digits, noise) = (drawn(0x0f, b'0'), drawn(0xff, 0));
+    for allocator in [Allocator::Zsmalloc, Allocator::Zbud] {
+        let (zswap, scratch) = (Zswap::new(Heap, allocator, Switches::default()), &mut Scratch::default());
+        zswap.set_pages_max(100);
+        let mut store = |page: &[u8; PAGE_SIZE]| zswap.store(page, key.hash(page), scratch);
+        assert_eq!(store(&digits), Err(StoreError::Incompressible), "not allowed at first");
+        zswap.set_recompress_max(1);
+        let handle = store(&digits).unwrap();
+        assert!(zswap.length(handle).unwrap() < PAGE_SIZE * 6 / 10);
+        assert_eq!(store(&digits), Err(StoreError::Incompressible), "the pool has a page");
+        zswap.set_recompress_max(100);
+        assert_eq!(store(&noise), Err(StoreError::Incompressible));
+        let folio = zswap.store_folio(|_| &digits, &[key.hash(&digits); FOLIO_PAGES], u16::MAX, scratch);
+        for handle in folio.into_iter().map(Result::unwrap).chain([handle]) {
+            let mut back = [0; PAGE_SIZE];
+            zswap.load(handle, &mut back, &key, scratch).unwrap();
+            assert!(back == digits);
+            zswap.free(handle);
+        }
+        for recompression in ["none", "lz4"] {
+            let recompression = recompression.parse().unwrap();
+            zswap.switch(Switches { recompression, ..Switches::default() });
+            let refused = zswap.store(&digits, key.hash(&digits), scratch);
+            assert_eq!(refused, Err(StoreError::Incompressible), "{recompression}");
+        }
+    }
+}
+
+#[test]
 fn an_entry_is_of_the_page_with_its_whole_hash() {
     let key = HashKey::new([1, 2, 3, 4]);
     let page: [u8; PAGE_SIZE] = std::array::from_fn(|at| at as u8 / 7);
