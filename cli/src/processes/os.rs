@@ -192,7 +192,8 @@ pub(crate) fn stop_until(goes_on: impl Fn() -> bool) {
     if waker == 0 {
         // SAFETY: a number is passed.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-        while !goes_on() {
+        // One that is sent before this process stops has it go on from nothing.
+        while !(super::tree::is_stopped(me) && goes_on()) {
             std::thread::sleep(PAUSE);
         }
         send(me, libc::SIGCONT, None);

@@ -198,8 +198,8 @@ impl<'a> Launcher<'a> {
         }
         os::stop_until(|| !tree::is_stopped(self.child));
         self.sampler.note_stop();
-        // Continued. A SIGCONT to the whole group has reached CMD already.
-        if tree::is_stopped(self.child) {
+        // Continued. A SIGCONT to the whole group has reached CMD already, and a stop since then is to be followed.
+        if tree::is_left_stopped(self.child) {
             os::send(self.child, libc::SIGCONT, None);
         }
     }
@@ -219,7 +219,7 @@ impl<'a> Launcher<'a> {
             None => signal == libc::SIGHUP && leads_session(),
         };
         // One SIGCONT continued the launcher, and CMD with it.
-        if forward && (signal != libc::SIGCONT || tree::is_stopped(self.child)) {
+        if forward && (signal != libc::SIGCONT || tree::is_left_stopped(self.child)) {
             os::send(self.child, signal, sender.and_then(|sender| sender.value));
         }
     }
