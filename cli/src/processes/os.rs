@@ -1,6 +1,7 @@
 //! System calls that need `unsafe`: signal masks, dispositions, the step between fork and exec.
 
-use std::io;
+use pagetide_sys::procfs::Stat;
+use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -111,6 +112,18 @@ impl Signals {
         Some(Received { signal, sender })
     }
 
+    /// Forgets that a signal has come, if one has.
+    pub(crate) fn drop_pending(&self, signal: i32) {
+        let none = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut set = MaybeUninit::<libc::sigset_t>::uninit();
+        // SAFETY: the set is initialised by the first call, and nothing is to be filled in.
+        unsafe {
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), signal);
+            libc::sigtimedwait(set.as_ptr(), std::ptr::null_mut(), &raw const none);
+        }
+    }
+
     /// Starts a command with the signals, and the standard streams, that this process itself was given.
     /// It dies with this process.
     pub(crate) fn spawn(self, command: &mut Command) -> io::Result<u32> {
@@ -179,22 +192,40 @@ pub(crate) fn children_cpu() -> (f64, f64) {
     (seconds(usage.ru_utime), seconds(usage.ru_stime))
 }
 
-/// Stops this process until somebody continues it, or `goes_on` returns true.
+/// Who continued this process after it had stopped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Continued {
+    /// It did itself, for what it waited for had come.
+    ByItself,
+    /// Somebody else.
+    BySomebody,
+}
+
+/// Stops this process until somebody continues it, or `goes_on` returns true. Returns which.
 ///
 /// `goes_on` runs in a process forked from this one, as a stopped process cannot run it. It takes no lock that
 /// another thread of this process might hold, except that of `malloc`, which the C library hands to a forked child
 /// in order.
-pub(crate) fn stop_until(goes_on: impl Fn() -> bool) {
+pub(crate) fn stop_until(goes_on: impl Fn() -> bool) -> Continued {
     const PAUSE: Duration = Duration::from_millis(100);
     let me = std::process::id();
+    // The waker says so before it continues this process. Without descriptors nobody can tell.
+    let told = std::io::pipe().ok();
     // SAFETY: the child needs no lock that another thread could hold, as said above.
     let waker = unsafe { libc::fork() };
     if waker == 0 {
         // SAFETY: a number is passed.
         unsafe { libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) };
-        // One that is sent before this process stops has it go on from nothing.
-        while !(super::tree::is_stopped(me) && goes_on()) {
+        // A SIGCONT that is sent before this process stops has it go on from nothing.
+        while !(is_stopped_or_traced(me) && goes_on()) {
+            if std::os::unix::process::parent_id() != me {
+                // SAFETY: as below.
+                unsafe { libc::_exit(0) };
+            }
             std::thread::sleep(PAUSE);
+        }
+        if let Some((_, say)) = &told {
+            _ = (&*say).write(&[1]);
         }
         send(me, libc::SIGCONT, None);
         // SAFETY: it ends this copy of the process without running what the original is to run.
@@ -204,4 +235,14 @@ pub(crate) fn stop_until(goes_on: impl Fn() -> bool) {
     if waker > 0 {
         send(waker as u32, libc::SIGKILL, None);
     }
+    // It is there before the signal. A copy of the other end may live on in another process: that is not waited for.
+    match told.map(|(mut hear, _)| rustix::io::ioctl_fionbio(&hear, true).map(|()| hear.read(&mut [0]))) {
+        Some(Ok(Ok(1))) => Continued::ByItself,
+        _ => Continued::BySomebody,
+    }
+}
+
+/// Returns whether a process is stopped, be it by its tracer.
+fn is_stopped_or_traced(pid: u32) -> bool {
+    Stat::of(pid).is_some_and(|stat| matches!(stat.state, b'T' | b't'))
 }

@@ -1,7 +1,6 @@
 //! The tree of processes, as `/proc` shows it.
 
 use pagetide_sys::procfs;
-use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
@@ -26,16 +25,6 @@ fn parent(pid: u32) -> Option<u32> {
 /// Returns whether a process is stopped.
 pub(crate) fn is_stopped(pid: u32) -> bool {
     read(pid).is_some_and(|stat| state_and_parent(&stat).is_some_and(|(state, _)| state == "T"))
-}
-
-/// Returns whether a child was left stopped: it is stopped, and its parent knows. Where the parent has not been told yet it was
-/// continued, and has stopped anew.
-pub(crate) fn is_left_stopped(child: u32) -> bool {
-    // Before the other question, so that a stop between the two is a new one.
-    let stopped = is_stopped(child);
-    let peek = WaitIdOptions::STOPPED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-    let untold = Pid::from_raw(child as i32).map(|child| waitid(WaitId::Pid(child), peek));
-    stopped && matches!(untold, Some(Ok(None)))
 }
 
 /// Returns the name of a process; empty if it has ended.

@@ -6,7 +6,7 @@ use crate::disk::swapfile::SwapFile;
 use crate::failure::{Failure, NOT_EXECUTABLE, NOT_FOUND, OURS};
 use crate::keeper::link::{KeeperHandle, KeeperLink};
 use crate::processes::killed::{BY_SIGKILL, Killer, OomWatch};
-use crate::processes::os::{self, Received, Signals};
+use crate::processes::os::{self, Continued, Received, Signals};
 use crate::processes::tree;
 use crate::report::ReportFile;
 use crate::run::descriptor_server::{DescriptorServer, SocketDirectory};
@@ -196,10 +196,12 @@ impl<'a> Launcher<'a> {
         if getpid() == Pid::INIT || !tree::is_stopped(self.child) {
             return;
         }
-        os::stop_until(|| !tree::is_stopped(self.child));
+        let continued = os::stop_until(|| !tree::is_stopped(self.child));
         self.sampler.note_stop();
-        // Continued. A SIGCONT to the whole group has reached CMD already, and a stop since then is to be followed.
-        if tree::is_left_stopped(self.child) {
+        // What continued the launcher is done with here.
+        self.signals.drop_pending(libc::SIGCONT);
+        // A SIGCONT to the whole group has reached CMD already. Where CMD went on by itself, a stop is a new one.
+        if continued == Continued::BySomebody && tree::is_stopped(self.child) {
             os::send(self.child, libc::SIGCONT, None);
         }
     }
@@ -219,7 +221,7 @@ impl<'a> Launcher<'a> {
             None => signal == libc::SIGHUP && leads_session(),
         };
         // One SIGCONT continued the launcher, and CMD with it.
-        if forward && (signal != libc::SIGCONT || tree::is_left_stopped(self.child)) {
+        if forward && (signal != libc::SIGCONT || tree::is_stopped(self.child)) {
             os::send(self.child, signal, sender.and_then(|sender| sender.value));
         }
     }
