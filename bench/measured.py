@@ -36,6 +36,7 @@ code behind it is what a run printed (its key `output`, a list of lines); this s
 """
 
 import argparse
+import functools
 import datetime
 import json
 import re
@@ -218,7 +219,7 @@ def tables(path):
 
 
 def load():
-    """The newest run of each key."""
+    """The newest run of each key; of some benchmarks the newest of each row."""
     runs = {}
     for directory in sorted(RUNS.iterdir()):
         for path in sorted(directory.iterdir()):
@@ -226,9 +227,13 @@ def load():
                 if missing := [name for name in KEYS if name not in run]:
                     sys.exit(f"measured.py: {path.relative_to(REPO)} lacks {', '.join(missing)}")
                 run["path"] = (path / "machine.json" if path.is_dir() else path).relative_to(REPO)
-                older, newer = sorted((runs.get(key(run), run), run), key=when)
-                runs[key(run)] = with_rows_of(older, newer) if run["benchmark"] in BY_ROW else newer
-    return runs
+                runs.setdefault(key(run), []).append(run)
+    return {name: newest(sorted(found, key=when)) for name, found in runs.items()}
+
+
+def newest(runs):
+    """The last of runs that are in order, with the rows of those before it that it has not measured itself."""
+    return functools.reduce(with_rows_of, runs) if runs[-1]["benchmark"] in BY_ROW else runs[-1]
 
 
 def when(run):

@@ -132,6 +132,9 @@ class Runs(unittest.TestCase):
 
         found = measured.with_rows_of(run(("a", 1), ("b", 2)), run(("b", 3), ("c", 4)))["rows"]
         self.assertEqual([(row["row"], row["ratio"]) for row in found], [("b", 3), ("c", 4), ("a", 1)])
+        # Whatever the order in which their folders are read.
+        later = measured.newest([run(("a", 1)), run(("a", 2)), run(("b", 3))])["rows"]
+        self.assertEqual([(row["row"], row["ratio"]) for row in later], [("b", 3), ("a", 2)])
 
     def test_of_two_runs_of_a_day_the_later_is_the_newer(self):
         early, late = {"date": "2026-11-28", "time": "04:00"}, {"date": "2026-11-28", "time": "07:01"}
