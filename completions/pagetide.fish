@@ -67,7 +67,7 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l page-cluster -
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l compressor -d 'How pages are compressed' -r -f -a "lz4\t'Fast'
 zstd\t'Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1'
 none\t'Pages are kept as they are'"
-complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l recompressor -d 'How pages are compressed that the compressor refuses, while the pool is small or there is no disk' -r -f -a "lz4\t'Fast'
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l recompressor -d 'How pages are compressed that the compressor refuses, while the pool is small or they can go nowhere else' -r -f -a "lz4\t'Fast'
 zstd\t'Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1'
 none\t'Not at all'"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l max-compression-ratio -d 'Keep pages that compress to more than N percent of themselves out of the pool' -r

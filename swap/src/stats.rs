@@ -46,6 +46,8 @@ counters! {
     zswpin,
     /// Pages stored in the pool.
     zswpout,
+    /// Pages of these that the compressor had refused, and the recompressor made smaller.
+    recompress,
     /// Pages moved from the pool to the device.
     zswpwb,
     /// Zero pages brought in.

@@ -275,7 +275,7 @@ const SETTINGS: Section = Section {
         ("`compressor=NAME`", "`lz4`, `zstd`, `zstd:LEVEL` (-7 to 19) or `none`, from now on."),
         (
             "`recompressor=NAME`",
-            "The same for pages that the compressor refuses, while the pool is small or there is no disk; `none`: not at all.",
+            "The same for pages that the compressor refuses, while the pool is small or they can go nowhere else; `none`: not at all.",
         ),
         ("`max_compression_ratio=N`", "Pages that compress to more than N percent do not go to the pool."),
         ("`max_pool_percent=N`", "Share of the cap that the pool may take at most, 1 to 90."),

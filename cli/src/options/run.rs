@@ -96,7 +96,9 @@ pub struct RunArgs {
     /// How pages are compressed
     #[arg(long, value_name = "NAME", default_value_t, value_parser = Compressors { none: "Pages are kept as they are" }, help_heading = DECISIONS)]
     pub compressor: Compression,
-    /// How pages are compressed that the compressor refuses, while the pool is small or there is no disk
+    /// How pages are compressed that the compressor refuses, while the pool is small or they can go nowhere else
+    ///
+    /// Zstandard makes digits and the like smaller only at levels from 1 on.
     #[arg(long, value_name = "NAME", default_value_t = Switches::default().recompression, value_parser = Compressors { none: "Not at all" }, help_heading = DECISIONS)]
     pub recompressor: Compression,
     /// Keep pages that compress to more than N percent of themselves out of the pool

@@ -1,6 +1,6 @@
 //! What a run is charged for, and what it says of that: shared memory, and programs that Pagetide does not reach.
 
-use crate::common::{GUARD, PAGETIDE, built, program, static_program, turn};
+use crate::common::{GUARD, PAGETIDE, built, job, program, python, static_program, turn};
 use serde_json::Value;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -237,4 +237,18 @@ fn a_large_call_brings_in_its_buffer_and_no_more() {
     // The buffers lie at three places: pool, device and probation. As scans, calls took 6.7 faults each, and brought 36 pages in.
     assert!(faults < 3 * CALLS, "{faults} faults in {CALLS} calls");
     assert!(pages < 28 * CALLS, "{pages} pages in {CALLS} calls");
+}
+
+/// Beside a disk digits take a sixteenth of the memory: most of them go there.
+#[test]
+fn what_is_recompressed_takes_a_part_of_the_memory_beside_a_disk() {
+    let _turn = turn();
+    let run = start("digits", "72M", &[&python(), &job("digits.py")]);
+    assert_eq!(run.line, "0 of 20000 differ\n", "{}", run.says());
+    let Ended { status, stats, said } = run.end();
+    assert!(status.success(), "{status}\n{said}");
+    let count = |name: &str| stats["counters"][name].as_u64().unwrap();
+    let (recompressed, refused) = (count("recompress"), count("reject_compress_poor"));
+    assert!(recompressed > 0 && recompressed <= count("zswpout"), "{recompressed} recompressed");
+    assert!(refused > 2 * recompressed, "{refused} refused, {recompressed} recompressed");
 }

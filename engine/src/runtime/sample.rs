@@ -17,9 +17,10 @@ const DISCOUNT_INTERVAL: Duration = Duration::from_millis(100);
 const DISCOUNT_INTERVAL_MAX: Duration = Duration::from_secs(1);
 const DISCOUNT_SHARE: u32 = 100;
 
-/// The part of the memory that the pool may take with pages which only the recompressor makes small enough: these give less
-/// memory than others, and a disk reads them ahead where they come back in order.
-const RECOMPRESS_PART: i64 = 16;
+/// A pool takes pages that only the recompressor makes small enough as long as it is smaller than these parts of the memory
+/// and of what it may take itself. They give less memory than others, and a disk reads them ahead where they come back in order.
+const RECOMPRESS_PART: usize = 16;
+const RECOMPRESS_POOL_PART: usize = 4;
 
 /// Clusters in which zero pages are counted at a time: some milliseconds.
 const ZERO_CLUSTERS: usize = 512;
@@ -97,6 +98,12 @@ impl ProcessorUse {
         self.due = end + pause.min(DISCOUNT_INTERVAL_MAX.as_nanos() as u64);
         load
     }
+}
+
+/// Returns how large a pool may be that still takes pages which only the recompressor makes small enough, while they could go
+/// elsewhere: where `grant` pages were granted, and the pool may take `pool`.
+fn recompress_max(grant: i64, pool: usize) -> usize {
+    (grant.max(0) as usize / RECOMPRESS_PART).min(pool / RECOMPRESS_POOL_PART)
 }
 
 impl Runtime {
@@ -220,12 +227,10 @@ impl Runtime {
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
         let zswap = self.engine.swap().zswap();
-        zswap.set_pages_max(share.min(room).max(0) as usize);
-        zswap.set_recompress_max(if self.has_room_elsewhere() {
-            (grant / RECOMPRESS_PART).max(0) as usize
-        } else {
-            usize::MAX
-        });
+        let most = share.min(room).max(0) as usize;
+        zswap.set_pages_max(most);
+        let elsewhere = self.has_room_elsewhere();
+        zswap.set_recompress_max(if elsewhere { recompress_max(grant, most) } else { usize::MAX });
     }
 
     /// Returns whether pages can go to another place than the pool.

@@ -114,7 +114,7 @@ impl<S: SpanSource> Swap<S> {
         let way = self.way(bytes, kept);
         self.put(way, |hash| match poor {
             true => Err(StoreError::Incompressible),
-            false => self.count_refusal(self.space.zswap.store(bytes, hash, scratch)),
+            false => self.store_alone(bytes, hash, scratch),
         })
     }
 
@@ -129,9 +129,7 @@ impl<S: SpanSource> Swap<S> {
         let ways: [StoreDecision; FOLIO_PAGES] = std::array::from_fn(|nth| self.way(page(nth), kept[nth]));
         let Some(alone) = go_together(&ways) else {
             return std::array::from_fn(|nth| {
-                self.put(ways[nth], |hash| {
-                    self.count_refusal(self.space.zswap.store(page(nth), hash, scratch))
-                })
+                self.put(ways[nth], |hash| self.store_alone(page(nth), hash, scratch))
             });
         };
         let hashes = std::array::from_fn(|nth| match ways[nth] {
@@ -139,7 +137,15 @@ impl<S: SpanSource> Swap<S> {
             StoreDecision::Same(_) | StoreDecision::Clean(_) => self.space.keys.hash.hash(page(nth)),
         });
         let stored = self.space.zswap.store_folio(page, &hashes, alone, scratch);
+        self.space.counters.add(Counter::recompress, scratch.take_recompressed());
         self.put_folio(&ways, |nth| stored[nth])
+    }
+
+    /// Stores a page by itself in the pool.
+    fn store_alone(&self, bytes: &[u8], hash: PageHash, scratch: &mut Scratch) -> Result<Handle, StoreError> {
+        let stored = self.space.zswap.store(bytes, hash, scratch);
+        self.space.counters.add(Counter::recompress, scratch.take_recompressed());
+        self.count_refusal(stored)
     }
 
     fn note_stored(&self, pages: usize) {

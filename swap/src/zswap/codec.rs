@@ -147,13 +147,18 @@ const NOISE_MIN: u32 = 140;
 /// Returns whether a page is noise to any codec: its bytes take all values, and LZ4, which finds out in little time,
 /// finds no repetition.
 fn is_noise(page: &[u8], room: &mut [u8]) -> bool {
+    takes_all_values(page) && Lz4.compress(page, room).is_err()
+}
+
+/// Returns whether the bytes of a page take as many values as those of noise.
+fn takes_all_values(page: &[u8]) -> bool {
     let mut seen = [0u64; 4];
     // One byte of each sixteen, at a place that varies: many structures have a size that is a power of two.
     for (nth, bytes) in page.as_chunks::<{ PAGE_SIZE / SAMPLES }>().0.iter().enumerate() {
         let byte = bytes[nth * 7 % bytes.len()];
         seen[usize::from(byte >> 6)] |= 1 << (byte & 63);
     }
-    seen.iter().map(|word| word.count_ones()).sum::<u32>() >= NOISE_MIN && Lz4.compress(page, room).is_err()
+    seen.iter().map(|word| word.count_ones()).sum::<u32>() >= NOISE_MIN
 }
 
 /// The codecs of one thread, one of each.
@@ -162,6 +167,8 @@ pub struct Codecs {
     lz4: Lz4,
     zstd: Zstd,
     raw: Raw,
+    /// Pages that were compressed by the second of two ways.
+    recompressed: u64,
 }
 
 impl Codecs {
@@ -173,6 +180,30 @@ impl Codecs {
             self.zstd.level
         });
         self.decoder(compression.compressor)
+    }
+
+    /// Compresses a page that the codec of `first` has refused in the way of `again`.
+    ///
+    /// # Errors
+    /// As [`Codec::compress`] returns.
+    pub fn recompress(
+        &mut self,
+        first: Compression,
+        again: Compression,
+        page: &[u8],
+        out: &mut [u8],
+    ) -> Result<usize, StoreError> {
+        if first.compressor == Compressor::Lz4 && takes_all_values(page) {
+            return Err(StoreError::Incompressible);
+        }
+        let length = self.encoder(again).compress(page, out)?;
+        self.recompressed += 1;
+        Ok(length)
+    }
+
+    /// Returns the number of pages that [`Codecs::recompress`] has compressed since the last call.
+    pub fn take_recompressed(&mut self) -> u64 {
+        std::mem::take(&mut self.recompressed)
     }
 
     /// Returns the codec that decompresses the output of this compressor, whatever its level was.

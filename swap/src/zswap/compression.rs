@@ -44,6 +44,16 @@ impl Compression {
         self.compressor as u64 | (self.level as u8 as u64) << 8
     }
 
+    /// Returns whether this may make smaller what `first` refuses: it is another codec, or a higher level.
+    pub const fn is_stronger(self, first: Self) -> bool {
+        // Level 0 is the default of Zstandard.
+        const fn level(of: Compression) -> i8 {
+            if of.level == 0 { 3 } else { of.level }
+        }
+        !matches!(self.compressor, Compressor::None)
+            && (self.compressor as u8 != first.compressor as u8 || level(self) > level(first))
+    }
+
     /// Returns the compression from its word; the default if the word names no codec.
     pub fn from_bits(bits: u64) -> Self {
         let level =
@@ -103,6 +113,22 @@ mod tests {
         assert_eq!("zstd".parse::<Compression>().unwrap().level, Compression::ZSTD_LEVEL);
         for name in ["", "lzo", "lz4:1", "none:0", "zstd:", "zstd:20", "zstd:-8", "zstd:x", "zstd:1:1"] {
             assert!(name.parse::<Compression>().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn another_codec_or_a_higher_level_is_stronger() {
+        let stronger = |again: &str, first: &str| {
+            again.parse::<Compression>().unwrap().is_stronger(first.parse().unwrap())
+        };
+        for (again, first) in [("zstd", "lz4"), ("zstd:1", "zstd:-3"), ("zstd:0", "zstd:2"), ("lz4", "zstd")]
+        {
+            assert!(stronger(again, first), "{again} {first}");
+        }
+        for (again, first) in
+            [("none", "lz4"), ("lz4", "lz4"), ("zstd:1", "zstd:3"), ("zstd:3", "zstd:0"), ("zstd:-1", "zstd")]
+        {
+            assert!(!stronger(again, first), "{again} {first}");
         }
     }
 }

@@ -27,7 +27,7 @@ use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use switches::Switches;
 
 /// The number of bytes before the payload in the object of a page that left alone.
@@ -41,6 +41,11 @@ const RAW_MAX: usize = FOLIO_PAGES / 8;
 const NEARLY_FULL: (usize, usize) = (15, 16);
 /// The part of its limit below which the pool has room.
 const ROOM: (usize, usize) = (7, 8);
+
+/// The number of pages, one after the other, that the recompressor refused as well, after which only one page of
+/// [`AGAIN_SAMPLE`] is tried.
+const AGAIN_RUN: u32 = 64;
+const AGAIN_SAMPLE: u32 = 16;
 
 /// The memory in which one thread compresses and decompresses. It is kept, so that no page allocates.
 #[derive(Debug, Default)]
@@ -56,6 +61,11 @@ impl Scratch {
             self.compressed.resize(pages * PAGE_SIZE, 0);
         }
         (&mut self.codecs, self.compressed.chunks_exact_mut(PAGE_SIZE))
+    }
+
+    /// Returns the number of pages that were recompressed since the last call.
+    pub(crate) fn take_recompressed(&mut self) -> u64 {
+        self.codecs.take_recompressed()
     }
 }
 
@@ -94,13 +104,40 @@ pub struct Zswap<S: SpanSource> {
     switches: AtomicU64,
     /// The number of pages that the pool may take.
     pages_max: AtomicUsize,
-    /// The number of pages below which it takes what is left to the recompressor.
-    recompress_max: AtomicUsize,
+    /// What is left to the recompressor.
+    again: Again,
     /// Whether the pool has reached its limit, and has not fallen below the threshold since.
     full: AtomicBool,
     stored: Stored,
     /// Bytes that a zero page compresses to, once a replay has asked.
     zero_bytes: OnceLock<usize>,
+}
+
+/// Which pages that the compressor refuses are tried with the recompressor.
+#[derive(Debug, Default)]
+struct Again {
+    /// The number of pages below which the pool takes them; `usize::MAX` if they have no other place.
+    pages_max: AtomicUsize,
+    /// Pages, one after the other, that were refused again.
+    refused: AtomicU32,
+    /// Pages that could have been tried since, beyond [`AGAIN_RUN`].
+    skipped: AtomicU32,
+}
+
+impl Again {
+    /// Returns whether a page is tried while the pool has so many pages.
+    fn may(&self, pool_pages: usize) -> bool {
+        let most = self.pages_max.load(Relaxed);
+        pool_pages < most
+            && (most == usize::MAX
+                || self.refused.load(Relaxed) < AGAIN_RUN
+                || self.skipped.fetch_add(1, Relaxed).is_multiple_of(AGAIN_SAMPLE))
+    }
+
+    fn note(&self, refused: bool) {
+        let run = if refused { self.refused.load(Relaxed).saturating_add(1) } else { 0 };
+        self.refused.store(run, Relaxed);
+    }
 }
 
 /// Counts of the entries in the pool: of all, of the bytes of their payload, and of those that are stored as they are.
@@ -154,7 +191,7 @@ impl<S: SpanSource + Clone + 'static> Zswap<S> {
             folios,
             switches: AtomicU64::new(switches.to_bits()),
             pages_max: AtomicUsize::new(0),
-            recompress_max: AtomicUsize::new(0),
+            again: Again::default(),
             full: AtomicBool::new(false),
             stored: Stored::default(),
             zero_bytes: OnceLock::new(),
@@ -184,15 +221,26 @@ impl<S: SpanSource> Zswap<S> {
     }
 
     /// Sets the number of pages below which pages that the compressor refuses are tried with the recompressor: 0 at first.
+    /// `usize::MAX` is for pages that have no other place. Else only some are tried where it refuses one after the other.
     pub fn set_recompress_max(&self, pages: usize) {
-        self.recompress_max.store(pages, Relaxed);
+        self.again.pages_max.store(pages, Relaxed);
     }
 
-    /// Returns the way in which pages are compressed now that the compressor refuses (after zram's recompression).
-    fn recompression(&self, switches: Switches) -> Option<Compression> {
-        let again = switches.recompression;
-        let is_another = again.compressor != Compressor::None && again != switches.compression;
-        (is_another && self.pool_pages() < self.recompress_max.load(Relaxed)).then_some(again)
+    /// Compresses a page that the compressor has refused (after zram's recompression).
+    fn recompress(
+        &self,
+        switches: Switches,
+        page: &[u8],
+        codecs: &mut Codecs,
+        room: &mut [u8],
+    ) -> Result<usize, StoreError> {
+        let (first, again) = (switches.compression, switches.recompression);
+        if !again.is_stronger(first) || !self.again.may(self.pool_pages()) {
+            return Err(StoreError::Incompressible);
+        }
+        let done = codecs.recompress(first, again, page, room);
+        self.again.note(done.is_err());
+        done
     }
 
     /// Checks whether pages are stored just now. After the limit has been reached they are not before the pool has
@@ -231,14 +279,14 @@ impl<S: SpanSource> Zswap<S> {
             || (self.full.load(Relaxed) && pages >= below(most, self.switches()))
     }
 
-    /// Compresses a page for the store, and in the way of `again` if that fails.
+    /// Compresses a page for the store.
     ///
     /// # Errors
     /// [`StoreError::Incompressible`] if the compressed form would exceed the largest that is stored; the codec's error
     /// otherwise.
     fn encode<'a>(
+        &self,
         switches: Switches,
-        again: Option<Compression>,
         page: &[u8],
         hash: PageHash,
         codecs: &mut Codecs,
@@ -246,13 +294,11 @@ impl<S: SpanSource> Zswap<S> {
     ) -> Result<Piece<'a>, StoreError> {
         let room = &mut room[..switches.compressed_max()];
         let first = codecs.encoder(switches.compression).compress(page, room);
-        let (Compression { compressor, .. }, length) = match (first, again) {
-            (Err(StoreError::Incompressible), Some(again)) => {
-                // Whatever it fails for: the page has its place on the device.
-                let second = codecs.encoder(again).compress(page, room);
-                (again, second.map_err(|_| StoreError::Incompressible)?)
+        let (Compression { compressor, .. }, length) = match first {
+            Err(StoreError::Incompressible) => {
+                (switches.recompression, self.recompress(switches, page, codecs, room)?)
             }
-            (first, _) => (switches.compression, first?),
+            first => (switches.compression, first?),
         };
         Ok(Piece::new(to_bytes(hash), compressor, &room[..length]))
     }
@@ -264,10 +310,9 @@ impl<S: SpanSource> Zswap<S> {
     /// [`StoreError::Disabled`], [`StoreError::PoolLimit`] or [`StoreError::NoMemory`] if the pool takes nothing.
     pub fn store(&self, page: &[u8], hash: PageHash, scratch: &mut Scratch) -> Result<Handle, StoreError> {
         self.accepts()?;
-        let switches = self.switches();
         let (codecs, mut rooms) = scratch.room(1);
         let room = rooms.next().expect("room for one");
-        self.store_piece(&Self::encode(switches, self.recompression(switches), page, hash, codecs, room)?)
+        self.store_piece(&self.encode(self.switches(), page, hash, codecs, room)?)
     }
 
     fn store_piece(&self, piece: &Piece<'_>) -> Result<Handle, StoreError> {
@@ -293,11 +338,10 @@ impl<S: SpanSource> Zswap<S> {
             return [Err(error); FOLIO_PAGES];
         }
         let switches = self.switches();
-        let again = self.recompression(switches);
         let (codecs, mut rooms) = scratch.room(FOLIO_PAGES);
         let encoded: [Result<Piece<'_>, StoreError>; FOLIO_PAGES] = std::array::from_fn(|nth| {
             let room = rooms.next().expect("room for each");
-            Self::encode(switches, again, page(nth), hashes[nth], codecs, room)
+            self.encode(switches, page(nth), hashes[nth], codecs, room)
         });
         self.insert_folio(
             &encoded,
@@ -363,8 +407,7 @@ impl<S: SpanSource> Zswap<S> {
             let mut scratch = Scratch::default();
             let (codecs, mut rooms) = scratch.room(1);
             let room = rooms.next().expect("room for one");
-            let zeroes = [0; PAGE_SIZE];
-            let piece = Self::encode(self.switches(), None, &zeroes, PageHash::default(), codecs, room);
+            let piece = self.encode(self.switches(), &[0; PAGE_SIZE], PageHash::default(), codecs, room);
             piece.map_or(PAGE_SIZE, |piece| piece.length)
         })
     }

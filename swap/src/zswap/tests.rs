@@ -3,16 +3,37 @@
 use super::*;
 use pool::Heap;
 
+/// A page of bytes that are drawn, of which the bits in `mask` differ.
+fn drawn(mask: u8, base: u8) -> [u8; PAGE_SIZE] {
+    let mut state = 1u64;
+    std::array::from_fn(|_| {
+        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
+        (state >> 56) as u8 & mask | base
+    })
+}
+
+#[test]
+fn what_the_recompressor_refuses_too_is_tried_seldom() {
+    let key = HashKey::new([1, 2, 3, 4]);
+    let (digits, bytes_of_seven_bits) = (drawn(0x0f, b'0'), drawn(0x7f, 0));
+    for (pages, tried_at_once) in [(1000, false), (usize::MAX, true)] {
+        let (zswap, scratch) =
+            (Zswap::new(Heap, Allocator::Zsmalloc, Switches::default()), &mut Scratch::default());
+        zswap.set_pages_max(1000);
+        zswap.set_recompress_max(pages);
+        let mut is_taken = |page: &[u8; PAGE_SIZE]| zswap.store(page, key.hash(page), scratch).is_ok();
+        assert!((0..AGAIN_RUN).all(|_| !is_taken(&bytes_of_seven_bits)));
+        assert!(!is_taken(&bytes_of_seven_bits), "the first of the next sixteen");
+        let refused = (0..AGAIN_SAMPLE).take_while(|_| !is_taken(&digits)).count();
+        assert_eq!(refused, if tried_at_once { 0 } else { AGAIN_SAMPLE as usize - 1 });
+        assert!((0..100).all(|_| is_taken(&digits)), "what was taken is tried again");
+        assert_eq!(scratch.take_recompressed(), 101);
+    }
+}
+
 #[test]
 fn what_the_compressor_refuses_is_recompressed_while_the_pool_is_small() {
     let key = HashKey::new([1, 2, 3, 4]);
-    let mut state = 1u64;
-    let mut drawn = |mask: u8, base: u8| -> [u8; PAGE_SIZE] {
-        std::array::from_fn(|_| {
-            state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(1);
-            (state >> 56) as u8 & mask | base
-        })
-    };
     let (digits, noise) = (drawn(0x0f, b'0'), drawn(0xff, 0));
     for allocator in [Allocator::Zsmalloc, Allocator::Zbud] {
         let (zswap, scratch) = (Zswap::new(Heap, allocator, Switches::default()), &mut Scratch::default());
