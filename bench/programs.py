@@ -122,6 +122,11 @@ def ghc():
     return shell(f"{build}; sha256sum < $(find made-hs -name '*.o'); rm -r made-hs", source("haskell", "Large.hs"))
 
 
+def haskell():
+    build = 'mkdir made-table; cp "$2" made-table; ghc -v0 -O1 -outputdir made-table -o "$1" made-table/Table.hs; rm -r made-table'
+    return [made("table-haskell", build, job("Table.hs"))]
+
+
 def clang():
     large = made("large.c", f'{sys.executable} "$2" --output "$1"', PROGRAM_SOURCES / "gcc_source.py")
     return shell('clang -O2 -w -c "$1" -o clang.o; sha256sum < clang.o; rm clang.o', large)
@@ -188,6 +193,7 @@ PROGRAMS = (
     Program("r", "R", lambda: ["Rscript", "--vanilla", job("frame.R")], ("r-base-core",), ("Rscript",)),
     Program("octave", "GNU Octave", lambda: ["octave-cli", "-qf", job("matrix.m")], ("octave",), ("octave-cli",)),
     Program("ghc", "GHC, compiling", ghc, ("ghc",), ("ghc",)),
+    Program("haskell", "Haskell, by GHC", haskell, ("ghc",), ("ghc",)),
     Program("guile", "Guile", lambda: ["guile", "--no-auto-compile", job("table.scm")], ("guile-3.0",), ("guile",), reason=SBRK),
     Program("erlang", "Erlang/OTP", erlang, ("erlang-base",), ("erl", "erlc")),
     Program("go", "Go, with cgo", go, ("golang-go", "gcc"), ("go", "gcc")),

@@ -225,7 +225,7 @@ def of_cap(program):
     )  # fmt: skip
 
 
-HALVES = {"php": 8, "perl": 10, "java-g1": 20, "luajit": 10, "pypy": 10, "ghc": 10, "guile": 10}
+HALVES = {"php": 8, "perl": 10, "java-g1": 20, "luajit": 10, "pypy": 10, "ghc": 10, "haskell": 10, "guile": 10}
 
 
 def parts():
