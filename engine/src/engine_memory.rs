@@ -170,6 +170,10 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.presence(range))
     }
 
+    fn first_present(&self, range: Range<PageIndex>) -> PageIndex {
+        either!(self, memory => memory.first_present(range))
+    }
+
     fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet> {
         either!(self, memory => memory.written(range, watch))
     }

@@ -482,6 +482,11 @@ impl Memory for FakeMemory {
         presence
     }
 
+    fn first_present(&self, range: Range<PageIndex>) -> PageIndex {
+        let state = lock(&self.state);
+        state.pages.range(numbers(&range)).next().map_or(range.end, |(&page, _)| PageIndex(page))
+    }
+
     fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet> {
         assert_eq!(range.start.cluster(), PageIndex(range.end.0 - 1).cluster());
         let mut state = lock(&self.state);

@@ -117,6 +117,10 @@ pub trait Memory: Send + Sync + 'static {
     /// Returns the pages of `range`, which lies in one cluster, that are in the program. It may name a page that is not
     /// there, but leaves out none that is.
     fn presence(&self, range: Range<PageIndex>) -> Presence;
+    /// Returns the first page of `range` that may be in the program, its end if none is. Pages before it are not there.
+    fn first_present(&self, range: Range<PageIndex>) -> PageIndex {
+        range.start
+    }
     /// Returns the pages of `range`, which lies in one cluster, that are in the program, and that were written or have come
     /// there since this was last asked with `watch`. `None` if that is not known.
     fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet>;

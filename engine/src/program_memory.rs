@@ -192,6 +192,12 @@ impl Memory for ProgramMemory {
         })
     }
 
+    fn first_present(&self, range: Range<PageIndex>) -> PageIndex {
+        let (start, length) = bytes(&range);
+        let found = self.kernel.pagemap().first_present(start, length);
+        found.map_or(range.start, |address| PageIndex((address / PAGE_SIZE) as u64))
+    }
+
     fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet> {
         if !self.kernel.can_watch() || self.mask.masks(Mask::NO_WATCH) {
             return None;

@@ -122,6 +122,28 @@ impl Pagemap {
         self.pread(start, length)
     }
 
+    /// Returns the address of the first page in `[start, start + length)` that is there, the end of the range if none is. Where
+    /// page tables are missing the kernel passes up to 512 GiB at a step.
+    ///
+    /// # Errors
+    /// NOTTY, INVAL without PAGEMAP_SCAN (6.7).
+    pub fn first_present(&self, start: usize, length: usize) -> Result<usize, Errno> {
+        if !self.scan.load(Relaxed) {
+            return Err(Errno::NOTTY);
+        }
+        let ask = Ask { flags: 0, all_of: 0, any_of: PRESENT | SWAPPED, tell: PRESENT };
+        let (mut at, end) = (start, start + length);
+        while at < end {
+            let mut regions = [Region::default(); 1];
+            let (count, walk_end) = self.ask_once(at, end, ask, 1, &mut regions)?;
+            if count > 0 {
+                return Ok(regions[0].start as usize);
+            }
+            at = walk_end.max(at + PAGE_SIZE);
+        }
+        Ok(end)
+    }
+
     /// Returns the pages in `[start, start + length)`, which lies in one cluster, that are there and were written since
     /// this was last asked with `watch`, or have come there since. With `watch` what is written from now on is told the
     /// next time.
@@ -166,37 +188,46 @@ impl Pagemap {
         mut tell: impl FnMut(usize, u64),
     ) -> Result<(), Errno> {
         let mut regions = [Region::default(); 64];
-        let mut at = start as u64;
-        let end = (start + length) as u64;
+        let (mut at, end) = (start, start + length);
         while at < end {
-            let mut arg = ScanArg {
-                size: size_of::<ScanArg>() as u64,
-                flags: ask.flags,
-                start: at,
-                end,
-                walk_end: 0,
-                vec: regions.as_mut_ptr() as u64,
-                vec_len: regions.len() as u64,
-                max_pages: 0,
-                category_inverted: 0,
-                category_mask: ask.all_of,
-                category_anyof_mask: ask.any_of,
-                return_mask: ask.tell,
-            };
-            // SAFETY: (1) the argument and the vector that it names are live for the call; (2) protection by it changes
-            // no contents, and the kernel ends it at a write by itself: CHECK_ASYNC.
-            let count = unsafe { libc::ioctl(self.fd.as_raw_fd(), SCAN as _, &raw mut arg) };
-            if count < 0 {
-                return Err(last_errno());
-            }
-            for region in &regions[..count as usize] {
+            let (count, walk_end) = self.ask_once(at, end, ask, 0, &mut regions)?;
+            for region in &regions[..count] {
                 for page in region.start as usize / PAGE_SIZE..region.end as usize / PAGE_SIZE {
                     tell(page % CLUSTER_PAGES, region.categories);
                 }
             }
-            at = arg.walk_end.max(at + PAGE_SIZE as u64);
+            at = walk_end.max(at + PAGE_SIZE);
         }
         Ok(())
+    }
+
+    /// Scans a range for `most` pages that match, for all if that is 0. Returns how many regions it found, and where it ended.
+    fn ask_once(
+        &self,
+        start: usize,
+        end: usize,
+        ask: Ask,
+        most: u64,
+        regions: &mut [Region],
+    ) -> Result<(usize, usize), Errno> {
+        let mut arg = ScanArg {
+            size: size_of::<ScanArg>() as u64,
+            flags: ask.flags,
+            start: start as u64,
+            end: end as u64,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: regions.len() as u64,
+            max_pages: most,
+            category_inverted: 0,
+            category_mask: ask.all_of,
+            category_anyof_mask: ask.any_of,
+            return_mask: ask.tell,
+        };
+        // SAFETY: (1) the argument and the vector that it names are live for the call; (2) protection by it changes
+        // no contents, and the kernel ends it at a write by itself: CHECK_ASYNC.
+        let count = unsafe { libc::ioctl(self.fd.as_raw_fd(), SCAN as _, &raw mut arg) };
+        if count < 0 { Err(last_errno()) } else { Ok((count as usize, arg.walk_end as usize)) }
     }
 
     fn pread(&self, start: usize, length: usize) -> Result<Presence, Errno> {
@@ -243,6 +274,27 @@ mod tests {
     fn opened() -> Option<(Uffd, Pagemap)> {
         let uffd = Uffd::open().unwrap();
         (uffd.features() & FEATURE_WP_ASYNC != 0).then(|| (uffd, Pagemap::open().unwrap()))
+    }
+
+    #[test]
+    fn the_first_page_of_a_large_range_is_found() {
+        const LENGTH: usize = 1 << 40;
+        let memory = Reservation::small_pages(LENGTH, CLUSTER_SIZE).unwrap();
+        let pagemap = Pagemap::open().unwrap();
+        if !pagemap.can_scan() {
+            return;
+        }
+        let (start, far) = (memory.base(), LENGTH / PAGE_SIZE - 5);
+        let first = |start, length| pagemap.first_present(start, length).unwrap();
+        assert_eq!(first(start, LENGTH), start + LENGTH);
+        // SAFETY: memory of this test.
+        unsafe { *word(&memory, far) = 1 };
+        let page = start + far * PAGE_SIZE;
+        assert_eq!(first(start, LENGTH), page);
+        assert_eq!(
+            (first(page, PAGE_SIZE), first(page + PAGE_SIZE, PAGE_SIZE)),
+            (page, page + 2 * PAGE_SIZE)
+        );
     }
 
     /// A cluster, registered to be watched, of which the first 200 pages are there and hold their numbers.

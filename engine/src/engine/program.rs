@@ -87,10 +87,13 @@ impl<M: Memory> Engine<M> {
             let number = page.cluster();
             let end = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
             let found = self.memory.presence(page..end);
-            if !found.present.is_empty() {
-                count += self.swap.adopt_present(number, found.present.iter());
-                self.zero_pages.come(found.zero.len());
+            if found.present.is_empty() {
+                // Programs reserve terabytes of which they touch little.
+                page = self.memory.first_present(end..range.end);
+                continue;
             }
+            count += self.swap.adopt_present(number, found.present.iter());
+            self.zero_pages.come(found.zero.len());
             page = end;
         }
         self.budget.take(count as i64);
