@@ -36,6 +36,7 @@ pub mod frontier;
 pub mod hash;
 pub mod held;
 mod hot;
+mod in_vain;
 mod latch;
 pub mod object;
 pub mod place;

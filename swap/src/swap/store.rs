@@ -3,6 +3,7 @@
 use super::Swap;
 use crate::error::StoreError;
 use crate::hash::PageHash;
+use crate::in_vain::InVain;
 use crate::place::{Handle, Place};
 use crate::stats::Counter;
 use crate::table::ClusterGuard;
@@ -13,20 +14,13 @@ use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::Shrinker;
 use pagetide_page::FOLIO_PAGES;
 use pagetide_page::{PAGE_SIZE, PageIndex};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
-
-/// The number of pages from the device, one after the other, that did not compress, after which only one page of
-/// [`FAR_SAMPLE`] is tried in the pool.
-const FAR_RUN: u32 = 64;
-const FAR_SAMPLE: u32 = 16;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Findings of late about pages whose copy is kept.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
-    /// Pages from the device, one after the other, that did not go into the pool when they left again.
-    far: AtomicU32,
-    /// Pages from the device that could have been tried since, beyond [`FAR_RUN`].
-    tried: AtomicU32,
+    /// Pages from the device that did not go into the pool when they left again.
+    far: InVain,
     /// Kept copies that turned out to be of older contents.
     pub(super) copies_stale: AtomicU64,
 }
@@ -226,7 +220,9 @@ impl<S: SpanSource> Swap<S> {
         });
         match clean {
             // Read from the device of late, it may be wanted again: the pool is nearer, while it has room.
-            Some(place @ Place::Device(_)) if self.space.zswap.has_room() && self.may_be_nearer() => {
+            Some(place @ Place::Device(_))
+                if self.space.zswap.has_room() && self.space.admission.far.may_try() =>
+            {
                 StoreDecision::Nearer(place, hash)
             }
             Some(place) => StoreDecision::Clean(place),
@@ -250,9 +246,7 @@ impl<S: SpanSource> Swap<S> {
             }
             StoreDecision::Nearer(place, hash) => {
                 let stored = store(hash);
-                let far =
-                    if stored.is_ok() { 0 } else { self.space.admission.far.load(Relaxed).saturating_add(1) };
-                self.space.admission.far.store(far, Relaxed);
+                self.space.admission.far.note(stored.is_err());
                 stored.map_or_else(
                     |_| {
                         c.add(Counter::swap_reuse, 1);
@@ -266,13 +260,6 @@ impl<S: SpanSource> Swap<S> {
                 Err(error) => Stored::Refused(error, hash),
             },
         }
-    }
-
-    /// Returns whether a page from the device is tried in the pool: after many in a row that did not compress, only one
-    /// of some is.
-    fn may_be_nearer(&self) -> bool {
-        self.space.admission.far.load(Relaxed) < FAR_RUN
-            || self.space.admission.tried.fetch_add(1, Relaxed).is_multiple_of(FAR_SAMPLE)
     }
 
     /// Ends the store of `count` pages of one cluster from `first` on, whose places follow from `place`. Returns false,

@@ -17,6 +17,7 @@ pub mod switches;
 
 use crate::error::{LoadError, StoreError};
 use crate::hash::{HASH_BYTES, HashKey, PageHash, to_bytes};
+use crate::in_vain::InVain;
 use crate::place::{Entry, Handle};
 use codec::Codecs;
 use compression::{Compression, Compressor};
@@ -27,7 +28,7 @@ use pool::zbud::Zbud;
 use pool::zsmalloc::Zsmalloc;
 use pool::{SpanSource, Zpool};
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use switches::Switches;
 
 /// The number of bytes before the payload in the object of a page that left alone.
@@ -41,11 +42,6 @@ const RAW_MAX: usize = FOLIO_PAGES / 8;
 const NEARLY_FULL: (usize, usize) = (15, 16);
 /// The part of its limit below which the pool has room.
 const ROOM: (usize, usize) = (7, 8);
-
-/// The number of pages, one after the other, that the recompressor refused as well, after which only one page of
-/// [`AGAIN_SAMPLE`] is tried.
-const AGAIN_RUN: u32 = 64;
-const AGAIN_SAMPLE: u32 = 16;
 
 /// The memory in which one thread compresses and decompresses. It is kept, so that no page allocates.
 #[derive(Debug, Default)]
@@ -104,40 +100,15 @@ pub struct Zswap<S: SpanSource> {
     switches: AtomicU64,
     /// The number of pages that the pool may take.
     pages_max: AtomicUsize,
-    /// What is left to the recompressor.
-    again: Again,
+    /// The number of pages below which it takes what is left to the recompressor; `usize::MAX` if that has no other place.
+    recompress_max: AtomicUsize,
+    /// Pages that the recompressor refused as well.
+    refused_again: InVain,
     /// Whether the pool has reached its limit, and has not fallen below the threshold since.
     full: AtomicBool,
     stored: Stored,
     /// Bytes that a zero page compresses to, once a replay has asked.
     zero_bytes: OnceLock<usize>,
-}
-
-/// Which pages that the compressor refuses are tried with the recompressor.
-#[derive(Debug, Default)]
-struct Again {
-    /// The number of pages below which the pool takes them; `usize::MAX` if they have no other place.
-    pages_max: AtomicUsize,
-    /// Pages, one after the other, that were refused again.
-    refused: AtomicU32,
-    /// Pages that could have been tried since, beyond [`AGAIN_RUN`].
-    skipped: AtomicU32,
-}
-
-impl Again {
-    /// Returns whether a page is tried while the pool has so many pages.
-    fn may(&self, pool_pages: usize) -> bool {
-        let most = self.pages_max.load(Relaxed);
-        pool_pages < most
-            && (most == usize::MAX
-                || self.refused.load(Relaxed) < AGAIN_RUN
-                || self.skipped.fetch_add(1, Relaxed).is_multiple_of(AGAIN_SAMPLE))
-    }
-
-    fn note(&self, refused: bool) {
-        let run = if refused { self.refused.load(Relaxed).saturating_add(1) } else { 0 };
-        self.refused.store(run, Relaxed);
-    }
 }
 
 /// Counts of the entries in the pool: of all, of the bytes of their payload, and of those that are stored as they are.
@@ -191,7 +162,8 @@ impl<S: SpanSource + Clone + 'static> Zswap<S> {
             folios,
             switches: AtomicU64::new(switches.to_bits()),
             pages_max: AtomicUsize::new(0),
-            again: Again::default(),
+            recompress_max: AtomicUsize::new(0),
+            refused_again: InVain::default(),
             full: AtomicBool::new(false),
             stored: Stored::default(),
             zero_bytes: OnceLock::new(),
@@ -223,7 +195,7 @@ impl<S: SpanSource> Zswap<S> {
     /// Sets the number of pages below which pages that the compressor refuses are tried with the recompressor: 0 at first.
     /// `usize::MAX` is for pages that have no other place. Else only some are tried where it refuses one after the other.
     pub fn set_recompress_max(&self, pages: usize) {
-        self.again.pages_max.store(pages, Relaxed);
+        self.recompress_max.store(pages, Relaxed);
     }
 
     /// Compresses a page that the compressor has refused (after zram's recompression).
@@ -235,11 +207,15 @@ impl<S: SpanSource> Zswap<S> {
         room: &mut [u8],
     ) -> Result<usize, StoreError> {
         let (first, again) = (switches.compression, switches.recompression);
-        if !again.is_stronger(first) || !self.again.may(self.pool_pages()) {
+        let most = self.recompress_max.load(Relaxed);
+        if !again.is_stronger(first)
+            || self.pool_pages() >= most
+            || !(most == usize::MAX || self.refused_again.may_try())
+        {
             return Err(StoreError::Incompressible);
         }
         let done = codecs.recompress(first, again, page, room);
-        self.again.note(done.is_err());
+        self.refused_again.note(done.is_err());
         done
     }
 

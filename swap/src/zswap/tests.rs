@@ -1,6 +1,7 @@
 //! Tests of the pool.
 
 use super::*;
+use crate::in_vain;
 use pool::Heap;
 
 /// A page of bytes that are drawn, of which the bits in `mask` differ.
@@ -22,10 +23,10 @@ fn what_the_recompressor_refuses_too_is_tried_seldom() {
         zswap.set_pages_max(1000);
         zswap.set_recompress_max(pages);
         let mut is_taken = |page: &[u8; PAGE_SIZE]| zswap.store(page, key.hash(page), scratch).is_ok();
-        assert!((0..AGAIN_RUN).all(|_| !is_taken(&bytes_of_seven_bits)));
+        assert!((0..in_vain::RUN).all(|_| !is_taken(&bytes_of_seven_bits)));
         assert!(!is_taken(&bytes_of_seven_bits), "the first of the next sixteen");
-        let refused = (0..AGAIN_SAMPLE).take_while(|_| !is_taken(&digits)).count();
-        assert_eq!(refused, if tried_at_once { 0 } else { AGAIN_SAMPLE as usize - 1 });
+        let refused = (0..in_vain::SAMPLE).take_while(|_| !is_taken(&digits)).count();
+        assert_eq!(refused, if tried_at_once { 0 } else { in_vain::SAMPLE as usize - 1 });
         assert!((0..100).all(|_| is_taken(&digits)), "what was taken is tried again");
         assert_eq!(scratch.take_recompressed(), 101);
     }
