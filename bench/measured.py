@@ -36,8 +36,8 @@ code behind it is what a run printed (its key `output`, a list of lines); this s
 """
 
 import argparse
-import functools
 import datetime
+import functools
 import json
 import re
 import subprocess
