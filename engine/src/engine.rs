@@ -218,8 +218,7 @@ impl<M: Memory> Engine<M> {
     /// Returns an engine whose budget is empty: give it some pages before it serves faults.
     pub fn new(parts: Parts<M>) -> Self {
         let Parts { swap, memory, slots, device, regions, limits, latency, clock, mask, recorder } = parts;
-        let pool_charged =
-            AtomicI64::new(swap.zswap().pool_pages() as i64 - swap.zswap().frozen_pages() as i64);
+        let pool_charged = AtomicI64::new(swap.zswap().own_pages() as i64);
         let meters = Meters {
             clock,
             latency,
@@ -326,12 +325,11 @@ impl<M: Memory> Engine<M> {
 
     /// Returns the memory that is in use.
     pub fn usage(&self) -> Usage {
-        let shared = self.swap.zswap().frozen_pages() as i64;
         Usage {
             resident: self.swap.present(),
             frames: self.staging.frames(),
-            pool: self.swap.zswap().pool_pages() as i64 - shared,
-            pool_shared: shared,
+            pool: self.swap.zswap().own_pages() as i64,
+            pool_shared: self.swap.zswap().frozen_pages() as i64,
             metadata: self.swap.metadata_bytes().div_ceil(PAGE_SIZE) as i64,
         }
     }
@@ -374,8 +372,7 @@ impl<M: Memory> Engine<M> {
     /// Charges the budget for the pages by which the pool has grown since the last call, or gives it those by which the
     /// pool has shrunk.
     pub fn charge_pool(&self) {
-        let shared = self.swap.zswap().frozen_pages() as i64;
-        let now = self.swap.zswap().pool_pages() as i64 - shared;
+        let now = self.swap.zswap().own_pages() as i64;
         let before = self.pool_charged.swap(now, Relaxed);
         self.budget.take(now - before);
     }

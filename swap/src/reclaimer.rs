@@ -182,7 +182,8 @@ impl Reclaimer {
 
     /// Has the pool give memory, however far it is from its limit.
     pub fn shrink_pool<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
-        match self.shrink(swap, PoolScope::Own, || true, mover) {
+        // Where nothing else can leave, all entries are looked at.
+        match self.shrink(swap, usize::MAX, || true, mover) {
             0 => Progress::Nothing,
             freed => Progress::Freed(freed),
         }
@@ -191,7 +192,7 @@ impl Reclaimer {
     /// Has the pool let go of entries that are shared by fork. Returns how many go: their memory is free when all
     /// processes that share it have let go of it.
     pub fn unshare_pool<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> usize {
-        let copies = swap.drop_copies(TRIM_ENTRIES);
+        let copies = swap.drop_copies(TRIM_ENTRIES, PoolScope::Shared);
         let gone =
             if copies > 0 { copies } else { self.write_back(swap, usize::MAX, PoolScope::Shared, mover) };
         mover.pool_changed();
@@ -204,34 +205,30 @@ impl Reclaimer {
             mover.pool_changed();
         }
         let is_full = || swap.zswap().is_nearly_full();
-        if is_full() { self.shrink(swap, PoolScope::All, is_full, mover) } else { 0 }
+        if is_full() { self.shrink(swap, TRIM_SCAN, is_full, mover) } else { 0 }
     }
 
-    /// Has the pool give a part of its memory: kept copies go, and where there are none, the entries under the clock
-    /// hand are written to the device while there should be `more`.
+    /// Has the pool give a part of its memory that no fork shares: kept copies go, and where there are none, the entries
+    /// under the clock hand, of `scan` at a time, are written to the device while there should be `more`.
     fn shrink<S: SpanSource>(
         &self,
         swap: &Swap<S>,
-        scope: PoolScope,
+        scan: usize,
         more: impl Fn() -> bool,
         mover: &mut impl Mover,
     ) -> usize {
-        let zswap = swap.zswap();
-        let pages = || zswap.pool_pages() - if scope == PoolScope::Own { zswap.frozen_pages() } else { 0 };
-        let before = pages();
+        let before = swap.zswap().own_pages();
         let mut sent = 0;
-        if swap.drop_copies(TRIM_ENTRIES) == 0 {
-            // Where nothing else can leave, all entries are looked at.
-            let scan = if scope == PoolScope::Own { usize::MAX } else { TRIM_SCAN };
+        if swap.drop_copies(TRIM_ENTRIES, PoolScope::Own) == 0 {
             while sent < TRIM_ENTRIES && more() {
-                match self.write_back(swap, scan, scope, mover) {
+                match self.write_back(swap, scan, PoolScope::Own, mover) {
                     0 => break,
                     step => sent += step,
                 }
             }
         }
         mover.pool_changed();
-        before.saturating_sub(pages()) + sent / ENTRIES_A_PAGE
+        before.saturating_sub(swap.zswap().own_pages()) + sent / ENTRIES_A_PAGE
     }
 
     /// Passes the shrinker's hand over `scan` entries of the pool, and writes back those that should leave, up to a few

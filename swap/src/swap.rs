@@ -345,12 +345,57 @@ mod tests {
     }
 
     #[test]
+    fn copies_that_a_fork_shares_stay_until_they_are_to_be_let_go_of() {
+        let swap = empty();
+        let pages = [512, 513, 2000];
+        let come = |page: u64| {
+            let page = PageIndex(page);
+            let Swapin::Inserted(transfer) = swap.swapin(page, page..page.plus(1), Window::NONE) else {
+                panic!("{page:?}")
+            };
+            swap.finish_swapin(&transfer, 1, false);
+            swap.table().peek(page).has_pool_copy()
+        };
+        pool(&swap, pages.map(|page| (page, false)));
+        swap.zswap().freeze();
+        assert_eq!(pages.map(come), [true; 3], "whether copies are kept or not");
+        assert_eq!((swap.drop_copies(9, PoolScope::Own), swap.copies()), (0, 3), "that would give nothing");
+        assert_eq!((swap.drop_copies(1, PoolScope::Shared), swap.copies()), (1, 2));
+        swap.zswap().thaw();
+        assert_eq!((swap.drop_copies(9, PoolScope::Shared), swap.drop_copies(9, PoolScope::Own)), (0, 2));
+        assert_eq!((swap.copies(), swap.zswap().pool_pages()), (0, 0));
+        pool(&swap, [(512, false)]);
+        assert!(!come(512), "as it was before");
+    }
+
+    #[test]
+    fn no_copy_of_a_cluster_that_all_are_shared_hides_another() {
+        let swap = empty();
+        let cluster = CLUSTER_PAGES as u64;
+        let bring = |page: u64, keep: bool| {
+            let page = PageIndex(page);
+            let Swapin::Inserted(transfer) = swap.swapin(page, page..page.plus(1), Window::NONE) else {
+                panic!("{page:?}")
+            };
+            swap.finish_swapin(&transfer, 1, keep);
+        };
+        let shared: Vec<u64> = (1..=100).map(|nth| nth * cluster).collect();
+        shared.iter().for_each(|&page| pool(&swap, [(page, false)]));
+        swap.zswap().freeze();
+        shared.iter().for_each(|&page| bring(page, false));
+        (101..=200).for_each(|nth| pool(&swap, [(nth * cluster, false)]));
+        (101..=200).for_each(|nth| bring(nth * cluster, true));
+        assert_eq!(swap.drop_copies(500, PoolScope::Shared), 100, "all, whatever came in since");
+        assert_eq!(swap.drop_copies(500, PoolScope::Own), 100);
+    }
+
+    #[test]
     fn the_hand_does_not_spare_what_is_much_older_than_what_comes_back() {
         let swap = empty();
         pool(&swap, [(512, true)]);
         let passes = |count: usize| {
             let mut found = Vec::new();
-            (0..count).for_each(|_| _ = swap.scan(1, 9, PoolScope::All, &mut found));
+            (0..count).for_each(|_| _ = swap.scan(1, 9, PoolScope::Own, &mut found));
             found.len()
         };
         swap.space.workingset.evict(1000, false);
@@ -367,7 +412,7 @@ mod tests {
         pool(&swap, [(512, false), (513, true)]);
         let pass = || {
             let mut found = Vec::new();
-            swap.scan(2, 9, PoolScope::All, &mut found);
+            swap.scan(2, 9, PoolScope::Own, &mut found);
             found.into_iter().map(|(page, _)| page.0).collect::<Vec<_>>()
         };
         let passes: [Vec<u64>; 8] = std::array::from_fn(|_| pass());

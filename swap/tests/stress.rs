@@ -142,7 +142,7 @@ impl Worker<'_> {
             850..900 => self.write_back(),
             900..930 => self.discard(page),
             930..950 => _ = self.world.moved.fetch_add(swap.compact(4) as u64, Relaxed),
-            950..970 => _ = swap.drop_copies(self.random.below(300) as usize),
+            950..970 => _ = swap.drop_copies(self.random.below(300) as usize, PoolScope::Own),
             970..985 => {
                 swap.zswap().set_pages_max([40, 400, PAGES as usize][self.random.below(3) as usize]);
                 swap.zswap().set_recompress_max([0, 40, usize::MAX][self.random.below(3) as usize]);
@@ -279,7 +279,7 @@ impl Worker<'_> {
     fn write_back(&mut self) {
         let swap = &self.world.swap;
         let mut entries = Vec::new();
-        swap.scan(1 + self.random.below(600) as usize, 64, PoolScope::All, &mut entries);
+        swap.scan(1 + self.random.below(600) as usize, 64, PoolScope::Own, &mut entries);
         let mut begun = Vec::new();
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE].into_boxed_slice();

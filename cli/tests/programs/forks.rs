@@ -142,6 +142,15 @@ fn chains_of_forked_shells_live_in_little_memory() {
     }
 }
 
+/// What the fork shares is in the pool once, though the child brings all of it in and lets it go again, time after time.
+#[test]
+fn a_child_that_only_reads_stores_nothing_anew_that_was_out_at_the_fork() {
+    let _turn = turn();
+    let reader = job("reader.py");
+    let run = start(pagetide("130M", "", &["--no-disk"], &[&python(), &reader]));
+    assert_eq!(run.end().succeeds(), "0 of 120000 differ\n0 of 30000 differ\n");
+}
+
 #[test]
 fn a_child_outlives_its_parent_with_what_it_inherited() {
     let _turn = turn();

@@ -13,7 +13,7 @@ use crate::memory::{Memory, PageSet};
 use pagetide_swap::reclaimer::TRIM_ENTRIES;
 use pagetide_swap::swap::{Candidate, Victim};
 use pagetide_swap::table::CLUSTERS_MAX;
-use pagetide_swap::{ClusterNumber, PageIndex};
+use pagetide_swap::{ClusterNumber, PageIndex, PoolScope};
 use std::ops::Range;
 
 /// A census under way.
@@ -88,7 +88,7 @@ impl<M: Memory> Engine<M> {
     /// Has the pool give something. Returns how many entries go. What they took may be free at once, at the end of a
     /// write, or when their neighbours have gone too.
     fn shrink_own_pool(&self, work: &mut Workspace) -> usize {
-        let copies = self.swap.drop_copies(TRIM_ENTRIES);
+        let copies = self.swap.drop_copies(TRIM_ENTRIES, PoolScope::Own);
         let gone = if copies > 0 { copies } else { self.write_back_own(work) };
         self.charge_pool();
         if gone > 0 { gone } else { self.unshare_pool(work) }

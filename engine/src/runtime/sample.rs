@@ -222,12 +222,13 @@ impl Runtime {
         // The keeper answers the faults of all processes: it keeps free what one that is alone does.
         let sharing = if self.engine.memory().is_shared() { 1 } else { armed };
         self.engine.share_cap(cap, sharing);
-        let grant = self.slot.granted().max((cap / processes) as i64);
+        // What a fork shares is there whatever this process does: the rest is divided.
+        let grant = self.slot.granted().max((cap / processes) as i64) - lock(&self.sharing).charged.max(0);
         let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
-        let zswap = self.engine.swap().zswap();
         let most = share.min(room).max(0) as usize;
+        let zswap = self.engine.swap().zswap();
         zswap.set_pages_max(most);
         let elsewhere = self.has_room_elsewhere();
         zswap.set_recompress_max(if elsewhere { recompress_max(grant, most) } else { usize::MAX });

@@ -312,8 +312,8 @@ impl<S: SpanSource> Swap<S> {
 
     /// Ends a transfer: its first `mapped` pages are in the program, the others are as they were.
     ///
-    /// With `keep` the stored copies stay, so that the next eviction can prove a page clean. Returns the pages beyond
-    /// `mapped` for which a fault waits, a bit for each page of the transfer.
+    /// With `keep` the stored copies stay, so that the next eviction can prove a page clean; those that a fork shares stay
+    /// in any case. Returns the pages beyond `mapped` for which a fault waits, a bit for each page of the transfer.
     pub fn finish_swapin(&self, transfer: &Transfer, mapped: usize, keep: bool) -> u64 {
         self.finish_swapin_at(transfer, mapped, keep, None)
     }
@@ -335,7 +335,12 @@ impl<S: SpanSource> Swap<S> {
             let word = transfer.words[nth];
             let follows = |&count: &usize| transfer.words[nth + count] == word.nth(count);
             let count = 1 + (1..mapped - nth).take_while(follows).count();
-            let kept = word.place().filter(|place| keep && !matches!(place, Place::Same(_)));
+            let kept = word.place().filter(|&place| match place {
+                Place::Same(_) => false,
+                // To drop it would give nothing.
+                Place::Pool(handle) => keep || self.space.zswap.is_frozen(handle),
+                Place::Device(_) => keep,
+            });
             if kept.is_none() {
                 (nth..nth + count).for_each(|nth| self.free_place(transfer.words[nth].place()));
             }

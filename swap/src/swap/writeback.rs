@@ -35,8 +35,6 @@ pub(super) struct Shrinking {
 /// A choice of entries of the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PoolScope {
-    /// All entries.
-    All,
     /// Entries that are not shared by fork: these give memory when they go.
     Own,
     /// Entries that are shared by fork: they give memory when every process that shares them has let go of them.
@@ -44,9 +42,8 @@ pub enum PoolScope {
 }
 
 impl PoolScope {
-    fn has<S: SpanSource>(self, zswap: &Zswap<S>, handle: Handle) -> bool {
+    pub(super) fn has<S: SpanSource>(self, zswap: &Zswap<S>, handle: Handle) -> bool {
         match self {
-            Self::All => true,
             Self::Own => !zswap.is_frozen(handle),
             Self::Shared => zswap.is_frozen(handle),
         }

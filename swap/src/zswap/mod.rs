@@ -182,12 +182,13 @@ impl<S: SpanSource> Zswap<S> {
         self.switches.store(to.to_bits(), Relaxed);
     }
 
-    /// Returns the number of pages that the pool may take.
+    /// Returns the number of pages that the pool may take, beside what is shared by fork.
     pub fn pages_max(&self) -> usize {
         self.pages_max.load(Relaxed)
     }
 
-    /// Sets the number of pages that the pool may take.
+    /// Sets the number of pages that the pool may take, beside what is shared by fork: that is there whatever this
+    /// process does.
     pub fn set_pages_max(&self, pages: usize) {
         self.pages_max.store(pages, Relaxed);
     }
@@ -209,7 +210,7 @@ impl<S: SpanSource> Zswap<S> {
         let (first, again) = (switches.compression, switches.recompression);
         let most = self.recompress_max.load(Relaxed);
         if !again.is_stronger(first)
-            || self.pool_pages() >= most
+            || self.own_pages() >= most
             || !(most == usize::MAX || self.refused_again.may_try())
         {
             return Err(StoreError::Incompressible);
@@ -229,7 +230,7 @@ impl<S: SpanSource> Zswap<S> {
         if !switches.enabled {
             return Err(StoreError::Disabled);
         }
-        let (pages, most) = (self.pool_pages(), self.pages_max());
+        let (pages, most) = (self.own_pages(), self.pages_max());
         let full = pages >= most || (self.full.load(Relaxed) && pages >= below(most, switches));
         if full != self.full.load(Relaxed) {
             self.full.store(full, Relaxed);
@@ -244,13 +245,13 @@ impl<S: SpanSource> Zswap<S> {
 
     /// Returns whether the pool has room to spare: for pages that could as well be elsewhere.
     pub fn has_room(&self) -> bool {
-        self.switches().enabled && self.pool_pages() * ROOM.1 < self.pages_max() * ROOM.0
+        self.switches().enabled && self.own_pages() * ROOM.1 < self.pages_max() * ROOM.0
     }
 
     /// Returns whether the pool is so near its limit that it should give entries up. After the limit was reached it
     /// should until it takes pages again.
     pub fn is_nearly_full(&self) -> bool {
-        let (pages, most) = (self.pool_pages(), self.pages_max());
+        let (pages, most) = (self.own_pages(), self.pages_max());
         pages * NEARLY_FULL.1 >= most * NEARLY_FULL.0
             || (self.full.load(Relaxed) && pages >= below(most, self.switches()))
     }
@@ -457,10 +458,12 @@ impl<S: SpanSource> Zswap<S> {
 
     /// Returns whether an entry is shared with another process by fork: it gives no memory when it goes.
     pub fn is_frozen(&self, handle: Handle) -> bool {
-        match handle.entry() {
-            Entry::Page(number) => self.pages.is_frozen(number),
-            Entry::Piece(folio, _) => self.folios().is_frozen(folio),
-        }
+        // Where nothing is no lock is taken: this is asked for each page that comes in.
+        self.frozen_pages() > 0
+            && match handle.entry() {
+                Entry::Page(number) => self.pages.is_frozen(number),
+                Entry::Piece(folio, _) => self.folios().is_frozen(folio),
+            }
     }
 
     /// Returns the number of pages that would become free if entries lay as close as they can.
@@ -509,6 +512,11 @@ impl<S: SpanSource> Zswap<S> {
     /// Returns the number of pages of memory that the pool holds.
     pub fn pool_pages(&self) -> usize {
         self.pages.size().pages + self.folios.as_ref().map_or(0, Folios::pages)
+    }
+
+    /// Returns the number of pages of memory that the pool holds and does not share by fork.
+    pub fn own_pages(&self) -> usize {
+        self.pool_pages().saturating_sub(self.frozen_pages())
     }
 
     /// Returns the bytes of the index that leads to the entries.

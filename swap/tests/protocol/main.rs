@@ -255,7 +255,7 @@ impl World {
     fn write_back(&self) {
         let (mut entries, mut scratch) = (Vec::new(), Scratch::default());
         // All are spared a few times.
-        self.swap.scan(8 * PAGES, PAGES, PoolScope::All, &mut entries);
+        self.swap.scan(8 * PAGES, PAGES, PoolScope::Own, &mut entries);
         for (owner, handle) in entries {
             let mut bytes = vec![0; PAGE_SIZE];
             let Some(hash) = self.swap.begin_writeback(owner, handle, &mut bytes, &mut scratch) else {
