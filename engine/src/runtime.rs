@@ -85,6 +85,8 @@ pub struct Runtime {
     relief_after: AtomicU64,
     /// The time before which nothing is borrowed, by the clock.
     borrow_after: AtomicU64,
+    /// Pages that were to be divided between program and pool when the program last lost time, or more since.
+    busy_grant: AtomicI64,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,
     /// Whether all that is in memory is asked to leave: then the pool may take what it can, whatever is worth it.

@@ -4,11 +4,18 @@ use super::layout::Field;
 use super::{Group, ProcessSlot, RESIDENT_MIN};
 use std::sync::atomic::Ordering::AcqRel;
 
-/// The part of its time, in millionths, that a process must lose to pages which come back before it takes pages from
-/// others: 1 %.
-const PRESSURE_MIN: u64 = 10_000;
 /// The factor by which the worth of one process's pages must exceed that of another's before it takes pages from that.
 const WORTH_RATIO: f64 = 2.0;
+/// The part of what a process was granted, one in so many, that stays in its program while others take what it could
+/// spare: its pool keeps as much free, and would go to the device for more.
+const KEPT_PART: i64 = 8;
+/// The part of what an idle process could spare, one in so many, that it is asked for at once.
+const SPARE_PART: u64 = 8;
+/// The part of what a process has in its program, one in so many, that it asks an idle one for at once.
+const TAKER_PART: u64 = 4;
+/// Seconds that a page of the pool costs on its way to the device and back: three pages that a program waits for, 100 µs
+/// each.
+const POOL_PAGE_S: f64 = 300e-6;
 
 impl Group {
     /// Returns the processes that can be asked for pages, but for `for_whom`.
@@ -24,9 +31,8 @@ impl Group {
 
     /// Returns the number of pages that a process gives while others could do with less.
     fn would_give(slot: ProcessSlot) -> u64 {
-        let in_program = || slot.get(Field::Resident) + slot.get(Field::Frames);
-        let most =
-            if slot.keeps_pool() { in_program().saturating_sub(RESIDENT_MIN as u64) } else { u64::MAX };
+        let in_program = || Self::in_program(slot).saturating_sub(RESIDENT_MIN as u64);
+        let most = if slot.keeps_pool() { in_program() } else { u64::MAX };
         Self::could_give(slot).min(most)
     }
 
@@ -81,34 +87,59 @@ impl Group {
         }
     }
 
-    /// Asks the process whose pages are worth least for `pages` of those that it could give, if those of `for_whom` are
-    /// worth twice as much. A process that idles keeps its memory for as long as no other process misses
-    /// any. (By page fault frequency: Chu and Opderbeck 1972.)
+    /// Asks the process whose pages are worth least for `pages` of those that it could give, or more if it idles, if
+    /// those of `for_whom` are worth twice as much. A process that idles keeps its memory for as long as no other process
+    /// misses any. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
-        let spare = |slot: &ProcessSlot| Self::would_give(*slot);
+        let worth = Self::worth(for_whom);
+        let spare = |slot: &ProcessSlot| Self::would_spare(*slot, worth);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
         let Some(giver) = can_give.min_by(|one, other| Self::worth(*one).total_cmp(&Self::worth(*other)))
         else {
             return;
         };
-        if for_whom.get(Field::Pressure) > PRESSURE_MIN
-            && Self::worth(for_whom) > Self::worth(giver) * WORTH_RATIO
-        {
-            giver.word(Field::Asked).fetch_add(pages.min(spare(&giver)), AcqRel);
+        if for_whom.loses_time() && worth > Self::worth(giver) * WORTH_RATIO {
+            let asked = pages.max(Self::wants_of_idle(for_whom, giver)).min(spare(&giver));
+            giver.word(Field::Asked).fetch_add(asked, AcqRel);
+            giver.word(Field::Levelled).fetch_add(asked, AcqRel);
             pagetide_sys::log!(
                 Debug,
-                "asks process {}, whose pages are worth least, for {pages} pages",
+                "asks process {}, whose pages are worth least, for {asked} pages",
                 giver.known_as()
             );
             giver.ring();
         }
     }
 
+    /// Returns how many pages a process asks an idle one for: as many as that has given and not missed, so that one that
+    /// only seemed to idle gives little, and a part of what the two have at most.
+    fn wants_of_idle(taker: ProcessSlot, giver: ProcessSlot) -> u64 {
+        let most = (Self::in_program(giver) / SPARE_PART).min(Self::in_program(taker) / TAKER_PART);
+        giver.get(Field::Levelled).min(most)
+    }
+
+    /// Returns the number of pages that a process could spare for one to which a page is `worth` so much: of its program
+    /// at first. Its pool goes to the device once what the other has lost, since it idles, for want of a page is as much
+    /// as a page of the pool costs to bring back (as the skier buys skis when the rent paid is their price: Karlin et al. 1988).
+    fn would_spare(slot: ProcessSlot, worth: f64) -> u64 {
+        let kept = (slot.granted() / KEPT_PART).max(RESIDENT_MIN) as u64;
+        let lost_s = worth / 1e6 * slot.get(Field::Idle) as f64 / 1e3;
+        let most = match slot.get(Field::Armed) != 0 && lost_s < POOL_PAGE_S {
+            true => Self::in_program(slot).saturating_sub(kept),
+            false => u64::MAX,
+        };
+        Self::would_give(slot).min(most)
+    }
+
     /// Returns what a page in memory is worth to a process, about what one more would save it: the part of its time that
     /// it loses to pages which come back, in millionths, divided by the pages that it has in memory.
     fn worth(slot: ProcessSlot) -> f64 {
-        let in_program = slot.get(Field::Resident) + slot.get(Field::Frames);
-        slot.get(Field::Pressure) as f64 / in_program.max(1) as f64
+        slot.get(Field::Pressure) as f64 / Self::in_program(slot).max(1) as f64
+    }
+
+    /// Returns the pages that a process has in its program, with those on their way out of it.
+    fn in_program(slot: ProcessSlot) -> u64 {
+        slot.get(Field::Resident) + slot.get(Field::Frames)
     }
 }

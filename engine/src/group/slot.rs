@@ -10,6 +10,10 @@ use std::sync::atomic::{
 };
 use std::time::Duration;
 
+/// The part of its time, in millionths, that a process must lose to pages which come back before it takes pages from
+/// others: 1 %.
+const PRESSURE_MIN: u64 = 10_000;
+
 /// A handle on one process's slot.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcessSlot {
@@ -111,6 +115,11 @@ impl ProcessSlot {
             (paid > 0).then_some(added.wrapping_add(paid as u64))
         });
         paid
+    }
+
+    /// Returns whether the program loses so much time to pages which come back that it may take pages from others.
+    pub fn loses_time(&self) -> bool {
+        self.get(Field::Pressure) > PRESSURE_MIN
     }
 
     /// Returns whether the process is to rest.

@@ -135,6 +135,7 @@ fn memory_goes_to_those_under_pressure() {
     for (slot, pressure) in [(calm, 5_000), (busy, 90_000), (needy, 100_000)] {
         slot.set(Field::Armed, 1);
         slot.set(Field::Spare, 100);
+        slot.set(Field::Resident, RESIDENT_MIN as u64 + 100);
         slot.set(Field::Pressure, pressure);
         slot.listen();
     }
@@ -179,6 +180,40 @@ fn a_page_is_worth_most_to_who_has_few_for_what_it_loses() {
         [0, 0],
         "what is on probation is in memory too: pages are worth less than twice as much"
     );
+}
+
+#[test]
+fn who_idles_is_asked_for_more_and_more_of_its_program_and_much_later_for_its_pool() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [busy, idle] = [1, 2].map(|pid| group.claim(process(pid)).unwrap());
+    for (slot, resident) in [(busy, 1_000), (idle, 4_000)] {
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Grant, 8_000);
+        slot.set(Field::Resident, resident);
+        slot.set(Field::Spare, resident + 2_000);
+        slot.listen();
+    }
+    busy.set(Field::Pressure, 100_000);
+    let mut ask = |pages| {
+        group.level(busy, pages);
+        idle.word(Field::Asked).swap(0, Relaxed)
+    };
+    assert_eq!([10, 10, 10, 10].map(&mut ask), [10, 10, 20, 40]);
+    assert_eq!([10; 6].map(&mut ask)[2..], [250; 4], "a quarter of what the other has");
+    busy.set(Field::Resident, 10_000);
+    busy.set(Field::Pressure, 1_000_000);
+    assert_eq!([10; 3].map(&mut ask)[1..], [500; 2], "an eighth of what it has");
+    idle.set(Field::Levelled, 0);
+    assert_eq!(ask(10), 10, "it has missed some");
+    idle.set(Field::Resident, 1_004);
+    assert_eq!(ask(10), 4, "an eighth of what it was granted stays");
+    idle.set(Field::Resident, 1_000);
+    // A page more would save the other 100 µs a second.
+    for (idle_ms, asked) in [(0, 0), (2_900, 0), (3_100, 10)] {
+        idle.set(Field::Levelled, 0);
+        idle.set(Field::Idle, idle_ms);
+        assert_eq!(ask(10), asked, "after {idle_ms} ms");
+    }
 }
 
 #[test]

@@ -122,6 +122,12 @@ impl Runtime {
     pub(super) fn level(&self, lost: u64, time: u64) {
         let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
         self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
+        if self.slot.loses_time() {
+            self.slot.set(Field::Idle, 0);
+            self.slot.set(Field::Levelled, 0);
+        } else {
+            self.slot.set(Field::Idle, self.slot.get(Field::Idle) + time / 1_000_000);
+        }
         if self.group.free() < self.group.step() {
             self.group.level(self.slot, self.engine.limits().high.max(self.group.step()) as u64);
         }

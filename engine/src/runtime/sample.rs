@@ -224,7 +224,11 @@ impl Runtime {
         self.engine.share_cap(cap, sharing);
         // What a fork shares is there whatever this process does: the rest is divided.
         let grant = self.slot.granted().max((cap / processes) as i64) - lock(&self.sharing).charged.max(0);
-        let share = (grant as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
+        // While the process idles others take pages of its program, and what those become in the pool has to fit there.
+        let idle = !self.slot.loses_time();
+        let divided = grant.max(if idle { self.busy_grant.load(Relaxed) } else { 0 });
+        self.busy_grant.store(divided, Relaxed);
+        let share = (divided as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
         let most = share.min(room).max(0) as usize;
@@ -251,7 +255,8 @@ impl Runtime {
             true => balance.fixed(ceiling),
             false => balance.share(self.totals(), swap.sizes(), ceiling),
         };
-        self.engine.set_pool_pressure(balance.pressure());
+        // Where nothing is missed the pool has nothing to give memory for.
+        self.engine.set_pool_pressure(if self.slot.loses_time() { balance.pressure() } else { 0.0 });
         share
     }
 

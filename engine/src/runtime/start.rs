@@ -284,6 +284,7 @@ impl Runtime {
             zero_due: AtomicU64::new(0),
             relief_after: AtomicU64::new(0),
             borrow_after: AtomicU64::new(0),
+            busy_grant: AtomicI64::new(0),
             lifted: AtomicBool::new(false),
             in_need: AtomicBool::new(false),
             tier_paths: Default::default(),
