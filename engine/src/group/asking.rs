@@ -89,16 +89,17 @@ impl Group {
 
     /// Asks the process whose pages are worth least for `pages` of those that it could give, or more if it idles, if
     /// those of `for_whom` are worth twice as much. A process that idles keeps its memory for as long as no other process
-    /// misses any. (By page fault frequency: Chu and Opderbeck 1972.)
+    /// misses any; of several the one with most to spare gives first. (By page fault frequency: Chu and Opderbeck 1972.)
     pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
         let worth = Self::worth(for_whom);
         let spare = |slot: &ProcessSlot| Self::would_spare(*slot, worth);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
-        let Some(giver) = can_give.min_by(|one, other| Self::worth(*one).total_cmp(&Self::worth(*other)))
-        else {
-            return;
-        };
+        let giver = can_give.min_by(|one, other| {
+            let worth = Self::worth(*one).total_cmp(&Self::worth(*other));
+            worth.then_with(|| spare(other).cmp(&spare(one)))
+        });
+        let Some(giver) = giver else { return };
         if for_whom.loses_time() && worth > Self::worth(giver) * WORTH_RATIO {
             let asked = pages.max(Self::wants_of_idle(for_whom, giver)).min(spare(&giver));
             giver.word(Field::Asked).fetch_add(asked, AcqRel);
@@ -133,9 +134,10 @@ impl Group {
     }
 
     /// Returns what a page in memory is worth to a process, about what one more would save it: the part of its time that
-    /// it loses to pages which come back, in millionths, divided by the pages that it has in memory.
+    /// it loses to pages which come back, in millionths, divided by the pages that it has in memory. Nothing if it idles.
     fn worth(slot: ProcessSlot) -> f64 {
-        slot.get(Field::Pressure) as f64 / Self::in_program(slot).max(1) as f64
+        let pressure = if slot.loses_time() { slot.get(Field::Pressure) } else { 0 };
+        pressure as f64 / Self::in_program(slot).max(1) as f64
     }
 
     /// Returns the pages that a process has in its program, with those on their way out of it.

@@ -217,6 +217,24 @@ fn who_idles_is_asked_for_more_and_more_of_its_program_and_much_later_for_its_po
 }
 
 #[test]
+fn of_idle_processes_the_one_with_most_to_spare_gives_first() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [busy, client, server] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
+    for (slot, resident, pressure) in [(busy, 1_000, 100_000), (client, 500, 0), (server, 4_000, 9_000)] {
+        slot.set(Field::Armed, 1);
+        slot.set(Field::Resident, resident);
+        slot.set(Field::Spare, resident);
+        slot.set(Field::Pressure, pressure);
+        slot.listen();
+    }
+    let asked = || [client, server].map(|slot| slot.get(Field::Asked));
+    group.level(busy, 10);
+    assert_eq!(asked(), [0, 10], "what little it loses is nothing");
+    group.level(busy, 10);
+    assert_eq!(asked(), [10, 10]);
+}
+
+#[test]
 fn who_rests_is_asked_first_and_keeps_its_pool_for_a_while() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [needy, rests, works] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
