@@ -26,6 +26,9 @@ const AT_WORK: Duration = Duration::from_millis(100);
 const LOSS_MIN: f64 = 0.1;
 /// Processes of less than this part of all memory do not count: mostly they start others and wait for them.
 const SMALL_PART: i64 = 32;
+/// Nor does the smallest of the others, if it is of less than this part: a client works by turns with its server, and what it
+/// would give is little.
+const CLIENT_PART: i64 = 16;
 /// The least number of processes that may be at work: one of them may wait for the device.
 const AT_WORK_MIN: usize = 2;
 /// Weight of a sample against those before it.
@@ -175,11 +178,15 @@ impl LoadControl {
     }
 
     fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
-        self.known.iter().filter(move |(_, known)| {
+        let works = move |known: &Known| {
             matches!(known.state, State::Runs { .. })
                 && known.size as i64 >= self.total / SMALL_PART
                 && now.saturating_duration_since(known.worked_at) <= AT_WORK
-        })
+        };
+        let working = move || self.known.iter().filter(move |(_, known)| works(known));
+        let smallest = working().map(|(&tenant, known)| (known.size as i64, tenant)).min();
+        let client = smallest.filter(|&(size, _)| size < self.total / CLIENT_PART).map(|(_, tenant)| tenant);
+        working().filter(move |&(&tenant, _)| Some(tenant) != client)
     }
 
     /// Returns the resting processes, with the time since which they rest.
@@ -344,6 +351,10 @@ mod tests {
         assert_eq!(waiting.run(3 * REST, 0.9), [], "those that wait are not at work");
         let mut small = World::new(&[5000, 300, 300, 5000, 300]);
         assert_eq!(small.run(3 * REST, 0.9), [], "the small ones do not count");
+        let mut served = World::new(&[5000, 600, 5000, 300]);
+        assert_eq!(served.run(3 * REST, 0.9), [], "nor does a client");
+        let mut clients = World::new(&[5000, 600, 5000, 610]);
+        assert_eq!(clients.run(SOON, 0.9), [(3, true)], "but several do");
     }
 
     #[test]
