@@ -77,8 +77,8 @@ def dict_command():
 
 
 def shell(script):
-    """In the directory of the data."""
-    return ["sh", "-c", script]
+    """In the directory of the data. It fails where a part of a pipe does."""
+    return ["bash", "-o", "pipefail", "-c", script]
 
 
 def sort_command(size_mib):

@@ -34,6 +34,7 @@ class Job:
     arguments: tuple
     env = {}
     may_take_allocator = False
+    same_output = False
 
     def command(self, options):
         words = [str(word).format(**vars(options), buffers=4 * options.limit // MIB) for word in self.arguments]

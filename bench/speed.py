@@ -42,6 +42,10 @@ class Case:
     def may_take_allocator(self):
         return not self.arguments
 
+    @property
+    def same_output(self):
+        return not self.arguments
+
     def command(self, options):
         if not self.arguments:
             return python_program("dictjob.py", "--mib", options.dict_mib, "--ops", options.dict_ops)

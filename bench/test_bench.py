@@ -8,8 +8,11 @@ import tempfile
 import unittest
 from pathlib import Path
 
-from pagetide_bench import figures, options, sizes, store
+import cap
+from pagetide_bench import arms, figures, options, sizes, store
 from pagetide_bench.paths import REPO, RUNS
+from pagetide_bench.runs import Run
+from pagetide_bench.script import BenchError
 
 # `measured.py` and `picture.py` have no options of a benchmark.
 SCRIPTS = (
@@ -60,6 +63,23 @@ class Figures(unittest.TestCase):
         for wrong in ("", "G", "four", "1T"):
             self.assertRaises(argparse.ArgumentTypeError, sizes.parse_bytes, wrong)
         self.assertEqual(sizes.whole_mib((3 << 20) - 1), 2)
+
+
+class Failures(unittest.TestCase):
+    def test_a_run_of_which_a_process_was_killed_has_failed_whatever_its_status(self):
+        Run(["true"]).require_success()
+        for failed in (Run(["true"], status=1), Run(["true"], timed_out="too long"), Run(["xz | sha256sum"], oom_kills=1)):
+            self.assertRaises(BenchError, failed.require_success)
+
+    def test_other_output_is_a_failure_where_it_should_be_the_same(self):
+        native, other = Run(["true"], stdout=b"1"), Run(["true"], stdout=b"2")
+        case = argparse.Namespace(same_output=True)
+        self.assertIs(arms.require_output(case, native, native), native)
+        self.assertRaises(BenchError, arms.require_output, case, other, native)
+        self.assertIs(arms.require_output(argparse.Namespace(same_output=False), other, native), other)
+
+    def test_a_pipe_fails_where_a_part_of_it_does(self):
+        self.assertNotEqual(subprocess.run(cap.shell("false | cat")).returncode, 0)
 
 
 class Scripts(unittest.TestCase):

@@ -78,6 +78,7 @@ class Row:
     kernels: tuple = ZRAM
     env: dict = field(default_factory=dict)
     may_take_allocator: bool = False
+    same_output: bool = False
     quick: bool = False
 
     def command(self, options):
@@ -221,7 +222,7 @@ def of_cap(program):
     goal = CAP_GOALS.get(program.name, 1.0)
     return Row(
         program.name, f"{program.name} in 0.6 of its peak", goal, lambda _options: list(program.command()), packages=packages, needs=program.requires,
-        need_factor=0.6, env=program.env, may_take_allocator=program.name == "dict", quick=program.name in CAP_QUICK,
+        need_factor=0.6, env=program.env, same_output=True, may_take_allocator=program.name == "dict", quick=program.name in CAP_QUICK,
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ A case of such a comparison has
 
   name, goal, unit      the goal is a ratio kernel / Pagetide of values in that unit
   env                   of the program
+  same_output           whether it prints the same each time: whoever prints something else has failed
   may_take_allocator    whether our allocator can stand in for the program's: then it is tried in the other arms too
   command(options)      the words of the command
   value(run)            what is compared; less is better
@@ -63,6 +64,12 @@ def our_run(case, opponent, cap_bytes, options):
         return run_pagetide(cap_bytes, case.command(options), options.pagetide, options.run_options, env=case.env, cwd=DATA).require_success()
 
 
+def require_output(case, run, native):
+    if case.same_output and run.stdout != native.stdout:
+        raise BenchError(f"prints something else than natively: {run.stdout[-200:]!r}")
+    return run
+
+
 def native_runs(case, options):
     """Without a limit; with our allocator too where it replaces the program's: the better median counts."""
     environments = [{}]
@@ -75,13 +82,13 @@ def native_runs(case, options):
     return min(groups, key=lambda runs: quartiles([case.value(run) for run in runs])[1])
 
 
-def scout(case, options):
+def scout(case, native, options):
     """Each opponent alone. Returns {name: runs} and the best."""
     runs, has_failed = {}, False
     candidates = opponents(case, options)
     for opponent in candidates:
         try:
-            runs[opponent.name] = [kernel_run(case, opponent, options) for _ in range(options.scouts)]
+            runs[opponent.name] = [require_output(case, kernel_run(case, opponent, options), native) for _ in range(options.scouts)]
         except OSError as error:
             # A codec that this kernel does not have (now), say.
             progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
@@ -114,7 +121,7 @@ def digits_of(unit):
     return {"ns/page": 0, "ms/transaction": 3}.get(unit, 1)
 
 
-def pairs(case, opponent, options):
+def pairs(case, opponent, native, options):
     """Kernel, ours, kernel, ours … Each of our runs gets the Z of the kernel run just before it.
 
     Ends early where another pair would last beyond ROW_SECONDS_MAX: the result says how many there are.
@@ -124,9 +131,9 @@ def pairs(case, opponent, options):
         if number and (time.monotonic() - started) * (number + 1) / number > ROW_SECONDS_MAX:
             progress(f"{case.name}: {number} pairs take as long as a row may")
             break
-        kernel.append(kernel_run(case, opponent, options))
+        kernel.append(require_output(case, kernel_run(case, opponent, options), native))
         cap_bytes = options.limit + kernel[-1].swap_used_peak_bytes
-        ours.append(our_run(case, opponent, cap_bytes, options))
+        ours.append(require_output(case, our_run(case, opponent, cap_bytes, options), native))
         left, right = case.value(kernel[-1]), case.value(ours[-1])
         digits = digits_of(case.unit)
         progress(f"{case.name}: pair {number + 1}: kernel {left:.{digits}f}, ours {right:.{digits}f} {case.unit}, ratio {left / right:.2f}")
@@ -135,8 +142,8 @@ def pairs(case, opponent, options):
 
 def measure(case, options):
     native = native_runs(case, options)
-    scouted, best = scout(case, options)
-    kernel, ours = (scouted[best.name], []) if options.kernel_only else pairs(case, best, options)
+    scouted, best = scout(case, native[0], options)
+    kernel, ours = (scouted[best.name], []) if options.kernel_only else pairs(case, best, native[0], options)
     ratios = [case.value(k) / case.value(o) for k, o in zip(kernel, ours)]
     return {
         "case": case.name,

@@ -44,9 +44,11 @@ class Run:
     extra: dict = field(default_factory=dict)
 
     def require_success(self):
-        if self.status or self.timed_out:
+        # The end of a pipe may have status 0 though what writes to it was killed.
+        killed = f"{self.oom_kills} killed for want of memory" if self.oom_kills else ""
+        if failed := self.timed_out or killed or self.status:
             tail = (self.stderr + self.stdout).decode(errors="replace")[-600:]
-            raise BenchError(f"`{shlex.join(map(str, self.command))[:300]}` ended with {self.timed_out or self.status}\n{tail}")
+            raise BenchError(f"`{shlex.join(map(str, self.command))[:300]}` ended with {failed}\n{tail}")
         return self
 
     def figures(self):
