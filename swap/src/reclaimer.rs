@@ -182,8 +182,9 @@ impl Reclaimer {
 
     /// Has the pool give memory, however far it is from its limit.
     pub fn shrink_pool<S: SpanSource>(&self, swap: &Swap<S>, mover: &mut impl Mover) -> Progress {
-        // Where nothing else can leave, all entries are looked at.
-        match self.shrink(swap, usize::MAX, || true, mover) {
+        // Where nothing else can leave, all copies and entries are looked at.
+        let copies = |swap: &Swap<S>| swap.drop_copies(TRIM_ENTRIES, PoolScope::Own);
+        match self.shrink(swap, copies, usize::MAX, || true, mover) {
             0 => Progress::Nothing,
             freed => Progress::Freed(freed),
         }
@@ -205,7 +206,11 @@ impl Reclaimer {
             mover.pool_changed();
         }
         let is_full = || swap.zswap().is_nearly_full();
-        if is_full() { self.shrink(swap, TRIM_SCAN, is_full, mover) } else { 0 }
+        if is_full() {
+            self.shrink(swap, |swap| swap.drop_copies_step(TRIM_ENTRIES), TRIM_SCAN, is_full, mover)
+        } else {
+            0
+        }
     }
 
     /// Has the pool give a part of its memory that no fork shares: kept copies go, and where there are none, the entries
@@ -213,13 +218,14 @@ impl Reclaimer {
     fn shrink<S: SpanSource>(
         &self,
         swap: &Swap<S>,
+        drop_copies: impl Fn(&Swap<S>) -> usize,
         scan: usize,
         more: impl Fn() -> bool,
         mover: &mut impl Mover,
     ) -> usize {
         let before = swap.zswap().own_pages();
         let mut sent = 0;
-        if swap.drop_copies(TRIM_ENTRIES, PoolScope::Own) == 0 {
+        if drop_copies(swap) == 0 {
             while sent < TRIM_ENTRIES && more() {
                 match self.write_back(swap, scan, PoolScope::Own, mover) {
                     0 => break,

@@ -369,24 +369,27 @@ mod tests {
     }
 
     #[test]
-    fn no_copy_of_a_cluster_that_all_are_shared_hides_another() {
+    fn copies_that_are_shared_hide_no_others() {
         let swap = empty();
         let cluster = CLUSTER_PAGES as u64;
-        let bring = |page: u64, keep: bool| {
-            let page = PageIndex(page);
+        let bring = |nth: u64, keep: bool| {
+            let page = PageIndex(nth * cluster);
             let Swapin::Inserted(transfer) = swap.swapin(page, page..page.plus(1), Window::NONE) else {
                 panic!("{page:?}")
             };
             swap.finish_swapin(&transfer, 1, keep);
         };
-        let shared: Vec<u64> = (1..=100).map(|nth| nth * cluster).collect();
-        shared.iter().for_each(|&page| pool(&swap, [(page, false)]));
+        (1..=100).for_each(|nth| pool(&swap, [(nth * cluster, false)]));
         swap.zswap().freeze();
-        shared.iter().for_each(|&page| bring(page, false));
         (101..=200).for_each(|nth| pool(&swap, [(nth * cluster, false)]));
-        (101..=200).for_each(|nth| bring(nth * cluster, true));
-        assert_eq!(swap.drop_copies(500, PoolScope::Shared), 100, "all, whatever came in since");
-        assert_eq!(swap.drop_copies(500, PoolScope::Own), 100);
+        (1..=20).for_each(|nth| bring(nth, false));
+        (101..=200).for_each(|nth| bring(nth, true));
+        (21..=100).for_each(|nth| bring(nth, false));
+        assert_eq!(swap.drop_copies(60, PoolScope::Own), 60, "though those that came in last are shared");
+        let steps: Vec<_> = (0..7).map(|_| swap.drop_copies_step(20)).collect();
+        assert_eq!(steps, [0, 0, 0, 0, 0, 20, 0], "a bounded step goes on where the last one found none");
+        assert_eq!(swap.drop_copies(500, PoolScope::Shared), 100);
+        assert_eq!((swap.drop_copies_step(500), swap.copies()), (20, 0));
     }
 
     #[test]

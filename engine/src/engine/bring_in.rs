@@ -191,7 +191,7 @@ impl<M: Memory> Engine<M> {
     fn keeps_copies(&self, transfer: &Transfer) -> bool {
         match transfer.source {
             Source::Memory => {
-                // As long as the pool has room: copies are the first to go when it has not.
+                // As long as the pool has room: these copies are the first to go when it has not.
                 // Some are kept in any case, to see what becomes of them.
                 let keep = self.copies_kept.load(Relaxed) || transfer.first.0.is_multiple_of(COPY_SAMPLE);
                 keep && !self.swap.zswap().is_nearly_full()

@@ -9,10 +9,17 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Kept copies that are dropped under one lock of their cluster.
 const DROP_BATCH: usize = 64;
-/// Clusters that are asked for copies at a time.
-const DROP_CLUSTERS: usize = 1024;
-/// Clusters of those that may have copies, and none of the kind that is wanted.
-const DROP_IN_VAIN: usize = 16;
+/// Clusters that are asked for copies in one step of reclaim, and those of them whose copies are all shared.
+const STEP: Walk = Walk { clusters: 1024, in_vain: 16 };
+const ALL: Walk = Walk { clusters: usize::MAX, in_vain: usize::MAX };
+
+/// How far a walk for copies goes.
+#[derive(Clone, Copy)]
+struct Walk {
+    clusters: usize,
+    /// Clusters that have copies, and none of the kind that is wanted.
+    in_vain: usize,
+}
 
 impl<S: SpanSource> Swap<S> {
     /// Returns the number of pages in the program of which the pool keeps a copy.
@@ -27,27 +34,37 @@ impl<S: SpanSource> Swap<S> {
     }
 
     /// Drops about `wanted` kept copies of `scope`. It begins with the pages that came in last: they leave last, and are
-    /// the likeliest to be written until then. Returns how many copies it dropped.
+    /// the likeliest to be written until then. Returns how many copies it dropped: 0 if there are none.
     pub fn drop_copies(&self, wanted: usize, scope: PoolScope) -> usize {
-        let (clusters, vain) = match scope {
-            PoolScope::Own => (DROP_CLUSTERS, DROP_IN_VAIN),
-            // Whoever starves is told that none is left.
-            PoolScope::Shared => (usize::MAX, usize::MAX),
-        };
-        let (mut dropped, mut nth, mut in_vain) = (0, 0, 0);
-        while dropped < wanted
-            && nth < clusters
-            && in_vain < vain
-            && self.copies() > 0
-            && let Some(key) = self.space.queue.youngest(nth)
-        {
+        self.drop_copies_from(0, wanted, scope, ALL).0
+    }
+
+    /// Drops about `wanted` kept copies that no fork shares, as [`Swap::drop_copies`], in a step of bounded work. Where
+    /// it finds copies that are shared, and no others, the next step goes on behind those.
+    pub fn drop_copies_step(&self, wanted: usize) -> usize {
+        let from = self.space.shrinking.copies_at.load(Relaxed);
+        let (dropped, nth) = self.drop_copies_from(from, wanted, PoolScope::Own, STEP);
+        self.space.shrinking.copies_at.store(if dropped > 0 { 0 } else { nth }, Relaxed);
+        dropped
+    }
+
+    /// Drops copies from the `from`th youngest cluster on. Returns how many, and where it stopped: 0 at the end.
+    fn drop_copies_from(&self, from: usize, wanted: usize, scope: PoolScope, walk: Walk) -> (usize, usize) {
+        let (mut dropped, mut nth, mut in_vain) = (0, from, 0);
+        let last = from.saturating_add(walk.clusters);
+        let mut ended = false;
+        while dropped < wanted && nth < last && in_vain < walk.in_vain && self.copies() > 0 {
+            let Some(key) = self.space.queue.youngest(nth) else {
+                ended = true;
+                break;
+            };
             let (found, left) = self.drop_copies_in(key.number, scope);
             dropped += found;
             nth += usize::from(found < DROP_BATCH);
             in_vain += usize::from(found == 0 && left > 0);
         }
         self.space.counters.add(Counter::swap_copy_dropped, dropped as u64);
-        dropped
+        (dropped, if ended { 0 } else { nth })
     }
 
     /// Drops at most `DROP_BATCH` copies of a cluster that no fork shares. Returns how many it dropped.

@@ -10,10 +10,13 @@ use crate::zswap::pool::SpanSource;
 use crate::zswap::shrinker::{Decay, Pooled, SCAN_RATE, SecondChance, Shrinker};
 use crate::zswap::{Scratch, Zswap};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PageIndex};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 /// Entries that the shrinker's hand passes at once, at least.
 const SCAN_BATCH: f64 = 32.0;
+
+/// Clusters in a row without an entry of the scope that the hand passes at once, where it is to pass only so many entries.
+const BARREN_MAX: usize = 32;
 
 /// An entry is too old to be spared where so many times as many pages have left since its page did as when pages come
 /// back on average.
@@ -26,6 +29,8 @@ pub(super) struct Shrinking {
     hand: AtomicU64,
     /// Entries that the hand should pass and has not, as bits of a float.
     due: AtomicU64,
+    /// The place in the queue, from its young end, at which a walk for kept copies goes on.
+    pub(super) copies_at: AtomicUsize,
     pub(super) second_chance: SecondChance,
     pub(super) decay: Decay,
     /// One more than the cluster whose entries compaction looks at next; 0 if there is none under way.
@@ -69,10 +74,11 @@ impl<S: SpanSource> Swap<S> {
         let mut scanned = 0;
         let clusters = self.space.pooled.len();
         // Clusters in a row without an entry of the scope: after a round of them there is none.
+        let barren_max = if scan == usize::MAX { clusters } else { clusters.min(BARREN_MAX) };
         let mut barren = 0;
         // So often round: all may have every chance yet.
         for _ in 0..usize::from(CHANCES_MAX + 1) * clusters {
-            if scanned >= scan || into.len() >= room || barren > clusters {
+            if scanned >= scan || into.len() >= room || barren > barren_max {
                 break;
             }
             let Some(key) = self.space.pooled.pop() else { break };
