@@ -37,6 +37,9 @@ enum Stage {
     Probation(usize),
     /// Clusters of the table from this one on.
     Clusters(u64),
+    /// Entries of the pool that a fork shares, of which so many have gone. Last: while they are there, pages that they are
+    /// copies of leave for nothing.
+    Shared(usize),
 }
 
 impl<M: Memory> Engine<M> {
@@ -70,6 +73,15 @@ impl<M: Memory> Engine<M> {
             }
             Stage::Clusters(from) => {
                 let Some(number) = self.swap.table().touched(from..CLUSTERS_MAX).next() else {
+                    round.stage = Stage::Shared(0);
+                    return Step::Goes;
+                };
+                round.stage = Stage::Clusters(number.0 + 1);
+                self.try_cluster(number, round, work)
+            }
+            Stage::Shared(gone) => match self.unshare_pool(work) {
+                0 if gone > 0 => gone,
+                0 => {
                     round.moving |= self.requests() > 0 || !self.direct.were_none_since(round.stores);
                     if round.moves != Some(self.moves.begun()) {
                         // The pages of a mapping that moved were perhaps nowhere. One that moves again and again is no reason to wait
@@ -77,21 +89,23 @@ impl<M: Memory> Engine<M> {
                         round.tally.add(Reason::Used, 1);
                     }
                     return if round.moving { Step::Moving } else { Step::Stuck(round.tally) };
-                };
-                round.stage = Stage::Clusters(number.0 + 1);
-                self.try_cluster(number, round, work)
-            }
+                }
+                more => {
+                    round.stage = Stage::Shared(gone + more);
+                    0
+                }
+            },
         };
         if freed > 0 { Step::Left } else { Step::Goes }
     }
 
-    /// Has the pool give something. Returns how many entries go. What they took may be free at once, at the end of a
-    /// write, or when their neighbours have gone too.
+    /// Has the pool give something that no fork shares. Returns how many entries go. What they took may be free at once, at
+    /// the end of a write, or when their neighbours have gone too.
     fn shrink_own_pool(&self, work: &mut Workspace) -> usize {
         let copies = self.swap.drop_copies(TRIM_ENTRIES, PoolScope::Own);
         let gone = if copies > 0 { copies } else { self.write_back_own(work) };
         self.charge_pool();
-        if gone > 0 { gone } else { self.unshare_pool(work) }
+        gone
     }
 
     /// Stores what is on probation in a slot. Returns how many pages left.
