@@ -25,6 +25,10 @@ from .script import BenchError, progress
 from .sizes import MIB
 
 
+class OtherOutput(BenchError):
+    """A program prints something else than natively: no matter of memory."""
+
+
 class NoOpponent(BenchError):
     """The case ends in no configuration of the kernel's: it is killed, or fails, in each that can be made here."""
 
@@ -66,7 +70,7 @@ def our_run(case, opponent, cap_bytes, options):
 
 def require_output(case, run, native):
     if case.same_output and run.stdout != native.stdout:
-        raise BenchError(f"prints something else than natively: {run.stdout[-200:]!r}")
+        raise OtherOutput(f"prints something else than natively: {run.stdout[-200:]!r}")
     return run
 
 
@@ -89,6 +93,8 @@ def scout(case, native, options):
     for opponent in candidates:
         try:
             runs[opponent.name] = [require_output(case, kernel_run(case, opponent, options), native) for _ in range(options.scouts)]
+        except OtherOutput:
+            raise
         except OSError as error:
             # A codec that this kernel does not have (now), say.
             progress(f"{case.name}: {opponent.name} left out: its settings cannot be made: {error}")
