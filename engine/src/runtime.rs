@@ -85,7 +85,7 @@ pub struct Runtime {
     relief_after: AtomicU64,
     /// The time before which nothing is borrowed, by the clock.
     borrow_after: AtomicU64,
-    /// Pages that were to be divided between program and pool when the program last lost time, or more since.
+    /// Pages that were granted when the program last lost time, or more since.
     busy_grant: AtomicI64,
     /// Whether the cap is lifted: then nothing is given back.
     lifted: AtomicBool,

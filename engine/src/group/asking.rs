@@ -6,16 +6,16 @@ use std::sync::atomic::Ordering::AcqRel;
 
 /// The factor by which the worth of one process's pages must exceed that of another's before it takes pages from that.
 const WORTH_RATIO: f64 = 2.0;
-/// The part of what a process was granted, one in so many, that stays in its program while others take what it could
-/// spare: its pool keeps as much free, and would go to the device for more.
+/// The part of what an idle process was granted, one in so many, that is not asked of its program: its pool keeps as much
+/// free, and would go to the device for more.
 const KEPT_PART: i64 = 8;
-/// The part of what an idle process could spare, one in so many, that it is asked for at once.
-const SPARE_PART: u64 = 8;
+/// The part of what an idle process has in its program, one in so many, that it is asked for at once.
+const GIVER_PART: u64 = 8;
 /// The part of what a process has in its program, one in so many, that it asks an idle one for at once.
 const TAKER_PART: u64 = 4;
-/// Seconds that a page of the pool costs on its way to the device and back: three pages that a program waits for, 100 µs
+/// Nanoseconds that a page of the pool costs on its way to the device and back: three pages that a program waits for, 100 µs
 /// each.
-const POOL_PAGE_S: f64 = 300e-6;
+const POOL_PAGE_NS: u64 = 300_000;
 
 impl Group {
     /// Returns the processes that can be asked for pages, but for `for_whom`.
@@ -90,9 +90,19 @@ impl Group {
     /// Asks the process whose pages are worth least for `pages` of those that it could give, or more if it idles, if
     /// those of `for_whom` are worth twice as much. A process that idles keeps its memory for as long as no other process
     /// misses any; of several the one with most to spare gives first. (By page fault frequency: Chu and Opderbeck 1972.)
-    pub fn level(&self, for_whom: ProcessSlot, pages: u64) {
+    ///
+    /// `time` is that since the last call for this process, in nanoseconds.
+    pub fn level(&self, for_whom: ProcessSlot, pages: u64, time: u64) {
+        if !for_whom.loses_time() {
+            return;
+        }
         let worth = Self::worth(for_whom);
-        let spare = |slot: &ProcessSlot| Self::would_spare(*slot, worth);
+        // Millionths of a second, a second.
+        let lost = (worth * time as f64 / 1e6) as u64;
+        for slot in self.others(for_whom).filter(|slot| slot.get(Field::Armed) != 0 && slot.idles()) {
+            slot.word(Field::Rent).fetch_add(lost, AcqRel);
+        }
+        let spare = |slot: &ProcessSlot| Self::would_spare(*slot);
         // Who was asked already is passed over: it may be stopped.
         let can_give = self.others(for_whom).filter(|slot| slot.get(Field::Asked) == 0 && spare(slot) > 0);
         let giver = can_give.min_by(|one, other| {
@@ -100,10 +110,10 @@ impl Group {
             worth.then_with(|| spare(other).cmp(&spare(one)))
         });
         let Some(giver) = giver else { return };
-        if for_whom.loses_time() && worth > Self::worth(giver) * WORTH_RATIO {
-            let asked = pages.max(Self::wants_of_idle(for_whom, giver)).min(spare(&giver));
+        if worth > Self::worth(giver) * WORTH_RATIO {
+            let pages = if giver.idles() { pages.max(Self::more_of_idle(for_whom, giver)) } else { pages };
+            let asked = pages.min(spare(&giver));
             giver.word(Field::Asked).fetch_add(asked, AcqRel);
-            giver.word(Field::Levelled).fetch_add(asked, AcqRel);
             pagetide_sys::log!(
                 Debug,
                 "asks process {}, whose pages are worth least, for {asked} pages",
@@ -114,22 +124,19 @@ impl Group {
     }
 
     /// Returns how many pages a process asks an idle one for: as many as that has given and not missed, so that one that
-    /// only seemed to idle gives little, and a part of what the two have at most.
-    fn wants_of_idle(taker: ProcessSlot, giver: ProcessSlot) -> u64 {
-        let most = (Self::in_program(giver) / SPARE_PART).min(Self::in_program(taker) / TAKER_PART);
-        giver.get(Field::Levelled).min(most)
+    /// only seemed to idle gives little, and at most a part of what each of the two has in its program.
+    fn more_of_idle(taker: ProcessSlot, giver: ProcessSlot) -> u64 {
+        let most = (Self::in_program(giver) / GIVER_PART).min(Self::in_program(taker) / TAKER_PART);
+        giver.get(Field::Given).min(most)
     }
 
-    /// Returns the number of pages that a process could spare for one to which a page is `worth` so much: of its program
-    /// at first. Its pool goes to the device once what the other has lost, since it idles, for want of a page is as much
-    /// as a page of the pool costs to bring back (as the skier buys skis when the rent paid is their price: Karlin et al. 1988).
-    fn would_spare(slot: ProcessSlot, worth: f64) -> u64 {
+    /// Returns the number of pages that a process could spare: if it idles those of its program at first. Its pool
+    /// goes to the device once others have lost as much for want of a page, since it idles, as a page of the pool costs to
+    /// bring back (as a skier buys skis when the rent paid is their price: Karlin and others 1988).
+    fn would_spare(slot: ProcessSlot) -> u64 {
         let kept = (slot.granted() / KEPT_PART).max(RESIDENT_MIN) as u64;
-        let lost_s = worth / 1e6 * slot.get(Field::Idle) as f64 / 1e3;
-        let most = match slot.get(Field::Armed) != 0 && lost_s < POOL_PAGE_S {
-            true => Self::in_program(slot).saturating_sub(kept),
-            false => u64::MAX,
-        };
+        let keeps = slot.get(Field::Armed) != 0 && slot.idles() && slot.get(Field::Rent) < POOL_PAGE_NS;
+        let most = if keeps { Self::in_program(slot).saturating_sub(kept) } else { u64::MAX };
         Self::would_give(slot).min(most)
     }
 

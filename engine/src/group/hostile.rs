@@ -43,7 +43,7 @@ fn call_all(group: &Group, slot: ProcessSlot, number: u64) {
     group.reserve_for_starts(few);
     let _ = (group.ask(slot, pages), group.ask_resting(slot, few));
     group.ask_all(slot, few);
-    group.level(slot, few);
+    group.level(slot, few, number);
     let inquiry = group.inquire(slot);
     let _ = (group.is_answered(slot, inquiry), group.has_launcher_answered(inquiry), slot.is_asked(group));
     slot.answer(inquiry, Some(&Tally::default()));

@@ -165,10 +165,10 @@ pub enum Field {
     Unshares,
     /// The time that its program loses to pages which come back, in millionths of all time.
     Pressure,
-    /// Milliseconds since its program last lost much time so, or since its engine runs.
-    Idle,
-    /// Pages that others have asked it for since then, as it idles.
-    Levelled,
+    /// Nanoseconds that others have lost for want of one page since its program last lost much time so.
+    Rent,
+    /// Pages that it has given to others since then.
+    Given,
     /// Pages that the launcher has taken in the process's name, beside its grant (it was seen to hold them before its
     /// engine ran, which makes them part of the grant), less those that it has given back (they were not touched).
     Added,

@@ -122,6 +122,11 @@ impl ProcessSlot {
         self.get(Field::Pressure) > PRESSURE_MIN
     }
 
+    /// Returns whether the program misses nothing: it loses hardly any time, and no fault of it waits.
+    pub fn idles(&self) -> bool {
+        !self.loses_time() && self.get(Field::Stalled) == 0
+    }
+
     /// Returns whether the process is to rest.
     pub fn is_resting(&self) -> bool {
         self.get(Field::Rest) % 2 == 1

@@ -142,17 +142,17 @@ fn memory_goes_to_those_under_pressure() {
     deaf.set(Field::Grant, 100);
     asleep.set(Field::Grant, 100);
     let asked = || [calm, busy, needy, deaf, asleep].map(|slot| slot.get(Field::Asked));
-    group.level(needy, 200);
+    group.level(needy, 200, 0);
     assert_eq!(asked(), [100, 0, 0, 0, 0]);
-    group.level(needy, 200);
+    group.level(needy, 200, 0);
     assert_eq!(asked(), [100, 0, 0, 0, 0], "asked once, and the next is under pressure itself");
     asleep.listen();
-    group.level(needy, 200);
+    group.level(needy, 200, 0);
     assert_eq!(asked(), [100, 0, 0, 0, 100], "who has no engine yet loses nothing");
     [calm, asleep].iter().for_each(|slot| slot.set(Field::Asked, 0));
     needy.set(Field::Pressure, 9_000);
     calm.set(Field::Pressure, 0);
-    group.level(needy, 200);
+    group.level(needy, 200, 0);
     assert_eq!(asked(), [0; 5], "too little is lost");
 }
 
@@ -168,13 +168,13 @@ fn a_page_is_worth_most_to_who_has_few_for_what_it_loses() {
         slot.listen();
     }
     let asked = || [small, large].map(|slot| slot.get(Field::Asked));
-    group.level(large, 40);
+    group.level(large, 40, 0);
     assert_eq!(asked(), [0, 0], "a client that thrashes beside a large server keeps what it has");
-    group.level(small, 40);
+    group.level(small, 40, 0);
     assert_eq!(asked(), [0, 40]);
     large.set(Field::Asked, 0);
     small.set(Field::Frames, 8_900);
-    group.level(small, 40);
+    group.level(small, 40, 0);
     assert_eq!(
         asked(),
         [0, 0],
@@ -194,26 +194,30 @@ fn who_idles_is_asked_for_more_and_more_of_its_program_and_much_later_for_its_po
         slot.listen();
     }
     busy.set(Field::Pressure, 100_000);
-    let mut ask = |pages| {
-        group.level(busy, pages);
-        idle.word(Field::Asked).swap(0, Relaxed)
+    let ask_after = |pages, time| {
+        group.level(busy, pages, time);
+        let asked = idle.word(Field::Asked).swap(0, Relaxed);
+        idle.word(Field::Given).fetch_add(asked, Relaxed);
+        asked
     };
-    assert_eq!([10, 10, 10, 10].map(&mut ask), [10, 10, 20, 40]);
-    assert_eq!([10; 6].map(&mut ask)[2..], [250; 4], "a quarter of what the other has");
+    let ask = |pages| ask_after(pages, 0);
+    assert_eq!([10, 10, 10, 10].map(ask), [10, 10, 20, 40]);
+    assert_eq!([10; 6].map(ask)[2..], [250; 4], "a quarter of what the other has");
     busy.set(Field::Resident, 10_000);
     busy.set(Field::Pressure, 1_000_000);
-    assert_eq!([10; 3].map(&mut ask)[1..], [500; 2], "an eighth of what it has");
-    idle.set(Field::Levelled, 0);
+    assert_eq!([10; 3].map(ask)[1..], [500; 2], "an eighth of what it has");
+    idle.set(Field::Given, 0);
     assert_eq!(ask(10), 10, "it has missed some");
     idle.set(Field::Resident, 1_004);
     assert_eq!(ask(10), 4, "an eighth of what it was granted stays");
     idle.set(Field::Resident, 1_000);
-    // A page more would save the other 100 µs a second.
-    for (idle_ms, asked) in [(0, 0), (2_900, 0), (3_100, 10)] {
-        idle.set(Field::Levelled, 0);
-        idle.set(Field::Idle, idle_ms);
-        assert_eq!(ask(10), asked, "after {idle_ms} ms");
-    }
+    idle.set(Field::Given, 0);
+    // For want of a page the other loses 100 µs a second.
+    assert_eq!([1_000_000_000; 4].map(|time| ask_after(10, time)), [0, 0, 10, 10]);
+    idle.set(Field::Rent, 0);
+    assert_eq!(ask(10), 0);
+    idle.set(Field::Stalled, 1);
+    assert_eq!(ask(10), 10, "who waits does not idle");
 }
 
 #[test]
@@ -228,9 +232,9 @@ fn of_idle_processes_the_one_with_most_to_spare_gives_first() {
         slot.listen();
     }
     let asked = || [client, server].map(|slot| slot.get(Field::Asked));
-    group.level(busy, 10);
+    group.level(busy, 10, 0);
     assert_eq!(asked(), [0, 10], "what little it loses is nothing");
-    group.level(busy, 10);
+    group.level(busy, 10, 0);
     assert_eq!(asked(), [10, 10]);
 }
 

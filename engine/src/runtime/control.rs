@@ -196,10 +196,11 @@ impl Runtime {
     fn follow_run(&self) {
         self.absorb();
         self.sample();
-        self.set_pool_max();
         self.engine.swap().observe();
         self.engine.swap().table().reserve(RESERVED_CLUSTERS, RESERVED_UNITS);
+        // Before the pool's limit: what nobody shares any more counts against that.
         self.charge_shared_pool();
+        self.set_pool_max();
         self.return_surplus();
         self.follow_swapoff();
         self.write_trace();

@@ -81,6 +81,7 @@ impl Runtime {
         let spare = (self.engine.budget().free() - self.engine.limits().low).min(asked);
         if asked > 0 && spare > 0 {
             self.slot.word(Field::Asked).fetch_sub(spare as u64, SeqCst);
+            self.slot.word(Field::Given).fetch_add(spare as u64, SeqCst);
             self.return_grant(spare);
             pagetide_sys::log!(Debug, "gives {spare} of {asked} pages that others asked for");
         }
@@ -123,13 +124,11 @@ impl Runtime {
         let pressure = (lost as f64 / time.max(1) as f64 * 1e6) as u64;
         self.slot.set(Field::Pressure, u64::midpoint(self.slot.get(Field::Pressure), pressure));
         if self.slot.loses_time() {
-            self.slot.set(Field::Idle, 0);
-            self.slot.set(Field::Levelled, 0);
-        } else {
-            self.slot.set(Field::Idle, self.slot.get(Field::Idle) + time / 1_000_000);
+            self.slot.set(Field::Rent, 0);
+            self.slot.set(Field::Given, 0);
         }
         if self.group.free() < self.group.step() {
-            self.group.level(self.slot, self.engine.limits().high.max(self.group.step()) as u64);
+            self.group.level(self.slot, self.engine.limits().high.max(self.group.step()) as u64, time);
         }
     }
 

@@ -223,11 +223,14 @@ impl Runtime {
         let sharing = if self.engine.memory().is_shared() { 1 } else { armed };
         self.engine.share_cap(cap, sharing);
         // What a fork shares is there whatever this process does: the rest is divided.
-        let grant = self.slot.granted().max((cap / processes) as i64) - lock(&self.sharing).charged.max(0);
+        let charged = lock(&self.sharing).charged.max(0);
+        let granted = self.slot.granted();
+        let grant = granted.max((cap / processes) as i64) - charged;
         // While the process idles others take pages of its program, and what those become in the pool has to fit there.
-        let idle = !self.slot.loses_time();
-        let divided = grant.max(if idle { self.busy_grant.load(Relaxed) } else { 0 });
-        self.busy_grant.store(divided, Relaxed);
+        let before = if self.slot.idles() { self.busy_grant.load(Relaxed) } else { 0 };
+        let busy = granted.max(before).min(cap as i64);
+        self.busy_grant.store(busy, Relaxed);
+        let divided = grant.max(busy - charged);
         let share = (divided as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
@@ -255,8 +258,9 @@ impl Runtime {
             true => balance.fixed(ceiling),
             false => balance.share(self.totals(), swap.sizes(), ceiling),
         };
-        // Where nothing is missed the pool has nothing to give memory for.
-        self.engine.set_pool_pressure(if self.slot.loses_time() { balance.pressure() } else { 0.0 });
+        // Where nothing is missed the pool has nothing to give memory for. The kernel asks its shrinker all the same.
+        let presses = self.slot.loses_time() || swap.zswap().switches().fixed_share;
+        self.engine.set_pool_pressure(if presses { balance.pressure() } else { 0.0 });
         share
     }
 

@@ -160,8 +160,8 @@ impl Runtime {
         self.pause.begin_work();
         self.sample_exactly();
         self.publish_unmanaged();
-        self.set_pool_max();
         self.charge_shared_pool();
+        self.set_pool_max();
         self.pause.end_work();
     }
 
