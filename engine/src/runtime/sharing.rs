@@ -9,6 +9,8 @@ use std::time::Duration;
 /// The part of its time, in millionths, that a process must lose to pages which come back before shared pool pages go
 /// to the device: a quarter. Each process of the family writes what it has of them.
 const UNSHARE_PRESSURE: u64 = 250_000;
+/// Looks in a row at which that is so: others, asked for what they have in memory, give it in less.
+const UNSHARE_LOOKS: u32 = 4;
 /// The part of a process's grant, one in so many, that its shared pool pages must be of before they go.
 const UNSHARE_PART: i64 = 8;
 
@@ -22,6 +24,8 @@ pub(super) struct Sharing {
     pub(super) charged: i64,
     /// Shared pages that are charged to the parent: slot, tenancy, pages.
     pub(super) inherited: Option<(usize, u64, i64)>,
+    /// Looks in a row at which a process had hardly anything in memory, and lost its time for that.
+    pub(super) squeezed: u32,
 }
 
 impl Runtime {
@@ -52,16 +56,19 @@ impl Runtime {
     /// Has this process and its heirs let go of shared pool pages, if they are much of what it is granted and a process
     /// of the run loses its time for want of memory.
     pub(super) fn judge_shared_pool(&self) {
-        let charged = lock(&self.sharing).charged;
+        let mut sharing = lock(&self.sharing);
+        let charged = sharing.charged;
         let is_much = charged > 0 && charged >= self.slot.granted() / UNSHARE_PART;
-        if is_much
+        let is_squeezed = is_much
             && self.engine.can_write()
             && self.slot.get(Field::Unshares) == 0
             && self.group.live().any(|slot| {
                 slot.get(Field::Pressure) >= UNSHARE_PRESSURE
                     && slot.get(Field::Resident) + slot.get(Field::Frames) < RESIDENT_FLOOR as u64
-            })
-        {
+            });
+        sharing.squeezed = if is_squeezed { sharing.squeezed + 1 } else { 0 };
+        if sharing.squeezed >= UNSHARE_LOOKS {
+            sharing.squeezed = 0;
             pagetide_sys::log!(Info, "the pool lets go of {charged} pages that forks share");
             self.slot.set(Field::Unshares, 1);
         }
