@@ -227,7 +227,7 @@ impl Runtime {
         let granted = self.slot.granted();
         let grant = granted.max((cap / processes) as i64) - charged;
         // While the process idles others take pages of its program, and what those become in the pool has to fit there.
-        let before = if self.slot.idles() { self.busy_grant.load(Relaxed) } else { 0 };
+        let before = if self.slot.loses_time() { 0 } else { self.busy_grant.load(Relaxed) };
         let busy = granted.max(before).min(cap as i64);
         self.busy_grant.store(busy, Relaxed);
         let divided = grant.max(busy - charged);

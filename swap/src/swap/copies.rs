@@ -64,7 +64,7 @@ impl<S: SpanSource> Swap<S> {
             in_vain += usize::from(found == 0 && left > 0);
         }
         self.space.counters.add(Counter::swap_copy_dropped, dropped as u64);
-        (dropped, if ended { 0 } else { nth })
+        (dropped, if ended || self.copies() == 0 { 0 } else { nth })
     }
 
     /// Drops at most `DROP_BATCH` copies of a cluster that no fork shares. Returns how many it dropped.
