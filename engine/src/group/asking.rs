@@ -91,7 +91,7 @@ impl Group {
     /// those of `for_whom` are worth twice as much. A process that idles keeps its memory for as long as no other process
     /// misses any; of several the one with most to spare gives first. (By page fault frequency: Chu and Opderbeck 1972.)
     ///
-    /// `time` is that since the last call for this process, in nanoseconds.
+    /// `time` is that since the process last looked at what it loses, in nanoseconds.
     pub fn level(&self, for_whom: ProcessSlot, pages: u64, time: u64) {
         if !for_whom.loses_time() {
             return;

@@ -26,6 +26,13 @@ pub(super) fn setup(blocks: u64) -> Setup {
     Setup { tiers: tiers(blocks, 0), trace_fd: Some(0), ..Setup::new(1000, Identity::own()) }
 }
 
+/// Has the engine of a process run, with these figures, and listen to others.
+fn arm<const FIELDS: usize>(slot: ProcessSlot, figures: [(Field, u64); FIELDS]) {
+    slot.set(Field::Armed, 1);
+    figures.into_iter().for_each(|(field, value)| slot.set(field, value));
+    slot.listen();
+}
+
 #[test]
 fn a_second_process_sees_what_the_first_set_up() {
     let (fd, group) = Group::create(setup(10_000)).unwrap();
@@ -115,9 +122,7 @@ fn in_need_everybody_is_asked_who_has_something_in_memory() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [rich, poor, needy, asleep] = [1, 2, 3, 4].map(|pid| group.claim(process(pid)).unwrap());
     for (slot, spare) in [(rich, 20), (poor, 400), (needy, 400)] {
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Spare, spare);
-        slot.listen();
+        arm(slot, [(Field::Spare, spare)]);
     }
     rich.set(Field::Grant, 900);
     asleep.set(Field::Grant, 150);
@@ -133,11 +138,10 @@ fn memory_goes_to_those_under_pressure() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [calm, busy, needy, deaf, asleep] = [1, 2, 3, 4, 5].map(|pid| group.claim(process(pid)).unwrap());
     for (slot, pressure) in [(calm, 5_000), (busy, 90_000), (needy, 100_000)] {
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Spare, 100);
-        slot.set(Field::Resident, RESIDENT_MIN as u64 + 100);
-        slot.set(Field::Pressure, pressure);
-        slot.listen();
+        arm(
+            slot,
+            [(Field::Spare, 100), (Field::Resident, RESIDENT_MIN as u64 + 100), (Field::Pressure, pressure)],
+        );
     }
     deaf.set(Field::Grant, 100);
     asleep.set(Field::Grant, 100);
@@ -161,11 +165,7 @@ fn a_page_is_worth_most_to_who_has_few_for_what_it_loses() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [small, large] = [1, 2].map(|pid| group.claim(process(pid)).unwrap());
     for (slot, resident, pressure) in [(small, 100, 400_000), (large, 30_000, 800_000)] {
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Spare, 100);
-        slot.set(Field::Resident, resident);
-        slot.set(Field::Pressure, pressure);
-        slot.listen();
+        arm(slot, [(Field::Spare, 100), (Field::Resident, resident), (Field::Pressure, pressure)]);
     }
     let asked = || [small, large].map(|slot| slot.get(Field::Asked));
     group.level(large, 40, 0);
@@ -187,11 +187,7 @@ fn who_idles_is_asked_for_more_and_more_of_its_program_and_much_later_for_its_po
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [busy, idle] = [1, 2].map(|pid| group.claim(process(pid)).unwrap());
     for (slot, resident) in [(busy, 1_000), (idle, 4_000)] {
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Grant, 8_000);
-        slot.set(Field::Resident, resident);
-        slot.set(Field::Spare, resident + 2_000);
-        slot.listen();
+        arm(slot, [(Field::Grant, 8_000), (Field::Resident, resident), (Field::Spare, resident + 2_000)]);
     }
     busy.set(Field::Pressure, 100_000);
     let ask_after = |pages, time| {
@@ -225,11 +221,7 @@ fn of_idle_processes_the_one_with_most_to_spare_gives_first() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [busy, client, server] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
     for (slot, resident, pressure) in [(busy, 1_000, 100_000), (client, 500, 0), (server, 4_000, 9_000)] {
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Resident, resident);
-        slot.set(Field::Spare, resident);
-        slot.set(Field::Pressure, pressure);
-        slot.listen();
+        arm(slot, [(Field::Resident, resident), (Field::Spare, resident), (Field::Pressure, pressure)]);
     }
     let asked = || [client, server].map(|slot| slot.get(Field::Asked));
     group.level(busy, 10, 0);
@@ -243,10 +235,7 @@ fn who_rests_is_asked_first_and_keeps_its_pool_for_a_while() {
     let (_fd, group) = Group::create(setup(0)).unwrap();
     let [needy, rests, works] = [1, 2, 3].map(|pid| group.claim(process(pid)).unwrap());
     for slot in [rests, works] {
-        slot.set(Field::Armed, 1);
-        slot.set(Field::Resident, RESIDENT_MIN as u64 + 30);
-        slot.set(Field::Spare, 100);
-        slot.listen();
+        arm(slot, [(Field::Resident, RESIDENT_MIN as u64 + 30), (Field::Spare, 100)]);
     }
     let asked = || [rests, works].map(|slot| slot.get(Field::Asked));
     assert!(!group.ask_resting(needy, 50));
