@@ -31,7 +31,7 @@ asan: (long "asan")
 tsan: (long "tsan")
 
 # Fuzz one target of fuzz/ (needs a nightly toolchain and cargo-fuzz): `just fuzz trace 600`.
-fuzz target="lz4" seconds="60":
+fuzz target="lzpage" seconds="60":
     @cargo +nightly --version >/dev/null 2>&1 || { echo 'no nightly toolchain: rustup toolchain install nightly --profile minimal' >&2; exit 1; }
     @cargo +nightly fuzz --version >/dev/null 2>&1 || { echo 'no cargo-fuzz: cargo install cargo-fuzz' >&2; exit 1; }
     mkdir -p fuzz/found/{{ target }}

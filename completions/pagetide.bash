@@ -463,11 +463,11 @@ _pagetide() {
                     return 0
                     ;;
                 --compressor)
-                    COMPREPLY=($(compgen -W "lz4 zstd none" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "lzpage lz4 zstd none" -- "${cur}"))
                     return 0
                     ;;
                 --recompressor)
-                    COMPREPLY=($(compgen -W "lz4 zstd none" -- "${cur}"))
+                    COMPREPLY=($(compgen -W "lzpage lz4 zstd none" -- "${cur}"))
                     return 0
                     ;;
                 --max-compression-ratio)

@@ -76,8 +76,8 @@ PARTS = (
         {"PAGETIDE_SCHEDULES": "5000"},
     ),
     Part(
-        "decoders", 13, "decoders and the trace's reader on damaged input, four minutes each",
-        tuple(cargo(f"run --release -p pagetide-swap --example fuzz -- {name} 4") for name in ("lz4", "zstd", "trace")),
+        "decoders", 17, "decoders and the trace's reader on damaged input, four minutes each",
+        tuple(cargo(f"run --release -p pagetide-swap --example fuzz -- {name} 4") for name in ("lzpage", "lz4", "zstd", "trace")),
     ),
     Part("targets", 5, "the fuzz targets on the stable toolchain: two million mutations each", (cargo("test --release -p pagetide-cli --test targets"),), {"PAGETIDE_FUZZ_CASES": "2000000", "PAGETIDE_SEED": "3"}),
     Part("calls", 21, "tests/fuzz.py: random calls of programs, twenty minutes", (BUILD, ("python3", "tests/fuzz.py", "--seconds", "1200"))),

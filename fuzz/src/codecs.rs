@@ -20,6 +20,12 @@ thread_local! {
         RefCell::new(Room { codecs: Codecs::default(), bytes: vec![GUARD_BYTE; PAGE_SIZE + GUARD] });
 }
 
+/// Decodes by `lzpage`; what is as long as a page is also encoded.
+pub fn lzpage(input: &[u8]) -> bool {
+    round_trip(input, "lzpage");
+    decodes(Compressor::LzPage, input)
+}
+
 /// Decodes by LZ4; what is as long as a page is also encoded.
 pub fn lz4(input: &[u8]) -> bool {
     round_trip(input, "lz4");

@@ -15,7 +15,8 @@ pub mod traces;
 pub type Target = fn(&[u8]) -> bool;
 
 /// All targets by their names, which are those of the directories of `corpus/`.
-pub const TARGETS: [(&str, Target); 8] = [
+pub const TARGETS: [(&str, Target); 9] = [
+    ("lzpage", codecs::lzpage),
     ("lz4", codecs::lz4),
     ("zstd", codecs::zstd),
     ("trace", traces::trace),

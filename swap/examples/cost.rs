@@ -13,8 +13,8 @@ use std::time::Instant;
 
 const PAGES: usize = 2048;
 const RUNS: usize = 9;
-const COMPRESSIONS: [&str; 9] =
-    ["none", "lz4", "zstd:-7", "zstd:-5", "zstd:-3", "zstd:-1", "zstd:1", "zstd:3", "zstd:6"];
+const COMPRESSIONS: [&str; 10] =
+    ["none", "lzpage", "lz4", "zstd:-7", "zstd:-5", "zstd:-3", "zstd:-1", "zstd:1", "zstd:3", "zstd:6"];
 
 /// Of some runs, each of one step a page.
 fn median_ns(count: usize, mut step: impl FnMut(usize)) -> u64 {

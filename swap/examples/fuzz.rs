@@ -1,6 +1,6 @@
 //! Feeds decoders what nobody made: valid input that is cut, flipped, spliced and grown, for as long as is asked for.
 //!
-//! `cargo run --release -p pagetide-swap --example fuzz -- lz4|zstd|trace MINUTES [SEED]`
+//! `cargo run --release -p pagetide-swap --example fuzz -- lzpage|lz4|zstd|trace MINUTES [SEED]`
 //!
 //! What a decoder must hold to says fuzz/src/codecs.rs, and of traces fuzz/src/traces.rs: those are fuzzed by coverage
 //! too (fuzz/README.md); here inputs are made by the encoders. The seed is printed; the same seed gives the same inputs.
@@ -146,7 +146,7 @@ fn fuzz_trace(draw: &mut Draw, until: Instant) -> (u64, u64) {
 fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let usage = || -> ! {
-        eprintln!("fuzz lz4|zstd|trace MINUTES [SEED]");
+        eprintln!("fuzz lzpage|lz4|zstd|trace MINUTES [SEED]");
         std::process::exit(2)
     };
     let minutes: f64 = arguments.get(1).and_then(|minutes| minutes.parse().ok()).unwrap_or_else(|| usage());
@@ -156,6 +156,7 @@ fn main() {
     let until = Instant::now() + Duration::from_secs_f64(60.0 * minutes);
     let draw = &mut Draw(seed);
     let (taken, cases) = match &*arguments[0] {
+        "lzpage" => fuzz_codec(draw, until, &["lzpage"]),
         "lz4" => fuzz_codec(draw, until, &["lz4"]),
         "zstd" => fuzz_codec(draw, until, &["zstd:-5", "zstd:-1", "zstd:1", "zstd:3", "zstd:19"]),
         "trace" => fuzz_trace(draw, until),

@@ -150,7 +150,7 @@ impl Worker<'_> {
             985..995 => {
                 let switches = Switches {
                     enabled: self.random.below(8) > 0,
-                    compression: ["lz4", "zstd:-5", "zstd", "none"][self.random.below(4) as usize]
+                    compression: ["lzpage", "lz4", "zstd:-5", "zstd", "none"][self.random.below(5) as usize]
                         .parse()
                         .unwrap(),
                     recompression: ["zstd", "zstd:-3", "none"][self.random.below(3) as usize]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """80 MiB of hexadecimal digits, compared in the end with the same digits made anew.
 
-Each byte is one of sixteen and nothing is said twice: LZ4 does not make a page of them smaller, Zstandard makes a half of it.
+Each byte is one of sixteen and nothing is said twice: LZ77 does not make a page of them smaller, Zstandard makes a half of it.
 """
 
 import random

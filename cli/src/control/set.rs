@@ -193,7 +193,7 @@ mod tests {
         for (setting, says) in [
             ("enabled", "not NAME=VALUE"),
             ("enabled=maybe", "neither on nor off"),
-            ("compressor=lzo", "there are lz4"),
+            ("compressor=lzo", "there are lzpage, lz4"),
             ("max_pool_percent=0", "from 1 to 90"),
             ("max_pool_percent=91", "from 1 to 90"),
             ("accept_threshold_percent=x", "from 1 to 100"),

@@ -272,7 +272,7 @@ const SETTINGS: Section = Section {
              leaves first; a program goes on meanwhile.",
         ),
         ("`enabled=on|off`", "Whether pages are stored in the pool. What is there stays readable."),
-        ("`compressor=NAME`", "`lz4`, `zstd`, `zstd:LEVEL` (-7 to 19) or `none`, from now on."),
+        ("`compressor=NAME`", "`lzpage`, `lz4`, `zstd`, `zstd:LEVEL` (-7 to 19) or `none`, from now on."),
         (
             "`recompressor=NAME`",
             "The same for pages that the compressor refuses, while the pool is small or they can go nowhere else; `none`: not at all.",

@@ -21,7 +21,7 @@ fn the_pool_works_otherwise_while_a_run_goes_on() {
         )
     };
     run.until("the run can be told something", || set(&[]).0 == Some(0));
-    for compressor in ["zstd:-5", "none", "zstd", "lz4"] {
+    for compressor in ["zstd:-5", "none", "zstd", "lz4", "lzpage"] {
         for enabled in ["off", "on"] {
             let settings = [&*format!("compressor={compressor}"), &format!("enabled={enabled}")];
             let more = ["shrinker=decay", "accept_threshold_percent=50", "max_pool_percent=60"];

@@ -107,7 +107,7 @@ pub(crate) fn world(random: &mut Random) -> (World, String) {
 pub(crate) fn any_switches(random: &mut Random) -> Switches {
     Switches {
         enabled: !random.one_in(8),
-        compression: ["lz4", "lz4", "zstd:-3", "zstd", "none"][random.below(5) as usize].parse().unwrap(),
+        compression: ["lzpage", "lz4", "zstd:-3", "zstd", "none"][random.below(5) as usize].parse().unwrap(),
         recompression: ["zstd", "zstd:-3", "none"][random.below(3) as usize].parse().unwrap(),
         max_compression_ratio: [75, 100, 30][random.below(3) as usize],
         accept_threshold_percent: [90, 100, 1][random.below(3) as usize],

@@ -1,6 +1,7 @@
 //! The codecs of the pool, behind one trait. The contexts of one thread are kept in [`Codecs`].
 
 use super::compression::{Compression, Compressor};
+use super::lzpage;
 use crate::error::{LoadError, StoreError};
 use lz4::block::{compress_to_buffer, decompress_to_buffer};
 use pagetide_page::PAGE_SIZE;
@@ -22,6 +23,22 @@ pub trait Codec: std::fmt::Debug {
     /// [`LoadError::Decompress`] if the codec finds that they are no compressed page of that length. It may fail to
     /// find out: then `out` has some bytes.
     fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError>;
+}
+
+/// The codec that is made for pages.
+#[derive(Debug, Default)]
+pub struct LzPage;
+
+impl Codec for LzPage {
+    fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError> {
+        let page = page.try_into().map_err(|_| StoreError::Compress)?;
+        lzpage::compress(page, out).ok_or(StoreError::Incompressible)
+    }
+
+    fn decompress(&mut self, bytes: &[u8], out: &mut [u8]) -> Result<(), LoadError> {
+        let page = out.try_into().map_err(|_| LoadError::Decompress)?;
+        lzpage::decompress(bytes, page).ok_or(LoadError::Decompress)
+    }
 }
 
 /// The codec of the LZ4 block format, by its authors' library.
@@ -164,6 +181,7 @@ fn takes_all_values(page: &[u8]) -> bool {
 /// The codecs of one thread, one of each.
 #[derive(Debug, Default)]
 pub struct Codecs {
+    lzpage: LzPage,
     lz4: Lz4,
     zstd: Zstd,
     raw: Raw,
@@ -193,7 +211,7 @@ impl Codecs {
         page: &[u8],
         out: &mut [u8],
     ) -> Result<usize, StoreError> {
-        if first.compressor == Compressor::Lz4 && takes_all_values(page) {
+        if matches!(first.compressor, Compressor::LzPage | Compressor::Lz4) && takes_all_values(page) {
             return Err(StoreError::Incompressible);
         }
         let length = self.encoder(again).compress(page, out)?;
@@ -210,6 +228,7 @@ impl Codecs {
     pub fn decoder(&mut self, compressor: Compressor) -> &mut dyn Codec {
         match compressor {
             Compressor::None => &mut self.raw,
+            Compressor::LzPage => &mut self.lzpage,
             Compressor::Lz4 => &mut self.lz4,
             Compressor::Zstd => &mut self.zstd,
         }
@@ -222,7 +241,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn any_compression() -> impl Strategy<Value = Compression> {
-        prop_oneof!["lz4", "zstd:-5", "zstd:-1", "zstd:1", "zstd:3", "zstd:19", "none"]
+        prop_oneof!["lzpage", "lz4", "zstd:-5", "zstd:-1", "zstd:1", "zstd:3", "zstd:19", "none"]
             .prop_map(|name| name.parse().unwrap())
     }
 

@@ -4,8 +4,10 @@ pagetide_page::numbered_enum! {
     /// A codec of the compressed pool.
     #[derive(Default)]
     pub enum Compressor: u8 {
-        /// The LZ4 block format.
+        /// LZ77 for blocks of one page ([`crate::zswap::lzpage`]).
         #[default]
+        LzPage = 3,
+        /// The LZ4 block format.
         Lz4 = 1,
         /// Zstandard.
         Zstd = 2,
@@ -67,6 +69,7 @@ impl std::fmt::Display for Compression {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.compressor {
             Compressor::None => f.write_str("none"),
+            Compressor::LzPage => f.write_str("lzpage"),
             Compressor::Lz4 => f.write_str("lz4"),
             Compressor::Zstd => write!(f, "zstd:{}", self.level),
         }
@@ -76,14 +79,15 @@ impl std::fmt::Display for Compression {
 impl std::str::FromStr for Compression {
     type Err = String;
 
-    /// Reads `lz4`, `zstd`, `zstd:LEVEL` or `none`.
+    /// Reads `lzpage`, `lz4`, `zstd`, `zstd:LEVEL` or `none`.
     fn from_str(text: &str) -> Result<Self, String> {
         let (name, level) = text.split_once(':').map_or((text, None), |(name, level)| (name, Some(level)));
         let compressor = match name {
+            "lzpage" => Compressor::LzPage,
             "lz4" => Compressor::Lz4,
             "zstd" => Compressor::Zstd,
             "none" => Compressor::None,
-            _ => return Err(format!("`{text}`: there are lz4, zstd, zstd:LEVEL and none")),
+            _ => return Err(format!("`{text}`: there are lzpage, lz4, zstd, zstd:LEVEL and none")),
         };
         let level = match (compressor, level) {
             (Compressor::Zstd, None) => Self::ZSTD_LEVEL,
@@ -105,13 +109,15 @@ mod tests {
 
     #[test]
     fn a_compression_is_what_its_name_says() {
-        for name in ["lz4", "none", "zstd:1", "zstd:-7", "zstd:19"] {
+        for name in ["lzpage", "lz4", "none", "zstd:1", "zstd:-7", "zstd:19"] {
             let compression: Compression = name.parse().unwrap();
             assert_eq!(compression.to_string(), name);
             assert_eq!(Compression::from_bits(compression.to_bits()), compression);
         }
         assert_eq!("zstd".parse::<Compression>().unwrap().level, Compression::ZSTD_LEVEL);
-        for name in ["", "lzo", "lz4:1", "none:0", "zstd:", "zstd:20", "zstd:-8", "zstd:x", "zstd:1:1"] {
+        for name in
+            ["", "lzo", "lzpage:1", "lz4:1", "none:0", "zstd:", "zstd:20", "zstd:-8", "zstd:x", "zstd:1:1"]
+        {
             assert!(name.parse::<Compression>().is_err(), "{name}");
         }
     }

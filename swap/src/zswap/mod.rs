@@ -11,6 +11,7 @@
 pub mod codec;
 pub mod compression;
 pub mod folios;
+pub mod lzpage;
 pub mod pool;
 pub mod shrinker;
 pub mod switches;

@@ -54,7 +54,7 @@ fn what_the_compressor_refuses_is_recompressed_while_the_pool_is_small() {
             assert!(back == digits);
             zswap.free(handle);
         }
-        for recompression in ["none", "lz4"] {
+        for recompression in ["none", "lz4", "lzpage"] {
             let recompression = recompression.parse().unwrap();
             zswap.switch(Switches { recompression, ..Switches::default() });
             let refused = zswap.store(&digits, key.hash(&digits), scratch);
