@@ -38,8 +38,8 @@ const WORDS: u8 = 0x40;
 const BYTES: u8 = 0x80;
 /// The least numbers that the bits of a first byte stand for.
 const SAME_LITERALS: usize = 1;
-const SAME_LENGTH: usize = 2;
 const WORDS_LITERALS: usize = 0;
+const SAME_LENGTH: usize = 2;
 const LENGTH: usize = 4;
 /// Three bits that are all set: the number is continued.
 const CONTINUED: usize = 7;
@@ -321,15 +321,15 @@ pub fn decompress(bytes: &[u8], page: &mut Page) -> Option<()> {
         let bits = first as u8;
         let length;
         if bits < BYTES {
-            let literals;
-            if bits < WORDS {
-                literals = reader.number(bits >> 3, SAME_LITERALS)?;
-                length = reader.number(bits, SAME_LENGTH)?;
-            } else {
-                offset = (reader.take()? + 1) * WORD;
-                literals = reader.number(bits >> 3, WORDS_LITERALS)?;
-                length = reader.number(bits, LENGTH)?;
-            }
+            // Which of the two kinds it is comes at random: a branch would be guessed wrong. Where the input has ended
+            // there are no literals, not even none.
+            let words = first >> 6;
+            let next = reader.bytes.get(reader.at).map_or(0, |&next| usize::from(next));
+            offset ^= (offset ^ (next + 1) * WORD) & words.wrapping_neg();
+            reader.at += words;
+            let literals =
+                reader.number(bits >> 3, SAME_LITERALS - words * (SAME_LITERALS - WORDS_LITERALS))?;
+            length = reader.number(bits, SAME_LENGTH + words * (LENGTH - SAME_LENGTH))?;
             to = reader.copy_literals(page, to, literals)?;
             if length == SAME_LENGTH {
                 continue;
