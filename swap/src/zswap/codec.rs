@@ -13,7 +13,7 @@ pub trait Codec: std::fmt::Debug {
     /// Compresses `page` into `out`, and returns the length in bytes.
     ///
     /// # Errors
-    /// [`StoreError::Incompressible`] if it needs more room than `out` has; [`StoreError::Compress`] if the codec
+    /// [`StoreError::Incompressible`] if it needs more room than `out` has, or but a few bytes less; [`StoreError::Compress`] if the codec
     /// failed; [`StoreError::NoMemory`] if there is none for the codec's context.
     fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError>;
 
@@ -161,10 +161,10 @@ const SAMPLES: usize = 256;
 /// take 5; text has less than 100.
 const NOISE_MIN: u32 = 140;
 
-/// Returns whether a page is noise to any codec: its bytes take all values, and LZ4, which finds out in little time,
-/// finds no repetition.
+/// Returns whether a page is noise to Zstandard, too: its bytes take all values, and `lzpage`, which gives up in little
+/// time, cannot make it fit.
 fn is_noise(page: &[u8], room: &mut [u8]) -> bool {
-    takes_all_values(page) && Lz4.compress(page, room).is_err()
+    takes_all_values(page) && LzPage.compress(page, room).is_err()
 }
 
 /// Returns whether the bytes of a page take as many values as those of noise.
@@ -217,6 +217,12 @@ impl Codecs {
         let length = self.encoder(again).compress(page, out)?;
         self.recompressed += 1;
         Ok(length)
+    }
+
+    /// Returns whether `bytes` are decompressed to `page`.
+    pub fn gives_back(&mut self, compressor: Compressor, bytes: &[u8], page: &[u8]) -> bool {
+        let mut back = [0; PAGE_SIZE];
+        self.decoder(compressor).decompress(bytes, &mut back).is_ok() && back == page
     }
 
     /// Returns the number of pages that [`Codecs::recompress`] has compressed since the last call.

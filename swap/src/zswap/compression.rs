@@ -52,8 +52,11 @@ impl Compression {
         const fn level(of: Compression) -> i8 {
             if of.level == 0 { 3 } else { of.level }
         }
-        !matches!(self.compressor, Compressor::None)
-            && (self.compressor as u8 != first.compressor as u8 || level(self) > level(first))
+        // What LZ77 for pages refuses has no repetition for LZ4 either.
+        !matches!(
+            (self.compressor, first.compressor),
+            (Compressor::None, _) | (Compressor::Lz4, Compressor::LzPage)
+        ) && (self.compressor as u8 != first.compressor as u8 || level(self) > level(first))
     }
 
     /// Returns the compression from its word; the default if the word names no codec.
@@ -127,13 +130,24 @@ mod tests {
         let stronger = |again: &str, first: &str| {
             again.parse::<Compression>().unwrap().is_stronger(first.parse().unwrap())
         };
-        for (again, first) in [("zstd", "lz4"), ("zstd:1", "zstd:-3"), ("zstd:0", "zstd:2"), ("lz4", "zstd")]
-        {
+        for (again, first) in [
+            ("zstd", "lzpage"),
+            ("lzpage", "lz4"),
+            ("zstd", "lz4"),
+            ("zstd:1", "zstd:-3"),
+            ("zstd:0", "zstd:2"),
+            ("lz4", "zstd"),
+        ] {
             assert!(stronger(again, first), "{again} {first}");
         }
-        for (again, first) in
-            [("none", "lz4"), ("lz4", "lz4"), ("zstd:1", "zstd:3"), ("zstd:3", "zstd:0"), ("zstd:-1", "zstd")]
-        {
+        for (again, first) in [
+            ("none", "lz4"),
+            ("lz4", "lz4"),
+            ("lz4", "lzpage"),
+            ("zstd:1", "zstd:3"),
+            ("zstd:3", "zstd:0"),
+            ("zstd:-1", "zstd"),
+        ] {
             assert!(!stronger(again, first), "{again} {first}");
         }
     }

@@ -5,7 +5,7 @@
 //!
 //! - Many repetitions lie as far back as the one before. Such a *repeated offset* takes no byte of its own (LZX;
 //!   Zstandard, RFC 8878, section 3.1.1.5).
-//! - An offset takes 12 bits at most, and 8 where it is one of up to 256 words.
+//! - An offset takes 12 bits at most, and 8 where it is a number of words, up to 256.
 //!
 //! # Format
 //!
@@ -18,14 +18,18 @@
 //! | `01ll lmmm` | `l` | `m` + 4 | 8 × (the next byte + 1) |
 //! | `1mmm oooo` | 0 | `m` + 4 | 256 × `o` + the next byte |
 //!
-//! Three bits `l` or `m` that are all set are continued: bytes follow that are added to the number, up to and with the
-//! first that is not 255; those of the literals come first. Then come the literals. Before the first match the offset
-//! is 8. The output is one page, and ends with the input.
+//! The next byte of the offset comes first. Three bits `l` or `m` that are all set are continued: bytes follow that are
+//! added to the number, up to and with the first that is not 255; those of `l` come before those of `m`. Then come the
+//! literals. Before the first match the offset is 8.
+//!
+//! The output is one page, and ends with the input. An offset of 0, or to before the page, is an error, and so is what
+//! would be written beyond the page.
 
 use pagetide_page::PAGE_SIZE;
 
-/// What is compressed, and comes back.
+/// What is compressed, and comes back: an offset has 12 bits.
 pub type Page = [u8; PAGE_SIZE];
+const _: () = assert!(PAGE_SIZE <= 1 << 12);
 
 /// The offset before the first match.
 const FIRST_OFFSET: usize = 8;
@@ -43,8 +47,8 @@ const SAME_LENGTH: usize = 2;
 const LENGTH: usize = 4;
 /// Three bits that are all set: the number is continued.
 const CONTINUED: usize = 7;
-/// What is copied at once where there is room: most literals and matches are no longer, and a copy of a fixed length
-/// takes few instructions.
+/// So many bytes are copied at once where there is room, for a copy of a fixed length takes few instructions: most
+/// literals and matches have no more.
 const FEW: usize = 2 * WORD;
 
 #[inline(always)]
@@ -76,7 +80,7 @@ fn common(page: &Page, mut earlier: usize, start: usize) -> usize {
 
 /// The number of bits of the hash by which a match is found.
 const HASH_BITS: u32 = 12;
-/// Of so many bytes without a match the step to the next look grows by one.
+/// After each so many bytes without a match the step to the next look grows by one.
 const STEP_BYTES: usize = 64;
 /// The last bytes of a page in which no match begins.
 const TAIL: usize = 8;
@@ -106,14 +110,14 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// What a sequence takes beside its literals, at most: two first bytes, an offset, two numbers of up to a page, and
-    /// what a copy of a few literals writes too much.
-    const SEQUENCE_MAX: usize = 3 + 2 * (PAGE_SIZE / 255 + 1) + FEW;
+    /// What a sequence takes beside its literals and the further bytes of large numbers, at most: two first bytes, one of
+    /// the offset, and one each of both numbers.
+    const SEQUENCE_MAX: usize = 5;
 
-    /// Returns whether there is room for a sequence with so many literals.
+    /// Returns whether there is room for a sequence of so many bytes, of which some are literals.
     #[inline(always)]
-    fn has_room(&self, literals: usize) -> bool {
-        self.at + literals + Self::SEQUENCE_MAX <= self.out.len()
+    fn has_room(&self, literals: usize, bytes: usize) -> bool {
+        self.at + literals + Self::SEQUENCE_MAX + bytes / 255 <= self.out.len()
     }
 
     #[inline(always)]
@@ -135,7 +139,7 @@ impl Writer<'_> {
     #[inline(always)]
     fn put_literals(&mut self, page: &Page, from: usize, to: usize) {
         let length = to - from;
-        if length <= FEW && from + FEW <= PAGE_SIZE {
+        if length <= FEW && from + FEW <= PAGE_SIZE && self.at + FEW <= self.out.len() {
             self.out[self.at..self.at + FEW].copy_from_slice(&page[from..from + FEW]);
         } else {
             self.out[self.at..self.at + length].copy_from_slice(&page[from..to]);
@@ -191,7 +195,7 @@ impl Writer<'_> {
     }
 }
 
-/// Compresses a page into `out`, and returns the length in bytes; nothing if it may not fit: some 50 bytes have to be left.
+/// Compresses a page into `out`, and returns the length in bytes; nothing if it does not fit, or by five bytes only.
 pub fn compress(page: &Page, out: &mut [u8]) -> Option<usize> {
     let mut places = Places([0; 1 << HASH_BITS]);
     let mut writer = Writer { out, at: 0 };
@@ -216,7 +220,7 @@ pub fn compress(page: &Page, out: &mut [u8]) -> Option<usize> {
         while begin > anchor && begin > offset && page[begin - 1] == page[begin - 1 - offset] {
             begin -= 1;
         }
-        if !writer.has_room(begin - anchor) {
+        if !writer.has_room(begin - anchor, at + length - anchor) {
             return None;
         }
         // A match goes on as far as it can, so the next one begins at once only with another offset.
@@ -229,7 +233,7 @@ pub fn compress(page: &Page, out: &mut [u8]) -> Option<usize> {
         }
     }
     if anchor < PAGE_SIZE {
-        if !writer.has_room(PAGE_SIZE - anchor) {
+        if !writer.has_room(PAGE_SIZE - anchor, PAGE_SIZE - anchor) {
             return None;
         }
         writer.put_only_literals(page, anchor, PAGE_SIZE);
@@ -302,7 +306,8 @@ fn copy_match(page: &mut Page, to: usize, length: usize, offset: usize) -> Optio
     Some(end)
 }
 
-/// Copies a match that is long or overlaps itself, in parts that double: what is copied can be copied again.
+/// Copies a match that is long, near the end or overlaps itself, in parts that double: what is copied can be copied
+/// again.
 fn copy_run(page: &mut Page, to: usize, end: usize, offset: usize) {
     let begin = to - offset;
     let mut at = to;
@@ -321,11 +326,12 @@ pub fn decompress(bytes: &[u8], page: &mut Page) -> Option<()> {
         let bits = first as u8;
         let length;
         if bits < BYTES {
-            // Which of the two kinds it is comes at random: a branch would be guessed wrong. Where the input has ended
-            // there are no literals, not even none.
+            // Which of the two kinds it is comes at random: a branch would be guessed wrong. Where the offset's byte is
+            // missing `at` is past the end, and literals cannot be copied, even if there are none.
             let words = first >> 6;
             let next = reader.bytes.get(reader.at).map_or(0, |&next| usize::from(next));
-            offset ^= (offset ^ (next + 1) * WORD) & words.wrapping_neg();
+            let here = (next + 1) * WORD;
+            offset ^= (offset ^ here) & words.wrapping_neg();
             reader.at += words;
             let literals =
                 reader.number(bits >> 3, SAME_LITERALS - words * (SAME_LITERALS - WORDS_LITERALS))?;
@@ -441,6 +447,11 @@ mod tests {
 
     proptest! {
         #[test]
+        fn any_bytes_are_read_as_the_format_says(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+            prop_assert_eq!(read(&bytes), read_plainly(&bytes));
+        }
+
+        #[test]
         fn a_page_comes_back_and_the_format_is_what_it_is_said_to_be(page in any_page()) {
             let bytes = compressed(&page);
             let (read, plainly) = (read(&bytes), read_plainly(&bytes));
@@ -471,6 +482,82 @@ mod tests {
             }
             bytes.truncate(bytes.len() - cut.min(bytes.len()));
             prop_assert_eq!(read(&bytes), read_plainly(&bytes));
+        }
+    }
+
+    /// What continues a number of which the bits of a first byte stand for `limit` at most.
+    fn continued(number: usize, limit: usize) -> Vec<u8> {
+        let Some(left) = number.checked_sub(limit) else { return Vec::new() };
+        let mut bytes = vec![255; left / 255];
+        bytes.push((left % 255) as u8);
+        bytes
+    }
+
+    #[test]
+    fn numbers_at_their_edges_are_read_as_the_format_says() {
+        const NUMBERS: [usize; 14] = [1, 2, 4, 7, 8, 9, 11, 16, 17, 255, 262, 263, 518, 1500];
+        let mut valid = 0;
+        for (literals, length) in NUMBERS.iter().flat_map(|&l| NUMBERS.map(|m| (l, m + 3))) {
+            for (kind, offset) in [(0, 8), (1, 8), (1, 2048), (2, 1), (2, 7), (2, 9), (2, 2056), (2, 4000)] {
+                // Literals first, as many as the offset needs; in the end those that fill the page, or one less.
+                let before = offset.max(9);
+                let mut bytes = vec![0x38];
+                bytes.extend(continued(before, 8));
+                bytes.extend((0..before).map(|nth| (nth * 7) as u8));
+                let text = (0..literals).map(|nth| (nth * 11) as u8);
+                let l = |least: usize| (literals - least).min(7) as u8;
+                let m = |least: usize| (length - least).min(7) as u8;
+                let (first, bits, longer) = match kind {
+                    0 => (vec![l(1) << 3 | m(2)], continued(literals, 8), continued(length, 9)),
+                    1 => {
+                        let first = vec![0x40 | l(0) << 3 | m(4), (offset / 8 - 1) as u8];
+                        (first, continued(literals, 7), continued(length, 11))
+                    }
+                    _ => {
+                        let first = vec![0x80 | m(4) << 4 | (offset >> 8) as u8, offset as u8];
+                        (first, Vec::new(), continued(length, 11))
+                    }
+                };
+                let literals = if kind == 2 { 0 } else { literals };
+                bytes.extend(first.into_iter().chain(bits).chain(longer).chain(text.take(literals)));
+                for missing in [0, 1] {
+                    let mut bytes = bytes.clone();
+                    if let Some(left @ 1..) = PAGE_SIZE.checked_sub(before + literals + length + missing) {
+                        bytes.push((left - 1).min(7) as u8 * 8);
+                        bytes.extend(continued(left, 8));
+                        bytes.resize(bytes.len() + left, 0xe5);
+                    }
+                    assert_eq!(read(&bytes), read_plainly(&bytes), "{kind} {offset}: {literals}, {length}");
+                    valid += u32::from(read(&bytes).is_some());
+                }
+            }
+        }
+        assert!(valid > 1000, "{valid}");
+    }
+
+    #[test]
+    fn in_each_room_it_is_the_same_or_nothing() {
+        let mut state = 5u64;
+        let mut noise = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        };
+        // Noise, and from so many bytes before what is said again: two large numbers in one sequence.
+        for (before, again) in [(PAGE_SIZE, 1), (1000, 999), (1504, 1504), (2052, 2043), (300, 13)] {
+            let mut page: Vec<u8> = (0..before).map(|_| noise()).collect();
+            while page.len() < PAGE_SIZE {
+                page.push(page[page.len() - again]);
+            }
+            let page: Page = page.try_into().unwrap();
+            let whole = compressed(&page);
+            assert!(whole.len() <= before + 40, "{}", whole.len());
+            for room in 0..PAGE_SIZE + 40 {
+                let mut out = vec![0; room];
+                match compress(&page, &mut out) {
+                    Some(length) => assert_eq!(out[..length], whole),
+                    None => assert!(room < whole.len() + Writer::SEQUENCE_MAX, "{room} of {}", whole.len()),
+                }
+            }
         }
     }
 
