@@ -64,11 +64,11 @@ complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l readahead -d '
 cluster\t'The aligned block around the page'
 none\t'From the swap file the page alone'"
 complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l page-cluster -d 'Read at most 2^N pages from the swap file at once, 0 to 9' -r
-complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l compressor -d 'How pages are compressed' -r -f -a "lzpage\t'Made for pages of heaps: a fifth to a third smaller than `lz4`'
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l compressor -d 'How pages are compressed' -r -f -a "lzpage\t'Made for pages: nearly as fast as `lz4`, and smaller'
 lz4\t'Fastest'
 zstd\t'Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1'
 none\t'Pages are kept as they are'"
-complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l recompressor -d 'How pages are compressed that the compressor refuses, while the pool is small or they can go nowhere else' -r -f -a "lzpage\t'Made for pages of heaps: a fifth to a third smaller than `lz4`'
+complete -c pagetide -n "__fish_pagetide_using_subcommand run" -l recompressor -d 'How pages are compressed that the compressor refuses, while the pool is small or they can go nowhere else' -r -f -a "lzpage\t'Made for pages: nearly as fast as `lz4`, and smaller'
 lz4\t'Fastest'
 zstd\t'Smaller; `zstd:LEVEL` takes level -7 (fastest) to 19 (smallest) in place of 1'
 none\t'Not at all'"

@@ -37,7 +37,7 @@ fn a_program_starts_and_forks_where_address_space_is_limited() {
 #[test]
 fn digits_fit_where_there_is_no_disk() {
     let _turn = turn();
-    // 80 MiB of them: LZ4 refuses all, Zstandard makes a little more than half.
+    // 80 MiB of them: the compressor refuses all, Zstandard makes a little more than half.
     let command = [&*python(), &job("digits.py")];
     let run = start(pagetide("72M", "", &["--no-disk"], &command));
     assert_eq!(run.end().succeeds(), "0 of 20000 differ\n");
