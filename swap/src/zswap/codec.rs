@@ -13,8 +13,9 @@ pub trait Codec: std::fmt::Debug {
     /// Compresses `page` into `out`, and returns the length in bytes.
     ///
     /// # Errors
-    /// [`StoreError::Incompressible`] if it needs more room than `out` has, or but a few bytes less; [`StoreError::Compress`] if the codec
-    /// failed; [`StoreError::NoMemory`] if there is none for the codec's context.
+    /// [`StoreError::Incompressible`] if it needs more room than `out` has; a few bytes more than it needs may be
+    /// necessary. [`StoreError::Compress`] if the codec failed; [`StoreError::NoMemory`] if there is none for the
+    /// codec's context.
     fn compress(&mut self, page: &[u8], out: &mut [u8]) -> Result<usize, StoreError>;
 
     /// Decompresses `bytes` into all of `out`.

@@ -195,7 +195,8 @@ impl Writer<'_> {
     }
 }
 
-/// Compresses a page into `out`, and returns the length in bytes; nothing if it does not fit, or by five bytes only.
+/// Compresses a page into `out`, and returns the length in bytes; nothing if there is too little room. Five bytes more
+/// than that length are always enough.
 pub fn compress(page: &Page, out: &mut [u8]) -> Option<usize> {
     let mut places = Places([0; 1 << HASH_BITS]);
     let mut writer = Writer { out, at: 0 };
