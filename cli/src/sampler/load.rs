@@ -8,6 +8,10 @@
 //! of no use to others. It goes on when there is room for it, at once when too few are at work, and after a second in
 //! place of the one that has run for longest, if that is a second at least.
 //!
+//! Compilers of a build grow within a tenth of a second, and end soon after. Where processes had to rest lately, the next
+//! rests while it is young: it is expected to grow to the size of those that have ended, and what is free does not
+//! suffice for that. Then it has little that must leave, and come back.
+//!
 //! That is the load control of early multiprogramming systems, which swapped whole processes out (Denning, *Thrashing:
 //! its causes and prevention*, 1968); Linux 2.6.9 to 3.4 had its mirror image, a token that protected one process from
 //! losing pages (Jiang and Zhang, *Token-ordered LRU*, 2005).
@@ -35,6 +39,9 @@ const AT_WORK_MIN: usize = 2;
 const SMOOTHING: f64 = 0.5;
 /// Memory is short when less than this part of it is free.
 const SHORT_PART: i64 = 64;
+/// Where processes have had to rest within this time, the next may rest before memory is short: when what is free does
+/// not suffice for those at work, if they grow to the size of those that have ended.
+const LATELY: Duration = Duration::from_secs(10);
 /// Weight of the size of an ended process against those before it.
 const TYPICAL_PART: f64 = 1.0 / 8.0;
 
@@ -93,6 +100,8 @@ pub(crate) struct LoadControl {
     typical: f64,
     last: Instant,
     ordered: Instant,
+    /// When memory was short last, and much was lost to pages that came back.
+    thrashed: Option<Instant>,
 }
 
 impl LoadControl {
@@ -105,6 +114,7 @@ impl LoadControl {
             typical: 0.0,
             last: now,
             ordered: now,
+            thrashed: None,
         }
     }
 
@@ -177,16 +187,30 @@ impl LoadControl {
         }
     }
 
-    fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
-        let works = move |known: &Known| {
+    /// Returns the processes at work that are not small, a client among them.
+    fn working(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
+        self.known.iter().filter(move |(_, known)| {
             matches!(known.state, State::Runs { .. })
                 && known.size as i64 >= self.total / SMALL_PART
                 && now.saturating_duration_since(known.worked_at) <= AT_WORK
-        };
-        let working = move || self.known.iter().filter(move |(_, known)| works(known));
-        let smallest = working().map(|(&tenant, known)| (known.size as i64, tenant)).min();
+        })
+    }
+
+    fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
+        let smallest = self.working(now).map(|(&tenant, known)| (known.size as i64, tenant)).min();
         let client = smallest.filter(|&(size, _)| size < self.total / CLIENT_PART).map(|(_, tenant)| tenant);
-        working().filter(move |&(&tenant, _)| Some(tenant) != client)
+        self.working(now).filter(move |&(&tenant, _)| Some(tenant) != client)
+    }
+
+    /// Returns whether as many are at work as may be in any case. One that has just gone on is, however small.
+    fn are_enough_at_work(&self, now: Instant) -> bool {
+        let just = |known: &Known| {
+            matches!(known.state, State::Runs { since }
+                if known.rested && now.saturating_duration_since(since) <= AT_WORK)
+        };
+        let at_work: Vec<u64> = self.at_work(now).map(|(&tenant, _)| tenant).collect();
+        let beside = |(tenant, known): &(&u64, &Known)| just(known) && !at_work.contains(tenant);
+        at_work.len() + self.known.iter().filter(beside).count() >= self.at_work_min
     }
 
     /// Returns the resting processes, with the time since which they rest.
@@ -200,16 +224,22 @@ impl LoadControl {
     /// Returns the processes at work that may rest: they have pages out, and have run for [`REST`] since they rested
     /// last.
     fn unspared(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
-        let ran = move |known: &Known| now.saturating_duration_since(known.state.since());
-        self.at_work(now).filter(move |(_, known)| known.out > 0 && (!known.rested || ran(known) >= REST))
+        self.at_work(now).filter(move |(_, known)| known.out > 0 && !known.is_spared(now))
     }
 
     /// Returns the process that goes on beside the others, since too few are at work or `free` pages suffice for it.
     fn who_goes_on(&self, now: Instant, free: Option<i64>) -> Option<u64> {
-        let (_, tenant) = self.resting().min()?;
+        let (since, tenant) = self.resting().min()?;
         let need = (self.known[&tenant].size as f64).max(self.typical) as i64;
         let room = free.is_some_and(|free| free > need.min(self.total / 2));
-        (room || self.at_work(now).count() < self.at_work_min).then_some(tenant)
+        (room || !self.are_enough_at_work(now) || self.is_alone_in_need(since, now)).then_some(tenant)
+    }
+
+    /// Returns whether a process that rests since then has done so for long enough, and none of those at work could rest in
+    /// its place: all they have is in memory.
+    fn is_alone_in_need(&self, since: Instant, now: Instant) -> bool {
+        let over = now.saturating_duration_since(since) >= REST;
+        over && self.at_work(now).all(|(_, known)| known.out == 0)
     }
 
     /// Returns the process that rests next and the one that goes on in its place, if that has rested for long
@@ -223,13 +253,38 @@ impl LoadControl {
     }
 
     /// Returns the process that should rest now.
-    fn who_rests(&self, now: Instant, free: i64) -> Option<u64> {
+    fn who_rests(&mut self, now: Instant, free: i64) -> Option<u64> {
         let short = free < self.total / SHORT_PART;
         let loss: f64 = self.at_work(now).map(|(_, known)| known.loss).sum();
-        if !short || loss < LOSS_MIN || self.at_work(now).count() <= self.at_work_min {
+        if short && loss >= LOSS_MIN && self.at_work(now).count() > self.at_work_min {
+            self.thrashed = Some(now);
+            return smallest(self.unspared(now));
+        }
+        let lately = self.thrashed.is_some_and(|then| now.saturating_duration_since(then) <= LATELY);
+        if lately { self.who_would_grow(now, free) } else { None }
+    }
+
+    /// Returns the process that should rest before memory is short: the smallest of those that are not as large yet as those
+    /// that have ended.
+    fn who_would_grow(&self, now: Instant, free: i64) -> Option<u64> {
+        let grows = |known: &Known| self.typical - known.size as f64;
+        let growth: f64 = self.working(now).map(|(_, known)| grows(known).max(0.0)).sum();
+        if growth <= free as f64 || self.working(now).count() <= self.at_work_min {
             return None;
         }
-        self.unspared(now).map(|(&tenant, known)| (known.size, tenant)).min().map(|(_, tenant)| tenant)
+        let youngest = smallest(self.working(now).filter(|(_, known)| grows(known) > 0.0));
+        youngest.filter(|tenant| !self.known[tenant].is_spared(now))
+    }
+}
+
+fn smallest<'a>(processes: impl Iterator<Item = (&'a u64, &'a Known)>) -> Option<u64> {
+    processes.map(|(&tenant, known)| (known.size, tenant)).min().map(|(_, tenant)| tenant)
+}
+
+impl Known {
+    /// Returns whether the process has rested, and has not run for [`REST`] since.
+    fn is_spared(&self, now: Instant) -> bool {
+        self.rested && now.saturating_duration_since(self.state.since()) < REST
     }
 }
 
@@ -340,6 +395,9 @@ mod tests {
         let mut roomy = World::new(&[5000; 5]);
         roomy.free = TOTAL as i64 / SHORT_PART;
         assert_eq!(roomy.run(3 * REST, 0.9), [], "memory is free");
+        let mut young = World::new(&[5000, 700, 700]);
+        young.control.typical = 5000.0;
+        assert_eq!(young.run(3 * REST, 0.01), [], "nothing was lost lately");
         let mut fitting = World::new(&[5000; 5]);
         fitting.processes.iter_mut().for_each(|process| process.fits = true);
         assert_eq!(fitting.run(3 * REST, 0.9), [], "nothing of them is out");
@@ -372,6 +430,52 @@ mod tests {
         world.processes.pop();
         world.free = 2000;
         assert_eq!(world.run(SOON, 0.2), [(0, false)], "one has ended");
+    }
+
+    /// Returns a world of which a process had to rest and has ended since, as have others of 4000 pages.
+    fn lately(sizes: &[u64]) -> World {
+        let mut world = World::new(&[5000, 5000, 2000]);
+        assert_eq!(world.run(SOON, 0.2), [(2, true)]);
+        world.processes.clear();
+        world.run(TICK, 0.0);
+        world.control.typical = 4000.0;
+        world.processes = World::new(sizes).processes;
+        world.processes.iter_mut().for_each(|process| process.fits = true);
+        world.free = 1000;
+        world
+    }
+
+    #[test]
+    fn the_youngest_rests_before_memory_is_short_where_others_had_to_lately() {
+        let mut growing = lately(&[3000, 3500, 400]);
+        assert_eq!(growing.run(SOON, 0.0), [(2, true)]);
+        assert_eq!(lately(&[3500, 3500, 4000]).run(SOON, 0.0), [], "what is free suffices");
+        assert_eq!(lately(&[5000, 400]).run(SOON, 0.0), [], "as many as may be at work");
+        let mut grown = lately(&[4500, 4600, 400]);
+        assert_eq!(grown.run(SOON, 0.0), [(2, true)]);
+        grown.processes[0].idle = true;
+        assert_eq!(grown.run(SOON, 0.0), [(2, false)], "too few are at work");
+        grown.processes[0].idle = false;
+        assert_eq!(grown.run(SOON, 0.0), [], "it has just gone on, and the others have grown");
+        let mut steady = lately(&[3000, 3500, 400]);
+        assert_eq!(
+            steady.run(REST + 2 * SOON, 0.0),
+            [(2, true), (2, false)],
+            "a turn, though nobody takes its place"
+        );
+        let mut calm = lately(&[5000, 5000]);
+        assert_eq!(calm.run(LATELY, 0.0), []);
+        calm.processes.extend(World::new(&[400]).processes);
+        assert_eq!(calm.run(SOON, 0.0), [], "that is long ago");
+    }
+
+    #[test]
+    fn one_that_has_just_gone_on_is_at_work_however_small() {
+        let mut world = lately(&[3000, 3500, 400, 410]);
+        assert_eq!(world.run(SOON, 0.0), [(2, true), (3, true)]);
+        world.processes[0].idle = true;
+        let orders = world.run(AT_WORK + 2 * TICK, 0.0);
+        assert_eq!(orders.len(), 1, "not both: {orders:?}");
     }
 
     #[test]
