@@ -30,6 +30,8 @@ struct SpinPolicy {
     since: Option<Instant>,
     /// The faults that there had been when no more came and it slept.
     slept_at: u64,
+    /// Whether it was judged before.
+    judged: bool,
     /// When it may try again, and how long it waits then after the next failure; nanoseconds.
     after: u64,
     ban: u64,
@@ -40,6 +42,10 @@ impl SpinPolicy {
     const BAN_MAX: u64 = 32_000_000_000;
     /// The time that it stays awake before it is judged: ten time slices, of which one may be that of a thread that is soon done.
     const TRIAL: Duration = Duration::from_millis(30);
+    /// The same before it is judged for the first time: two time slices. A compiler among others lives for two tenths of a
+    /// second. One slice of another thread misleads that judgement, so it counts for less.
+    const FIRST_TRIAL: Duration = Duration::from_millis(6);
+    const FIRST_BAN: u64 = 100_000_000;
     /// The part of the time that it stays awake in which others run in its place, above which they want to.
     const DISPLACED_MAX: f64 = 0.3;
 
@@ -49,6 +55,10 @@ impl SpinPolicy {
     /// Returns whether it may stay awake, so many faults having been answered.
     fn allows(&self, faults: u64, now: u64) -> bool {
         now >= self.after && faults - self.slept_at >= Self::FAULTS_MIN
+    }
+
+    fn trial(&self) -> Duration {
+        if self.judged { Self::TRIAL } else { Self::FIRST_TRIAL }
     }
 
     /// Returns for how long no fault has come, of which there have been so many.
@@ -63,12 +73,13 @@ impl SpinPolicy {
     fn note(&mut self, awake: Duration, displaced: Duration, now: u64) {
         self.awake += awake;
         self.displaced += displaced;
-        if self.awake < Self::TRIAL {
+        if self.awake < self.trial() {
             return;
         }
+        let first = !std::mem::replace(&mut self.judged, true);
         if self.displaced.as_secs_f64() > Self::DISPLACED_MAX * self.awake.as_secs_f64() {
-            self.ban = (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX);
-            self.after = now + self.ban;
+            self.ban = if first { 0 } else { (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX) };
+            self.after = now + if first { Self::FIRST_BAN } else { self.ban };
         } else {
             self.ban /= 2;
         }
@@ -239,6 +250,7 @@ impl Runtime {
 
     fn spin_until_wanted(&self, place: Place, policy: &mut SpinPolicy) -> bool {
         let (start, mut looked) = (Instant::now(), false);
+        let trial = policy.trial();
         loop {
             for _ in 0..64 {
                 std::hint::spin_loop();
@@ -247,7 +259,7 @@ impl Runtime {
                 return true;
             }
             let now = Instant::now();
-            if now - start > SpinPolicy::TRIAL {
+            if now - start > trial {
                 return true;
             }
             match policy.idle(self.faults.load(Relaxed), now) {
@@ -296,8 +308,16 @@ mod tests {
         let allows = |policy: &SpinPolicy, now| policy.allows(SpinPolicy::FAULTS_MIN, now);
         assert!(allows(&spin_policy, 0));
         assert!(!spin_policy.allows(SpinPolicy::FAULTS_MIN - 1, 0), "few faults");
-        spin_policy.note(ms(29), ms(29), 1);
+        spin_policy.note(ms(5), ms(5), 1);
         assert!(allows(&spin_policy, 1), "too short to say anything");
+        let mut first = SpinPolicy::default();
+        first.note(ms(6), ms(3), 1);
+        let again = 1 + SpinPolicy::FIRST_BAN;
+        assert!(!allows(&first, again - 1) && allows(&first, again), "soon judged at first");
+        first.note(ms(29), ms(29), again);
+        assert!(allows(&first, again), "and later after ten time slices");
+        first.note(ms(1), ms(1), again);
+        assert!(!allows(&first, again + SpinPolicy::BAN_MIN - 1), "for longer");
         spin_policy.note(ms(150), ms(1), 1);
         assert!(allows(&spin_policy, 1));
         let mut bans = Vec::new();
