@@ -109,8 +109,8 @@ pub struct RunArgs {
     pub accept_threshold_percent: u8,
     /// Have all processes run at once, however little memory there is for each
     ///
-    /// Else some of them rest, by turns of a second, while memory is short, pages come back fast, and more processes
-    /// are at work than there are processors.
+    /// Else some of them rest, by turns of a second, while more processes are at work than there are processors, memory
+    /// is short and pages come back fast, or, for ten seconds after that, young processes are expected to make it short.
     #[arg(long, help_heading = DECISIONS)]
     pub no_load_control: bool,
 

@@ -6,11 +6,11 @@
 //! of them *rests*: its faults wait, and the others take its memory. The smallest goes first, which has the least to
 //! lose and, among equals that started one after the other, the most still to do; but none so small that its memory is
 //! of no use to others. It goes on when there is room for it, at once when too few are at work, and after a second in
-//! place of the one that has run for longest, if that is a second at least.
+//! place of the one that has run for longest, unless that has rested within a second.
 //!
-//! Compilers of a build grow within a tenth of a second, and end soon after. Where processes had to rest lately, the next
-//! rests while it is young: it is expected to grow to the size of those that have ended, and what is free does not
-//! suffice for that. Then it has little that must leave, and come back.
+//! Compilers of a build grow within a tenth of a second, and end soon after. So for some time after processes had to rest
+//! the next rests while it is *young*: when what is free does not suffice for all young ones to grow as large as those
+//! that have ended. Then it has little that must leave, and come back.
 //!
 //! That is the load control of early multiprogramming systems, which swapped whole processes out (Denning, *Thrashing:
 //! its causes and prevention*, 1968); Linux 2.6.9 to 3.4 had its mirror image, a token that protected one process from
@@ -39,9 +39,11 @@ const AT_WORK_MIN: usize = 2;
 const SMOOTHING: f64 = 0.5;
 /// Memory is short when less than this part of it is free.
 const SHORT_PART: i64 = 64;
-/// Where processes have had to rest within this time, the next may rest before memory is short: when what is free does
-/// not suffice for those at work, if they grow to the size of those that have ended.
+/// Where processes have had to rest within this time, the young may rest before memory is short: when what is free does
+/// not suffice for those at work, if the young among them grow to the size of those that have ended.
 const LATELY: Duration = Duration::from_secs(10);
+/// A process is young until it has run for this long, or is as large as those that have ended.
+const YOUNG: Duration = Duration::from_secs(2);
 /// Weight of the size of an ended process against those before it.
 const TYPICAL_PART: f64 = 1.0 / 8.0;
 
@@ -78,6 +80,8 @@ struct Known {
     loss: f64,
     size: u64,
     out: u64,
+    /// For how long it has run, without its rests.
+    ran: Duration,
     /// Whether it has rested before.
     rested: bool,
     state: State,
@@ -96,7 +100,7 @@ pub(crate) struct LoadControl {
     at_work_min: usize,
     total: i64,
     known: HashMap<u64, Known>,
-    /// Pages that a process comes to take in the end, by those that have ended.
+    /// Pages that a process comes to take in the end, by those that have ended; none counts for more than half of all memory.
     typical: f64,
     last: Instant,
     ordered: Instant,
@@ -159,7 +163,8 @@ impl LoadControl {
     }
 
     fn look(&mut self, now: Instant, seen: &[Seen]) {
-        let time = now.saturating_duration_since(self.last).as_nanos().max(1) as f64;
+        let since_last = now.saturating_duration_since(self.last);
+        let time = since_last.as_nanos().max(1) as f64;
         self.last = now;
         let mut old = std::mem::take(&mut self.known);
         for one in seen {
@@ -170,9 +175,13 @@ impl LoadControl {
                 loss: 0.0,
                 size: 0,
                 out: 0,
+                ran: Duration::ZERO,
                 rested: false,
                 state: State::Runs { since: now },
             });
+            if matches!(known.state, State::Runs { since } if since < now) {
+                known.ran += since_last;
+            }
             if one.faults != known.faults {
                 known.worked_at = now;
             }
@@ -183,34 +192,39 @@ impl LoadControl {
             self.known.insert(one.tenant, known);
         }
         for ended in old.values() {
-            self.typical += (ended.size as f64 - self.typical) * TYPICAL_PART;
+            let size = (ended.size as i64).min(self.total / 2) as f64;
+            self.typical += (size - self.typical) * TYPICAL_PART;
         }
     }
 
-    /// Returns the processes at work that are not small, a client among them.
-    fn working(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
-        self.known.iter().filter(move |(_, known)| {
-            matches!(known.state, State::Runs { .. })
-                && known.size as i64 >= self.total / SMALL_PART
-                && now.saturating_duration_since(known.worked_at) <= AT_WORK
-        })
+    /// Returns how much larger a process will come to be, if it is young.
+    fn grows(&self, known: &Known) -> i64 {
+        if known.ran < YOUNG { (self.typical as i64 - known.size as i64).max(0) } else { 0 }
+    }
+
+    /// Returns whether the young rest before memory is short.
+    fn looks_ahead(&self, now: Instant) -> bool {
+        self.thrashed.is_some_and(|then| now.saturating_duration_since(then) <= LATELY)
     }
 
     fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
-        let smallest = self.working(now).map(|(&tenant, known)| (known.size as i64, tenant)).min();
-        let client = smallest.filter(|&(size, _)| size < self.total / CLIENT_PART).map(|(_, tenant)| tenant);
-        self.working(now).filter(move |&(&tenant, _)| Some(tenant) != client)
+        let works = move |known: &Known| {
+            matches!(known.state, State::Runs { .. })
+                && known.size as i64 >= self.total / SMALL_PART
+                && now.saturating_duration_since(known.worked_at) <= AT_WORK
+        };
+        let working = move || self.known.iter().filter(move |(_, known)| works(known));
+        let smallest = working().map(|(&tenant, known)| (known.size as i64, tenant)).min();
+        let is_young = |tenant: &u64| self.looks_ahead(now) && self.grows(&self.known[tenant]) > 0;
+        let client = smallest.filter(|(size, tenant)| *size < self.total / CLIENT_PART && !is_young(tenant));
+        working().filter(move |&(&tenant, _)| client.is_none_or(|(_, client)| tenant != client))
     }
 
-    /// Returns whether as many are at work as may be in any case. One that has just gone on is, however small.
-    fn are_enough_at_work(&self, now: Instant) -> bool {
-        let just = |known: &Known| {
-            matches!(known.state, State::Runs { since }
-                if known.rested && now.saturating_duration_since(since) <= AT_WORK)
-        };
+    /// Returns the number of processes at work. One that has just gone on is, however small and whatever it does.
+    fn count_at_work(&self, now: Instant) -> usize {
         let at_work: Vec<u64> = self.at_work(now).map(|(&tenant, _)| tenant).collect();
-        let beside = |(tenant, known): &(&u64, &Known)| just(known) && !at_work.contains(tenant);
-        at_work.len() + self.known.iter().filter(beside).count() >= self.at_work_min
+        let beside = |&(tenant, known): &(&u64, &Known)| known.just_went_on(now) && !at_work.contains(tenant);
+        at_work.len() + self.known.iter().filter(beside).count()
     }
 
     /// Returns the resting processes, with the time since which they rest.
@@ -227,19 +241,27 @@ impl LoadControl {
         self.at_work(now).filter(move |(_, known)| known.out > 0 && !known.is_spared(now))
     }
 
-    /// Returns the process that goes on beside the others, since too few are at work or `free` pages suffice for it.
+    /// Returns the process that goes on beside the others: since too few are at work, or, if orders have settled, since the
+    /// `free` pages suffice for it or it is its turn.
     fn who_goes_on(&self, now: Instant, free: Option<i64>) -> Option<u64> {
         let (since, tenant) = self.resting().min()?;
-        let need = (self.known[&tenant].size as f64).max(self.typical) as i64;
-        let room = free.is_some_and(|free| free > need.min(self.total / 2));
-        (room || !self.are_enough_at_work(now) || self.is_alone_in_need(since, now)).then_some(tenant)
+        let need = (self.known[&tenant].size as i64).max(self.typical as i64).min(self.total / 2);
+        let room = free.is_some_and(|free| free - self.growth(now) > need);
+        let turn = free.is_some() && self.is_alone_in_need(since, now);
+        (room || turn || self.count_at_work(now) < self.at_work_min).then_some(tenant)
+    }
+
+    /// Returns the pages that the young at work will come to take; 0 where nobody looks ahead.
+    fn growth(&self, now: Instant) -> i64 {
+        if self.looks_ahead(now) { self.at_work(now).map(|(_, known)| self.grows(known)).sum() } else { 0 }
     }
 
     /// Returns whether a process that rests since then has done so for long enough, and none of those at work could rest in
-    /// its place: all they have is in memory.
+    /// its place: all they have is in memory. One goes on at a time.
     fn is_alone_in_need(&self, since: Instant, now: Instant) -> bool {
-        let over = now.saturating_duration_since(since) >= REST;
-        over && self.at_work(now).all(|(_, known)| known.out == 0)
+        now.saturating_duration_since(since) >= REST
+            && self.at_work(now).all(|(_, known)| known.out == 0)
+            && !self.known.values().any(|known| known.just_went_on(now))
     }
 
     /// Returns the process that rests next and the one that goes on in its place, if that has rested for long
@@ -254,26 +276,22 @@ impl LoadControl {
 
     /// Returns the process that should rest now.
     fn who_rests(&mut self, now: Instant, free: i64) -> Option<u64> {
-        let short = free < self.total / SHORT_PART;
-        let loss: f64 = self.at_work(now).map(|(_, known)| known.loss).sum();
-        if short && loss >= LOSS_MIN && self.at_work(now).count() > self.at_work_min {
-            self.thrashed = Some(now);
-            return smallest(self.unspared(now));
-        }
-        let lately = self.thrashed.is_some_and(|then| now.saturating_duration_since(then) <= LATELY);
-        if lately { self.who_would_grow(now, free) } else { None }
-    }
-
-    /// Returns the process that should rest before memory is short: the smallest of those that are not as large yet as those
-    /// that have ended.
-    fn who_would_grow(&self, now: Instant, free: i64) -> Option<u64> {
-        let grows = |known: &Known| self.typical - known.size as f64;
-        let growth: f64 = self.working(now).map(|(_, known)| grows(known).max(0.0)).sum();
-        if growth <= free as f64 || self.working(now).count() <= self.at_work_min {
+        if self.at_work(now).count() <= self.at_work_min {
             return None;
         }
-        let youngest = smallest(self.working(now).filter(|(_, known)| grows(known) > 0.0));
-        youngest.filter(|tenant| !self.known[tenant].is_spared(now))
+        let short = free < self.total / SHORT_PART;
+        let loss: f64 = self.at_work(now).map(|(_, known)| known.loss).sum();
+        let thrashes = short && loss >= LOSS_MIN;
+        if thrashes {
+            self.thrashed = Some(now);
+        }
+        let young = if self.growth(now) > free { self.youngest(now) } else { None };
+        young.or_else(|| if thrashes { smallest(self.unspared(now)) } else { None })
+    }
+
+    /// Returns the smallest of the young at work, unless all of them have rested a moment ago.
+    fn youngest(&self, now: Instant) -> Option<u64> {
+        smallest(self.at_work(now).filter(|(_, known)| self.grows(known) > 0 && !known.is_spared(now)))
     }
 }
 
@@ -282,6 +300,12 @@ fn smallest<'a>(processes: impl Iterator<Item = (&'a u64, &'a Known)>) -> Option
 }
 
 impl Known {
+    /// Returns whether the process has gone on within [`AT_WORK`]: its faults may not be seen yet.
+    fn just_went_on(&self, now: Instant) -> bool {
+        let State::Runs { since } = self.state else { return false };
+        self.rested && now.saturating_duration_since(since) <= AT_WORK
+    }
+
     /// Returns whether the process has rested, and has not run for [`REST`] since.
     fn is_spared(&self, now: Instant) -> bool {
         self.rested && now.saturating_duration_since(self.state.since()) < REST
@@ -400,7 +424,7 @@ mod tests {
         assert_eq!(young.run(3 * REST, 0.01), [], "nothing was lost lately");
         let mut fitting = World::new(&[5000; 5]);
         fitting.processes.iter_mut().for_each(|process| process.fits = true);
-        assert_eq!(fitting.run(3 * REST, 0.9), [], "nothing of them is out");
+        assert_eq!(fitting.run(3 * REST, 0.9), [], "nothing of them is out, and none is young");
         let mut waiting = World::new(&[5000; 5]);
         for nth in [0, 2, 4] {
             waiting.processes[nth].idle = true;
@@ -457,12 +481,18 @@ mod tests {
         assert_eq!(grown.run(SOON, 0.0), [(2, false)], "too few are at work");
         grown.processes[0].idle = false;
         assert_eq!(grown.run(SOON, 0.0), [], "it has just gone on, and the others have grown");
-        let mut steady = lately(&[3000, 3500, 400]);
-        assert_eq!(
-            steady.run(REST + 2 * SOON, 0.0),
-            [(2, true), (2, false)],
-            "a turn, though nobody takes its place"
-        );
+        let mut more = lately(&[3000, 3500, 400, 600]);
+        more.free = 4500;
+        assert_eq!(more.run(SOON, 0.0), [(2, true), (3, true)], "what is free is for those that grow");
+        let mut old = lately(&[3000, 3500, 2000]);
+        old.free = 3000;
+        assert_eq!(old.run(SOON, 0.0), [(2, true)]);
+        old.run(2 * YOUNG, 0.0);
+        assert_eq!(old.run(2 * YOUNG, 0.0), [], "none is young any more");
+        let mut client = lately(&[5000, 500]);
+        client.run(YOUNG, 0.0);
+        client.processes.extend(World::new(&[3000]).processes);
+        assert_eq!(client.run(SOON, 0.0), [], "the smallest is a client, and does not count");
         let mut calm = lately(&[5000, 5000]);
         assert_eq!(calm.run(LATELY, 0.0), []);
         calm.processes.extend(World::new(&[400]).processes);
@@ -470,12 +500,31 @@ mod tests {
     }
 
     #[test]
-    fn one_that_has_just_gone_on_is_at_work_however_small() {
+    fn the_young_have_their_turn_though_nobody_can_take_their_place() {
+        let mut world = lately(&[4500, 4500, 400, 450]);
+        assert_eq!(world.run(SOON, 0.0), [(2, true), (3, true)]);
+        assert_eq!(world.run(REST - SOON + 3 * TICK, 0.0), [(2, false)], "one at a time");
+        assert_eq!(world.run(AT_WORK + 2 * TICK, 0.0), [(3, false)]);
+    }
+
+    #[test]
+    fn a_giant_that_has_ended_counts_for_no_more_than_half() {
+        let mut world = World::new(&[9 * TOTAL]);
+        world.run(TICK, 0.0);
+        world.processes.clear();
+        world.run(TICK, 0.0);
+        assert_eq!(world.control.typical, TOTAL as f64 / 2.0 * TYPICAL_PART);
+    }
+
+    #[test]
+    fn one_that_has_just_gone_on_is_at_work_before_its_first_fault() {
         let mut world = lately(&[3000, 3500, 400, 410]);
         assert_eq!(world.run(SOON, 0.0), [(2, true), (3, true)]);
-        world.processes[0].idle = true;
-        let orders = world.run(AT_WORK + 2 * TICK, 0.0);
-        assert_eq!(orders.len(), 1, "not both: {orders:?}");
+        for nth in [0, 2, 3] {
+            world.processes[nth].idle = true;
+        }
+        assert_eq!(world.run(AT_WORK + 3 * TICK, 0.0), [(2, false)], "one goes on in place of one");
+        assert_eq!(world.run(AT_WORK, 0.0), [(3, false)], "the other when that does nothing");
     }
 
     #[test]
