@@ -42,9 +42,9 @@ impl SpinPolicy {
     const BAN_MAX: u64 = 32_000_000_000;
     /// The time that it stays awake before it is judged: ten time slices, of which one may be that of a thread that is soon done.
     const TRIAL: Duration = Duration::from_millis(30);
-    /// The same before it is judged for the first time: two time slices. A compiler among others lives for two tenths of a
-    /// second. One slice of another thread misleads that judgement, so it counts for less.
+    /// The same before it is judged for the first time, two time slices: a compiler among others lives for two tenths of a second.
     const FIRST_TRIAL: Duration = Duration::from_millis(6);
+    /// The time that it waits after the first failure; nanoseconds. One slice of a thread that is soon done may mislead that judgement.
     const FIRST_BAN: u64 = 100_000_000;
     /// The part of the time that it stays awake in which others run in its place, above which they want to.
     const DISPLACED_MAX: f64 = 0.3;
@@ -57,6 +57,7 @@ impl SpinPolicy {
         now >= self.after && faults - self.slept_at >= Self::FAULTS_MIN
     }
 
+    /// Returns for how long it stays awake before it is judged.
     fn trial(&self) -> Duration {
         if self.judged { Self::TRIAL } else { Self::FIRST_TRIAL }
     }
@@ -78,8 +79,10 @@ impl SpinPolicy {
         }
         let first = !std::mem::replace(&mut self.judged, true);
         if self.displaced.as_secs_f64() > Self::DISPLACED_MAX * self.awake.as_secs_f64() {
-            self.ban = if first { 0 } else { (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX) };
-            self.after = now + if first { Self::FIRST_BAN } else { self.ban };
+            if !first {
+                self.ban = (self.ban * 2).clamp(Self::BAN_MIN, Self::BAN_MAX);
+            }
+            self.after = now + self.ban.max(Self::FIRST_BAN);
         } else {
             self.ban /= 2;
         }
@@ -250,7 +253,6 @@ impl Runtime {
 
     fn spin_until_wanted(&self, place: Place, policy: &mut SpinPolicy) -> bool {
         let (start, mut looked) = (Instant::now(), false);
-        let trial = policy.trial();
         loop {
             for _ in 0..64 {
                 std::hint::spin_loop();
@@ -259,7 +261,7 @@ impl Runtime {
                 return true;
             }
             let now = Instant::now();
-            if now - start > trial {
+            if now - start > policy.trial() {
                 return true;
             }
             match policy.idle(self.faults.load(Relaxed), now) {
