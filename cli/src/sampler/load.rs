@@ -197,14 +197,11 @@ impl LoadControl {
         }
     }
 
-    /// Returns how much larger a process will come to be, if it is young.
-    fn grows(&self, known: &Known) -> i64 {
-        if known.ran < YOUNG { (self.typical as i64 - known.size as i64).max(0) } else { 0 }
-    }
-
-    /// Returns whether the young rest before memory is short.
-    fn looks_ahead(&self, now: Instant) -> bool {
-        self.thrashed.is_some_and(|then| now.saturating_duration_since(then) <= LATELY)
+    /// Returns how many pages a process still lacks of those that it will come to have, if it is young; 0 where memory was not short
+    /// lately, and nobody looks ahead.
+    fn grows(&self, known: &Known, now: Instant) -> i64 {
+        let lately = self.thrashed.is_some_and(|then| now.saturating_duration_since(then) <= LATELY);
+        if lately && known.ran < YOUNG { (self.typical as i64 - known.size as i64).max(0) } else { 0 }
     }
 
     fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
@@ -214,10 +211,10 @@ impl LoadControl {
                 && now.saturating_duration_since(known.worked_at) <= AT_WORK
         };
         let working = move || self.known.iter().filter(move |(_, known)| works(known));
-        let smallest = working().map(|(&tenant, known)| (known.size as i64, tenant)).min();
-        let is_young = |tenant: &u64| self.looks_ahead(now) && self.grows(&self.known[tenant]) > 0;
-        let client = smallest.filter(|(size, tenant)| *size < self.total / CLIENT_PART && !is_young(tenant));
-        working().filter(move |&(&tenant, _)| client.is_none_or(|(_, client)| tenant != client))
+        let is_client =
+            |known: &Known| (known.size as i64) < self.total / CLIENT_PART && self.grows(known, now) == 0;
+        let client = smallest(working()).filter(|tenant| is_client(&self.known[tenant]));
+        working().filter(move |&(&tenant, _)| Some(tenant) != client)
     }
 
     /// Returns the number of processes at work. One that has just gone on is, however small and whatever it does.
@@ -247,18 +244,18 @@ impl LoadControl {
         let (since, tenant) = self.resting().min()?;
         let need = (self.known[&tenant].size as i64).max(self.typical as i64).min(self.total / 2);
         let room = free.is_some_and(|free| free - self.growth(now) > need);
-        let turn = free.is_some() && self.is_alone_in_need(since, now);
+        let turn = free.is_some() && self.is_due_alone(since, now);
         (room || turn || self.count_at_work(now) < self.at_work_min).then_some(tenant)
     }
 
-    /// Returns the pages that the young at work will come to take; 0 where nobody looks ahead.
+    /// Returns the pages that the young at work will come to take.
     fn growth(&self, now: Instant) -> i64 {
-        if self.looks_ahead(now) { self.at_work(now).map(|(_, known)| self.grows(known)).sum() } else { 0 }
+        self.at_work(now).map(|(_, known)| self.grows(known, now)).sum()
     }
 
     /// Returns whether a process that rests since then has done so for long enough, and none of those at work could rest in
     /// its place: all they have is in memory. One goes on at a time.
-    fn is_alone_in_need(&self, since: Instant, now: Instant) -> bool {
+    fn is_due_alone(&self, since: Instant, now: Instant) -> bool {
         now.saturating_duration_since(since) >= REST
             && self.at_work(now).all(|(_, known)| known.out == 0)
             && !self.known.values().any(|known| known.just_went_on(now))
@@ -291,7 +288,7 @@ impl LoadControl {
 
     /// Returns the smallest of the young at work, unless all of them have rested a moment ago.
     fn youngest(&self, now: Instant) -> Option<u64> {
-        smallest(self.at_work(now).filter(|(_, known)| self.grows(known) > 0 && !known.is_spared(now)))
+        smallest(self.at_work(now).filter(|(_, known)| self.grows(known, now) > 0 && !known.is_spared(now)))
     }
 }
 
@@ -421,6 +418,7 @@ mod tests {
         assert_eq!(roomy.run(3 * REST, 0.9), [], "memory is free");
         let mut young = World::new(&[5000, 700, 700]);
         young.control.typical = 5000.0;
+        young.free = -100;
         assert_eq!(young.run(3 * REST, 0.01), [], "nothing was lost lately");
         let mut fitting = World::new(&[5000; 5]);
         fitting.processes.iter_mut().for_each(|process| process.fits = true);
