@@ -5,7 +5,7 @@ use super::start::{RESERVED_CLUSTERS, RESERVED_UNITS};
 use super::{Runtime, clock, lock};
 use crate::dump::board::{Activity, Kind, Seat};
 use crate::engine::Swapoff;
-use crate::group::{Field, OffState};
+use crate::group::{Field, OffState, RestOrder};
 use crate::injection::Fault;
 use pagetide_swap::{Counter, PageIndex};
 use pagetide_sys::task;
@@ -53,8 +53,7 @@ struct Control {
     /// Faults answered until the last round, and the rounds in a row that saw no new one.
     faults: u64,
     quiet_rounds: u32,
-    /// The last order to rest, and when it came.
-    rest: (u64, Instant),
+    rest: RestOrder,
     /// The time at which a fork was first seen to stop the work.
     stopped: Option<Instant>,
     /// Times, and the nanoseconds that refaults have cost the program, at the last look.
@@ -71,7 +70,7 @@ impl Control {
             round: 0,
             faults: 0,
             quiet_rounds: 0,
-            rest: (0, Instant::now()),
+            rest: RestOrder::new(runtime.slot),
             stopped: None,
             looked: runtime.times(),
             refault_ns: runtime.refault_ns(),

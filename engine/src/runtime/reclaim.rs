@@ -4,15 +4,12 @@ use super::starving::{Starving, Turns};
 use super::{Runtime, clock};
 use crate::dump::board::{Activity, Kind};
 use crate::engine::{Progress, Workspace};
-use crate::group::{Field, RESIDENT_MIN};
+use crate::group::{Field, RESIDENT_MIN, RestOrder};
 use crate::injection::Fault;
 use crate::readers::Place;
 use pagetide_sys::{procfs, task};
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
-
-/// A rest that nobody ends is over after this time.
-const REST_MAX: Duration = Duration::from_secs(4);
 
 /// Reclaim sleeps when no fault has come for this long.
 const SPIN_IDLE: Duration = Duration::from_millis(1);
@@ -193,25 +190,9 @@ impl Runtime {
             && !self.pause.is_closed()
     }
 
-    /// Ends a rest when it is over, or when nobody says so for too long. `order` is the last one and when it was seen.
-    pub(super) fn follow_rest(&self, order: &mut (u64, Instant)) {
-        let word = self.slot.get(Field::Rest);
-        if word != order.0 {
-            if word % 2 != order.0 % 2 {
-                let what =
-                    if word % 2 == 1 { "the process rests" } else { "the process goes on after a rest" };
-                pagetide_sys::log!(Info, "{what}");
-            }
-            *order = (word, Instant::now());
-        } else if word % 2 == 1 && order.1.elapsed() > REST_MAX {
-            // Whoever gave it is stopped, or dead.
-            pagetide_sys::log!(
-                Info,
-                "nobody ended the rest for {} s: the process ends it itself",
-                REST_MAX.as_secs()
-            );
-            self.slot.end_rest(word);
-        }
+    /// Follows the order to rest, and answers the faults that rested when it is over.
+    pub(super) fn follow_rest(&self, order: &mut RestOrder) {
+        order.follow();
         // A fault that came just as this one ended is found the next time.
         if !self.rests() && self.engine.end_rest() {
             self.wakeup.now();
