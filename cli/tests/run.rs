@@ -363,12 +363,17 @@ fn statistics_are_kept_as_lines_and_written_for_prometheus() {
     assert_eq!(fs::read_dir(&scratch.0).unwrap().count(), 2, "no temporary file is left");
 }
 
-/// Takes a slot for CMD of a run, as an engine would.
-fn claim(launcher: u32, command: u32) -> ProcessSlot {
+/// The group page of a run.
+fn group(launcher: u32) -> Group {
     let fds = fs::read_dir(format!("/proc/{launcher}/fd")).unwrap().flatten().map(|entry| entry.path());
     let page =
         fds.into_iter().find(|fd| fs::read_link(fd).unwrap().to_str().unwrap().contains("pagetide-group"));
-    let group = Group::open(&page.unwrap()).unwrap();
+    Group::open(&page.unwrap()).unwrap()
+}
+
+/// Takes a slot for CMD of a run, as an engine would.
+fn claim(launcher: u32, command: u32) -> ProcessSlot {
+    let group = group(launcher);
     let start_time = pagetide_sys::procfs::start_time(command).unwrap();
     group.claim(Identity { pid: command, start_time, ..Identity::own() }).unwrap()
 }
@@ -396,6 +401,42 @@ fn peaks_outlive_the_process() {
         (&report["counters"]["pgsteal"], &report["compression_ratio"]),
         (&(1 << 20).into(), &4.0.into())
     );
+}
+
+#[test]
+fn a_process_without_an_engine_rests_when_it_wants_more_memory() {
+    let scratch = Scratch::new("rests");
+    let file = scratch.file("stats.json");
+    let script = "import sys; held = []; print('begun', flush=True)\n\
+                  for line in sys.stdin: held.append(bytearray(8 << 20)); print('has more', flush=True)";
+    let (mut child, mut lines, _) = started(run(&["-q", "--stats", &file], &["python3", "-c", script]));
+    let mut more = child.stdin.take().unwrap();
+    let mut next = || {
+        let mut line = String::new();
+        lines.read_line(&mut line).unwrap();
+        assert_eq!(line, "has more\n");
+    };
+    let largest = |slots: Vec<ProcessSlot>| slots.into_iter().max_by_key(ProcessSlot::granted).unwrap();
+    let slot = largest(group(child.id()).live().collect());
+    let (before, pid) = (slot.granted(), slot.known_as());
+    slot.set_resting(true);
+    more.write_all(b"1\n").unwrap();
+    let call = || fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
+    let futex = format!("{} ", libc::SYS_futex);
+    eventually("it waits for its bell", || call().starts_with(&futex));
+    assert_eq!((slot.granted(), slot.get(Field::Armed)), (before, 0));
+    slot.set_resting(false);
+    next();
+    assert!(slot.granted() >= before + 2048, "{} after {before}", slot.granted());
+    // A launcher that is stopped gives no order anew: the process ends its rest itself.
+    slot.set_resting(true);
+    more.write_all(b"2\n").unwrap();
+    next();
+    assert!(!slot.is_resting());
+    drop(more);
+    assert!(child.wait().unwrap().success());
+    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
+    assert!(report["rested_s"].as_f64().unwrap() >= 4.0, "{report}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod calls;
 mod charge;
 mod fork;
 mod locks;
+mod rest;
 mod served;
 
 pub use calls::{Entered, Remapping};

@@ -115,7 +115,8 @@ counters! {
     stalled_threads,
     /// Threads that waited in a tenth of a second, summed over those.
     stalled_ticks,
-    /// Nanoseconds that faults waited since their process was to rest while others get on, summed over threads.
+    /// Nanoseconds that faults, or calls for more memory, waited since their process was to rest while others get on, summed
+    /// over threads.
     rested_ns,
     /// Forks of processes whose engine runs.
     forks,

@@ -10,15 +10,18 @@
 //!
 //! Compilers of a build grow within a tenth of a second, and end soon after. So for some time after processes had to rest
 //! the next rests while it is *young*: when what is free does not suffice for all young ones to grow as large as those
-//! that have ended. Then it has little that must leave, and come back.
+//! that have ended. Then it has little that must leave, and come back; mostly it has no engine yet, and waits where it charges
+//! more memory.
 //!
 //! That is the load control of early multiprogramming systems, which swapped whole processes out (Denning, *Thrashing:
 //! its causes and prevention*, 1968); Linux 2.6.9 to 3.4 had its mirror image, a token that protected one process from
 //! losing pages (Jiang and Zhang, *Token-ordered LRU*, 2005).
 
+mod sizes;
 #[cfg(test)]
 mod tests;
 
+use sizes::EndedSizes;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
@@ -47,19 +50,22 @@ const SHORT_PART: i64 = 64;
 const LATELY: Duration = Duration::from_secs(10);
 /// A process is young until it has run for this long, or is as large as those that have ended.
 const YOUNG: Duration = Duration::from_secs(2);
-/// Weight of the size of an ended process against those before it.
-const TYPICAL_PART: f64 = 1.0 / 8.0;
+/// The part of memory, one in so many, that is not for the young: when less is free engines start, for processes without one get
+/// no more.
+const ENGINES_PART: i64 = 16;
 
-/// Figures of a process whose engine runs.
+/// Figures of a process.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// Its tenant number.
     pub(crate) tenant: u64,
-    /// Faults so far.
-    pub(crate) faults: u64,
+    /// Whether its engine runs. Without it nothing of the process can be out.
+    pub(crate) engine: bool,
+    /// Faults so far, or pages that it was handed out: a number that changes while it is at work.
+    pub(crate) work: u64,
     /// Nanoseconds lost so far to pages that came back.
     pub(crate) lost_ns: u64,
-    /// Pages that it has in memory and out.
+    /// Pages that it has in memory and out, or that it was handed out.
     pub(crate) size: u64,
     /// Pages of `size` that are out.
     pub(crate) out: u64,
@@ -76,7 +82,8 @@ pub(crate) struct Order {
 
 #[derive(Clone, Copy, Debug)]
 struct Known {
-    faults: u64,
+    engine: bool,
+    work: u64,
     lost_ns: u64,
     worked_at: Instant,
     /// The part of its time that it loses to pages that come back.
@@ -103,8 +110,8 @@ pub(crate) struct LoadControl {
     at_work_min: usize,
     total: i64,
     known: HashMap<u64, Known>,
-    /// Pages that a process comes to take in the end, by those that have ended; none counts for more than half of all memory.
-    typical: f64,
+    /// None counts for more than half of all memory.
+    ended: EndedSizes,
     last: Instant,
     ordered: Instant,
     /// When memory was short last, and much was lost to pages that came back.
@@ -118,7 +125,7 @@ impl LoadControl {
             at_work_min: processors.max(AT_WORK_MIN),
             total: total as i64,
             known: HashMap::new(),
-            typical: 0.0,
+            ended: EndedSizes::default(),
             last: now,
             ordered: now,
             thrashed: None,
@@ -130,7 +137,7 @@ impl LoadControl {
         self.total = total as i64;
     }
 
-    /// Takes a sample of all processes whose engine runs, and of the free pages. Returns orders.
+    /// Takes a sample of all processes, and of the free pages. Returns orders.
     pub(crate) fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Vec<Order> {
         self.look(now, seen);
         let mut orders = Vec::new();
@@ -172,7 +179,8 @@ impl LoadControl {
         let mut old = std::mem::take(&mut self.known);
         for one in seen {
             let mut known = old.remove(&one.tenant).unwrap_or(Known {
-                faults: one.faults,
+                engine: one.engine,
+                work: one.work,
                 lost_ns: one.lost_ns,
                 worked_at: now,
                 loss: 0.0,
@@ -185,32 +193,49 @@ impl LoadControl {
             if matches!(known.state, State::Runs { since } if since < now) {
                 known.ran += since_last;
             }
-            if one.faults != known.faults {
+            if one.work != known.work {
                 known.worked_at = now;
             }
             let loss = one.lost_ns.saturating_sub(known.lost_ns) as f64 / time;
             known.loss += (loss - known.loss) * SMOOTHING;
-            (known.faults, known.lost_ns) = (one.faults, one.lost_ns);
+            (known.engine, known.work, known.lost_ns) = (one.engine, one.work, one.lost_ns);
             (known.size, known.out) = (one.size, one.out);
             self.known.insert(one.tenant, known);
         }
         for ended in old.values() {
-            let size = (ended.size as i64).min(self.total / 2) as f64;
-            self.typical += (size - self.typical) * TYPICAL_PART;
+            if !self.is_small(ended) {
+                self.ended.note((ended.size as i64).min(self.total / 2));
+            }
         }
+    }
+
+    /// Returns whether a process is too small for load control.
+    fn is_small(&self, known: &Known) -> bool {
+        (known.size as i64) < self.total / SMALL_PART
+    }
+
+    /// Returns the pages that are left for others: when fewer are free engines start.
+    fn for_engines(&self) -> i64 {
+        self.total / ENGINES_PART
+    }
+
+    /// Returns how many pages a process still lacks of those that it is expected to have in the end.
+    fn lacks(&self, known: &Known) -> i64 {
+        let size = known.size as i64;
+        (self.ended.expected(size) - size).max(0)
     }
 
     /// Returns how many pages a process still lacks of those that it will come to have, if it is young; 0 where memory was not short
     /// lately, and nobody looks ahead.
     fn grows(&self, known: &Known, now: Instant) -> i64 {
         let lately = self.thrashed.is_some_and(|then| now.saturating_duration_since(then) <= LATELY);
-        if lately && known.ran < YOUNG { (self.typical as i64 - known.size as i64).max(0) } else { 0 }
+        if lately && known.ran < YOUNG { self.lacks(known) } else { 0 }
     }
 
     fn at_work(&self, now: Instant) -> impl Iterator<Item = (&u64, &Known)> {
         let works = move |known: &Known| {
             matches!(known.state, State::Runs { .. })
-                && known.size as i64 >= self.total / SMALL_PART
+                && !self.is_small(known)
                 && now.saturating_duration_since(known.worked_at) <= AT_WORK
         };
         let working = move || self.known.iter().filter(move |(_, known)| works(known));
@@ -245,10 +270,18 @@ impl LoadControl {
     /// `free` pages suffice for it or it is its turn.
     fn who_goes_on(&self, now: Instant, free: Option<i64>) -> Option<u64> {
         let (since, tenant) = self.resting().min()?;
-        let need = (self.known[&tenant].size as i64).max(self.typical as i64).min(self.total / 2);
-        let room = free.is_some_and(|free| free - self.growth(now) > need);
+        let room = free.is_some_and(|free| free > self.needed_beside(&self.known[&tenant], now));
         let turn = free.is_some() && self.is_due_alone(since, now);
         (room || turn || self.count_at_work(now) < self.at_work_min).then_some(tenant)
+    }
+
+    /// Returns how many pages are to be free for a process that goes on.
+    fn needed_beside(&self, known: &Known, now: Instant) -> i64 {
+        // Others take what one with an engine has while it rests.
+        let taken = if known.engine { known.size as i64 } else { 0 };
+        let (lacks, growth) = (self.lacks(known), self.growth(now));
+        let for_engines = if lacks + growth > 0 { self.for_engines() } else { 0 };
+        (taken + lacks).min(self.total / 2) + growth + for_engines
     }
 
     /// Returns the pages that the young at work will come to take.
@@ -281,11 +314,12 @@ impl LoadControl {
         }
         let short = free < self.total / SHORT_PART;
         let loss: f64 = self.at_work(now).map(|(_, known)| known.loss).sum();
-        let thrashes = short && loss >= LOSS_MIN;
+        let with_engine = self.at_work(now).filter(|(_, known)| known.engine).count();
+        let thrashes = short && loss >= LOSS_MIN && with_engine > self.at_work_min;
         if thrashes {
             self.thrashed = Some(now);
         }
-        let young = if self.growth(now) > free { self.youngest(now) } else { None };
+        let young = if self.growth(now) + self.for_engines() > free { self.youngest(now) } else { None };
         young.or_else(|| if thrashes { smallest(self.unspared(now)) } else { None })
     }
 

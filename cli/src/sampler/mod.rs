@@ -317,7 +317,7 @@ impl Sampler {
         let Some(load) = &mut self.load else { return };
         // Without processes whose fork is still under way.
         let runs = |field| move |slot: &&ProcessSlot| slot.get(field) != 0;
-        let slots = slots.iter().filter(runs(Field::Armed)).filter(runs(Field::StartTime));
+        let slots = slots.iter().filter(runs(Field::StartTime));
         // All may wait for the keeper of their shared memory.
         let slots = slots.filter(|slot| slot.get(Field::Taken) == 1 && slot.get(Field::Keeps) == 0);
         let slots: Vec<ProcessSlot> = slots.copied().collect();
@@ -378,6 +378,10 @@ fn holders(group: Group, now: Pages, unmanaged: &Unmanaged) -> Vec<Holder> {
 
 /// Returns the figures of a process for load control.
 fn seen(slot: ProcessSlot) -> Seen {
+    if slot.get(Field::Armed) == 0 {
+        let size = slot.granted().max(0) as u64;
+        return Seen { tenant: slot.tenant(), engine: false, work: size, lost_ns: 0, size, out: 0 };
+    }
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
     // Of what comes from a device `parked_ns` has the wait.
@@ -387,7 +391,8 @@ fn seen(slot: ProcessSlot) -> Seen {
     let hits = count(&[Counter::swap_cache_hit]) as f64 * PROBATION_FAULT_NS;
     Seen {
         tenant: slot.tenant(),
-        faults: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
+        engine: true,
+        work: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
         lost_ns: ((refaults + hits) as u64).saturating_add(count(&[Counter::parked_ns])),
         size: slot.get(Field::Resident) + out,
         out,

@@ -179,13 +179,14 @@ impl Report {
     pub(crate) fn time_line(&self) -> String {
         let (waited, wall) = (self.now.counter(Counter::stalled_ns) as f64 / 1e9, self.elapsed.as_secs_f64());
         let quantile = |quantile| show_nanos(latency::quantile_ns(&self.latencies, quantile));
-        let Some(threads) = self.waiting_threads() else {
-            return format!("no thread waited for a page ({wall:.1} s of wall time)");
-        };
-        let rested = match self.now.counter(Counter::rested_ns) {
+        let rested = |word: &str| match self.now.counter(Counter::rested_ns) {
             0 => String::new(),
-            nanos => format!(" and rested {:.1} s", nanos as f64 / 1e9),
+            nanos => format!("{word} rested {:.1} s", nanos as f64 / 1e9),
         };
+        let Some(threads) = self.waiting_threads() else {
+            return format!("no thread waited for a page{} ({wall:.1} s of wall time)", rested(", but some"));
+        };
+        let rested = rested(" and");
         let maximum = show_nanos(self.latencies[latency::BUCKETS]);
         format!(
             "threads waited {waited:.1} s for pages{rested} ({threads}, {wall:.1} s of wall time); \

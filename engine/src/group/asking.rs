@@ -71,8 +71,10 @@ impl Group {
     /// resort of a process that has nothing, for shares do not tell which pages can leave. All rests end: a
     /// process that has just begun to rest would keep its pool.
     pub fn ask_all(&self, for_whom: ProcessSlot, pages: u64) {
-        for slot in self.others(for_whom) {
+        for slot in self.live().filter(|slot| slot.index != for_whom.index) {
             slot.set_resting(false);
+        }
+        for slot in self.others(for_whom) {
             let spare = Self::could_give(slot);
             let missing = pages.min(spare).saturating_sub(slot.get(Field::Asked));
             if missing > 0 {

@@ -185,7 +185,8 @@ pub enum Field {
     /// Pages that an allocator has taken and that are not charged, for they are not expected to be touched soon. If
     /// they are, the launcher sees it at its next look. 0 once the engine runs.
     Spared,
-    /// The number of times that the process was told to rest and to go on: odd while its faults are to wait (see
+    /// The number of times that the process was told to rest and to go on: odd while its faults, and without an engine its calls
+    /// for more memory, are to wait (see
     /// [`super::ProcessSlot::set_resting`]).
     Rest,
     /// The number of times that the process was told to rest since it rests.

@@ -42,6 +42,7 @@ impl Process {
             // Another thread has taken enough meanwhile.
             return;
         }
+        self.rest_without_engine();
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.cap_pages() as i64 / 16).max(ASLEEP_RESERVE);

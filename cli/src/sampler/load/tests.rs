@@ -19,6 +19,7 @@ struct Process {
     lost_ns: u64,
     idle: bool,
     fits: bool,
+    engine: bool,
     rests: bool,
     rested: Duration,
     ordered: Instant,
@@ -33,6 +34,7 @@ impl World {
             lost_ns: 0,
             idle: false,
             fits: false,
+            engine: true,
             rests: false,
             rested: Duration::ZERO,
             ordered: now,
@@ -60,10 +62,11 @@ impl World {
             }
             let seen = |(tenant, process): (usize, &Process)| Seen {
                 tenant: tenant as u64,
-                faults: process.faults,
+                engine: process.engine,
+                work: process.faults,
                 lost_ns: process.lost_ns,
                 size: process.size,
-                out: if process.fits { 0 } else { process.size / 2 },
+                out: if process.fits || !process.engine { 0 } else { process.size / 2 },
             };
             let seen: Vec<_> = self.processes.iter().enumerate().map(seen).collect();
             for Order { tenant, rests } in self.control.sample(self.now, self.free, &seen) {
@@ -98,7 +101,7 @@ fn nobody_rests_without_need() {
     roomy.free = TOTAL as i64 / SHORT_PART;
     assert_eq!(roomy.run(3 * REST, 0.9), [], "memory is free");
     let mut young = World::new(&[5000, 700, 700]);
-    young.control.typical = 5000.0;
+    young.control.ended.note(5000);
     young.free = -100;
     assert_eq!(young.run(3 * REST, 0.01), [], "nothing was lost lately");
     let mut fitting = World::new(&[5000; 5]);
@@ -116,6 +119,9 @@ fn nobody_rests_without_need() {
     assert_eq!(served.run(3 * REST, 0.9), [], "nor does a client");
     let mut clients = World::new(&[5000, 600, 5000, 610]);
     assert_eq!(clients.run(SOON, 0.9), [(3, true)], "but several do");
+    let mut without = World::new(&[5000, 3000, 2000]);
+    without.processes[1].engine = false;
+    assert_eq!(without.run(3 * REST, 0.9), [], "where engines start more can leave");
 }
 
 #[test]
@@ -141,10 +147,11 @@ fn lately(sizes: &[u64]) -> World {
     assert_eq!(world.run(SOON, 0.2), [(2, true)]);
     world.processes.clear();
     world.run(TICK, 0.0);
-    world.control.typical = 4000.0;
+    world.control.ended = EndedSizes::default();
+    world.control.ended.note(4000);
     world.processes = World::new(sizes).processes;
     world.processes.iter_mut().for_each(|process| process.fits = true);
-    world.free = 1000;
+    world.free = world.control.for_engines() + 1000;
     world
 }
 
@@ -161,10 +168,10 @@ fn the_youngest_rests_before_memory_is_short_where_others_had_to_lately() {
     grown.processes[0].idle = false;
     assert_eq!(grown.run(SOON, 0.0), [], "it has just gone on, and the others have grown");
     let mut more = lately(&[3000, 3500, 400, 600]);
-    more.free = 4500;
+    more.free += 3500;
     assert_eq!(more.run(SOON, 0.0), [(2, true), (3, true)], "what is free is for those that grow");
     let mut old = lately(&[3000, 3500, 2000]);
-    old.free = 3000;
+    old.free += 2000;
     assert_eq!(old.run(SOON, 0.0), [(2, true)]);
     old.run(2 * YOUNG, 0.0);
     assert_eq!(old.run(2 * YOUNG, 0.0), [], "none is young any more");
@@ -192,7 +199,34 @@ fn a_giant_that_has_ended_counts_for_no_more_than_half() {
     world.run(TICK, 0.0);
     world.processes.clear();
     world.run(TICK, 0.0);
-    assert_eq!(world.control.typical, TOTAL as f64 / 2.0 * TYPICAL_PART);
+    assert_eq!(world.control.ended.expected(0), TOTAL as i64 / 2);
+}
+
+#[test]
+fn the_young_rest_before_their_engines_start_and_keep_what_they_have() {
+    let mut world = lately(&[3000, 3500, 400]);
+    world.processes[2].engine = false;
+    assert_eq!(world.run(SOON, 0.0), [(2, true)]);
+    // The others lack 1500, it lacks 3600, and with less than a 16th left engines start.
+    world.free = 5100 + world.control.for_engines();
+    assert_eq!(world.run(SOON, 0.0), [], "what is free does not suffice");
+    world.free += 1;
+    assert_eq!(world.run(SOON, 0.0), [(2, false)], "what it has is not needed");
+    let mut world = lately(&[3000, 3500, 400]);
+    assert_eq!(world.run(SOON, 0.0), [(2, true)]);
+    world.free = 5500 + world.control.for_engines();
+    assert_eq!(world.run(SOON, 0.0), []);
+    world.free += 1;
+    assert_eq!(world.run(SOON, 0.0), [(2, false)], "what one with an engine has may be out");
+}
+
+#[test]
+fn small_processes_that_end_say_nothing_of_others() {
+    let mut world = World::new(&[3000, TOTAL / SMALL_PART as u64 - 1]);
+    world.run(TICK, 0.0);
+    world.processes.clear();
+    world.run(TICK, 0.0);
+    assert_eq!(world.control.ended.expected(0), 3000);
 }
 
 #[test]

@@ -1,0 +1,40 @@
+//! Rests of a process whose engine does not run: it waits when it wants more memory.
+
+use super::Process;
+use crate::group::{Field, RestOrder};
+use pagetide_swap::Counter;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at an order that nobody changes.
+const LOOK: Duration = Duration::from_secs(1);
+
+impl Process {
+    /// Waits while the process is told to rest. What it has stays in memory; once its engine runs, its faults wait instead.
+    /// Signals are handled meanwhile.
+    pub(super) fn rest_without_engine(&self) {
+        let generation = self.generation();
+        let slot = generation.slot;
+        let rests = || {
+            // A sandbox may allow no further calls, and a child of `vfork` keeps its parent waiting.
+            slot.is_resting()
+                && !generation.has_started()
+                && !self.confined.load(Relaxed)
+                && self.is_current()
+        };
+        if !rests() {
+            return;
+        }
+        let since = Instant::now();
+        let mut order = RestOrder::new(slot);
+        loop {
+            let seen = slot.get(Field::Bell);
+            order.follow();
+            if !rests() {
+                break;
+            }
+            slot.wait_bell(seen, LOOK);
+        }
+        slot.counters().add(Counter::rested_ns, since.elapsed().as_nanos() as u64);
+    }
+}
