@@ -35,6 +35,8 @@ impl Process {
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
         }
+        // What other threads have taken by the end of a rest is not taken twice.
+        self.rest_without_engine();
         // A small process takes no more ahead than it may use.
         let ahead = (self.group.step() / 4).min(slot.granted().max(0) / 8);
         let wanted = (-unspent.load(Relaxed)).max(0) + ahead;
@@ -42,7 +44,6 @@ impl Process {
             // Another thread has taken enough meanwhile.
             return;
         }
-        self.rest_without_engine();
         // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
         // is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.cap_pages() as i64 / 16).max(ASLEEP_RESERVE);
