@@ -418,16 +418,16 @@ fn a_process_without_an_engine_rests_when_it_wants_more_memory() {
     };
     let largest = |slots: Vec<ProcessSlot>| slots.into_iter().max_by_key(ProcessSlot::granted).unwrap();
     let slot = largest(group(child.id()).live().collect());
-    let (before, pid) = (slot.granted(), slot.known_as());
+    let (before, pid) = (slot.get(Field::Grant), slot.known_as());
     slot.set_resting(true);
     more.write_all(b"1\n").unwrap();
     let call = || fs::read_to_string(format!("/proc/{pid}/syscall")).unwrap();
     let futex = format!("{} ", libc::SYS_futex);
     eventually("it waits for its bell", || call().starts_with(&futex));
-    assert_eq!((slot.granted(), slot.get(Field::Armed)), (before, 0));
+    assert_eq!((slot.get(Field::Grant), slot.get(Field::Armed)), (before, 0));
     slot.set_resting(false);
     next();
-    assert!(slot.granted() >= before + 2048, "{} after {before}", slot.granted());
+    assert!(slot.get(Field::Grant) >= before + 2048, "{} after {before}", slot.get(Field::Grant));
     // A launcher that is stopped gives no order anew: the process ends its rest itself.
     slot.set_resting(true);
     more.write_all(b"2\n").unwrap();
@@ -437,6 +437,24 @@ fn a_process_without_an_engine_rests_when_it_wants_more_memory() {
     assert!(child.wait().unwrap().success());
     let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
     assert!(report["rested_s"].as_f64().unwrap() >= 4.0, "{report}");
+}
+
+#[test]
+fn a_process_of_several_threads_does_not_rest_before_its_engine_runs() {
+    let script = "import sys, threading, time; held = []\n\
+                  threading.Thread(target=time.sleep, args=(3600,), daemon=True).start(); print('begun', flush=True)\n\
+                  for line in sys.stdin: held.append(bytearray(8 << 20)); print('has more', flush=True)";
+    let (mut child, mut lines, _) = started(run(&["-q"], &["python3", "-c", script]));
+    let slots: Vec<_> = group(child.id()).live().collect();
+    slots.iter().for_each(|slot| slot.set_resting(true));
+    let mut more = child.stdin.take().unwrap();
+    more.write_all(b"1\n").unwrap();
+    let mut line = String::new();
+    lines.read_line(&mut line).unwrap();
+    // A rest would end with the order for it, after four seconds.
+    assert_eq!((line.as_str(), slots.iter().all(ProcessSlot::is_resting)), ("has more\n", true));
+    drop(more);
+    assert!(child.wait().unwrap().success());
 }
 
 #[test]

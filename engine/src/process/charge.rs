@@ -35,7 +35,6 @@ impl Process {
         if runtime.get().is_some() || pages <= 0 || unspent.fetch_sub(pages, Relaxed) >= pages {
             return;
         }
-        // What other threads have taken by the end of a rest is not taken twice.
         self.rest_without_engine();
         // A small process takes no more ahead than it may use.
         let ahead = (self.group.step() / 4).min(slot.granted().max(0) / 8);

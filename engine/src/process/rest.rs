@@ -1,8 +1,9 @@
 //! Rests of a process whose engine does not run: it waits when it wants more memory.
 
-use super::Process;
+use super::{Generation, Process};
 use crate::group::{Field, RestOrder};
 use pagetide_swap::Counter;
+use pagetide_sys::procfs;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -12,6 +13,9 @@ const LOOK: Duration = Duration::from_secs(1);
 impl Process {
     /// Waits while the process is told to rest. What it has stays in memory; once its engine runs, its faults wait instead.
     /// Signals are handled meanwhile.
+    ///
+    /// Only a process of one thread waits. A fork by another thread may want what this one holds: a lock of the C library, or
+    /// that of the arenas, which a child would inherit.
     pub(super) fn rest_without_engine(&self) {
         let generation = self.generation();
         let slot = generation.slot;
@@ -21,6 +25,7 @@ impl Process {
                 && !generation.has_started()
                 && !self.confined.load(Relaxed)
                 && self.is_current()
+                && has_one_thread(generation)
         };
         if !rests() {
             return;
@@ -37,4 +42,11 @@ impl Process {
         }
         slot.counters().add(Counter::rested_ns, since.elapsed().as_nanos() as u64);
     }
+}
+
+/// Returns whether the program has one thread, beside a sentry. False where it is not known.
+fn has_one_thread(generation: &Generation) -> bool {
+    // One that listens is there until the engine starts, or has failed to.
+    let sentries = u64::from(generation.slot.get(Field::Listens) != 0 && !generation.failed.load(Relaxed));
+    procfs::thread_count().is_some_and(|count| count <= 1 + sentries)
 }

@@ -22,6 +22,12 @@ fn parse_processor(stat: &str) -> Option<usize> {
     stat.rsplit_once(") ")?.1.split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
+/// Returns the number of threads of this process.
+pub fn thread_count() -> Option<u64> {
+    // A directory has a link for each that lies in it, and two of its own.
+    Some(std::os::unix::fs::MetadataExt::nlink(&std::fs::metadata("/proc/self/task").ok()?).saturating_sub(2))
+}
+
 /// Returns how long a thread of this process has run, and how long it has waited for a processor, in nanoseconds.
 pub fn run_times(tid: u32) -> Option<(u64, u64)> {
     let times = small(&format!("/proc/self/task/{tid}/schedstat"))?;
