@@ -57,6 +57,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64};
 pub const ENVIRONMENT: &str = "PAGETIDE_GROUP";
 /// The number of pages that a process may have in memory however much the others have.
 pub const RESIDENT_MIN: i64 = 128;
+/// The part of the cap, one in so many, that is left for others, and for what is not managed: with less free a process without an
+/// engine gets no more, and its engine starts.
+pub const OTHERS_PART: i64 = 16;
 /// The number of processes that a run may have at one time.
 pub const SLOTS: usize = 250;
 

@@ -21,6 +21,7 @@ mod sizes;
 #[cfg(test)]
 mod tests;
 
+use pagetide::group::OTHERS_PART;
 use sizes::EndedSizes;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -30,7 +31,7 @@ use std::time::{Duration, Instant};
 const REST: Duration = Duration::from_secs(1);
 /// Time between two orders, after which the effect of the first is visible.
 const SETTLES: Duration = Duration::from_millis(40);
-/// A process is at work for this long after its last fault.
+/// A process is at work for this long after its last fault or, without an engine, charge.
 const AT_WORK: Duration = Duration::from_millis(100);
 /// Processes rest if the time lost to pages that come back, in all, exceeds this part of one processor's.
 const LOSS_MIN: f64 = 0.1;
@@ -50,9 +51,6 @@ const SHORT_PART: i64 = 64;
 const LATELY: Duration = Duration::from_secs(10);
 /// A process is young until it has run for this long, or is as large as those that have ended.
 const YOUNG: Duration = Duration::from_secs(2);
-/// The part of memory, one in so many, that is not for the young: when less is free engines start, for processes without one get
-/// no more.
-const ENGINES_PART: i64 = 16;
 
 /// Figures of a process.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +108,7 @@ pub(crate) struct LoadControl {
     at_work_min: usize,
     total: i64,
     known: HashMap<u64, Known>,
-    /// None counts for more than half of all memory.
+    /// Of those that were not small; none counts for more than half of all memory.
     ended: EndedSizes,
     last: Instant,
     ordered: Instant,
@@ -216,7 +214,7 @@ impl LoadControl {
 
     /// Returns the pages that are left for others: when fewer are free engines start.
     fn for_engines(&self) -> i64 {
-        self.total / ENGINES_PART
+        self.total / OTHERS_PART
     }
 
     /// Returns how many pages a process still lacks of those that it is expected to have in the end.
@@ -275,7 +273,7 @@ impl LoadControl {
         (room || turn || self.count_at_work(now) < self.at_work_min).then_some(tenant)
     }
 
-    /// Returns how many pages are to be free for a process that goes on.
+    /// Returns how many pages are to be free before a process that rests goes on beside those at work.
     fn needed_beside(&self, known: &Known, now: Instant) -> i64 {
         // Others take what one with an engine has while it rests.
         let taken = if known.engine { known.size as i64 } else { 0 };

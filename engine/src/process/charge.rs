@@ -2,7 +2,7 @@
 
 use super::fork::ASLEEP_RESERVE;
 use super::{Generation, Process, lock};
-use crate::group::Field;
+use crate::group::{Field, OTHERS_PART};
 use crate::regions::{Access, Attributes, Charging, Region};
 use pagetide_swap::PageIndex;
 use pagetide_sys::engine_thread;
@@ -43,9 +43,8 @@ impl Process {
             // Another thread has taken enough meanwhile.
             return;
         }
-        // A sixteenth of the cap is left for others, and for what is not managed. Without an engine nothing
-        // is ever given back: where it is tight, processes start with one.
-        let reserve = (self.group.cap_pages() as i64 / 16).max(ASLEEP_RESERVE);
+        // Without an engine nothing is ever given back: where it is tight, processes start with one.
+        let reserve = (self.group.cap_pages() as i64 / OTHERS_PART).max(ASLEEP_RESERVE);
         let small = slot.granted().max(0) + wanted <= SMALL;
         // An engine that starts takes over what is granted by then: no grant comes between.
         phase.begin_call();
