@@ -186,8 +186,7 @@ pub enum Field {
     /// they are, the launcher sees it at its next look. 0 once the engine runs.
     Spared,
     /// The number of times that the process was told to rest and to go on: odd while its faults, and without an engine its calls
-    /// for more memory, are to wait (see
-    /// [`super::ProcessSlot::set_resting`]).
+    /// for more memory, are to wait (see [`super::ProcessSlot::set_resting`]).
     Rest,
     /// The number of times that the process was told to rest since it rests.
     RestAgain,
