@@ -3,6 +3,7 @@
 use crate::call::count;
 use crate::current::{managed, process};
 use crate::glibc;
+use crate::locks;
 use crate::next::Next;
 use crate::shared;
 use std::cell::Cell;
@@ -19,6 +20,8 @@ pub(crate) extern "C" fn before_fork() {
         glibc::lock_streams();
         LISTED.store(true, Relaxed);
     }
+    // Behind the list's lock: who holds that may allocate.
+    locks::before_fork();
     process.before_fork();
     shared::before_fork(process);
     if LISTED.load(Relaxed) {
@@ -79,6 +82,7 @@ pub(crate) unsafe extern "C" fn fork() -> libc::pid_t {
 pub(crate) extern "C" fn after_fork_in_parent() {
     let Some(process) = process() else { return };
     CHILD.set(process.after_fork_in_parent());
+    locks::after_fork_in_parent();
     if LISTED.swap(false, Relaxed) {
         // SAFETY: taken in `before_fork`.
         unsafe { glibc::unlock_streams() };
@@ -89,6 +93,7 @@ pub(crate) extern "C" fn after_fork_in_child() {
     let Some(process) = process() else { return };
     // If the list's lock was taken, the C library has reset it.
     LISTED.store(false, Relaxed);
+    locks::after_fork_in_child();
     // SAFETY: a forked child has one thread.
     unsafe { crate::HEAP.begin_anew() };
     // Before an engine starts, which maps where the kernel finds room.

@@ -10,6 +10,7 @@ pub mod buffer;
 pub mod credentials;
 pub mod engine_thread;
 pub mod first_heap;
+pub mod fork_gate;
 pub mod handout;
 pub mod heap;
 pub mod keeper;

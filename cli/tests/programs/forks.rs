@@ -29,6 +29,14 @@ fn a_program_forks_while_its_threads_fault_and_use_streams() {
     start(pagetide("30M", "", &[], &command)).end().succeeds();
 }
 
+/// The first forks of a program come while its heap grows fastest: so it is started again and again.
+#[test]
+fn children_allocate_whatever_lock_of_the_allocator_a_thread_held_at_the_fork() {
+    let _turn = turn();
+    let again = format!("for nth in $(seq {}); do {} || exit 1; done", times(60), program("fork_malloc"));
+    start(pagetide("1G", "", &[], &["sh", "-c", &again])).end().succeeds();
+}
+
 /// 24 MiB that no engine manages, which the children had before they had engines of their own: counted in each they would be
 /// 120 of 96 MiB, and nothing that can leave would stay in memory.
 #[test]

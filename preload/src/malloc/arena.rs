@@ -2,14 +2,13 @@
 
 use super::figures;
 use crate::current::process;
+use crate::locks::Lock;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::heap;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{
-    AtomicU8, AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
-};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Address space that is set aside at a time. mimalloc gets it in pieces, each as large as all before it:
 /// for each it commits a 500th at once, to keep its books. The first piece is the least that it takes, with 128 KiB of
@@ -52,7 +51,7 @@ static ARENA_COUNT: AtomicUsize = AtomicUsize::new(0);
 /// Pieces that mimalloc has, of all arenas; and its part of the last arena, in bytes.
 static PIECES: AtomicUsize = AtomicUsize::new(0);
 static HANDED: AtomicUsize = AtomicUsize::new(0);
-static ARENA_LOCK: AtomicU8 = AtomicU8::new(0);
+static ARENA_LOCK: Lock = Lock::new();
 /// Pages committed before the process joined the run.
 static COMMITTED_EARLY: AtomicUsize = AtomicUsize::new(0);
 
@@ -147,11 +146,9 @@ unsafe extern "C" fn commit(
 /// Gives mimalloc more address space. False if that (or a limit on it) is used up.
 pub(super) fn grow() -> bool {
     let seen = PIECES.load(Acquire);
-    while ARENA_LOCK.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
-        std::thread::yield_now();
-    }
+    ARENA_LOCK.take();
     let grown = PIECES.load(Relaxed) > seen || add_piece();
-    ARENA_LOCK.store(0, Release);
+    ARENA_LOCK.release();
     grown
 }
 
