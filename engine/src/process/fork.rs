@@ -145,7 +145,8 @@ impl Process {
             }
             None => lock(&parent.early).inherited(),
         };
-        let unspent = parent.unspent.load(Relaxed);
+        // What a thread of the parent was about to charge is not here.
+        let unspent = parent.unspent.load(Relaxed).max(0);
         let _ = self.generations[next].set(Box::new(Generation::new(slot, regions, unspent)));
         self.current.store(next, Relaxed);
         if let Some(engine) = engine {
