@@ -59,7 +59,7 @@ pub(crate) struct Seen {
     pub(crate) tenant: u64,
     /// Whether its engine runs. Without it nothing of the process can be out.
     pub(crate) engine: bool,
-    /// Faults so far, or pages that it was handed out: a number that changes while it is at work.
+    /// Faults so far, or pages that it has charged: a number that changes while it is at work.
     pub(crate) work: u64,
     /// Nanoseconds lost so far to pages that came back.
     pub(crate) lost_ns: u64,
@@ -83,7 +83,11 @@ struct Known {
     engine: bool,
     work: u64,
     lost_ns: u64,
+    /// When it worked last, or was first seen, and whether it has worked since it was first seen.
     worked_at: Instant,
+    has_worked: bool,
+    /// Whether it works though it was told to rest: without an engine some processes cannot rest.
+    is_restless: bool,
     /// The part of its time that it loses to pages that come back.
     loss: f64,
     size: u64,
@@ -138,9 +142,11 @@ impl LoadControl {
     /// Takes a sample of all processes, and of the free pages. Returns orders.
     pub(crate) fn sample(&mut self, now: Instant, free: i64, seen: &[Seen]) -> Vec<Order> {
         self.look(now, seen);
-        let mut orders = Vec::new();
+        let mut orders = self.let_restless_go_on();
         let settled = now.saturating_duration_since(self.ordered) >= SETTLES;
-        if let Some(tenant) = self.who_goes_on(now, settled.then_some(free)) {
+        if !orders.is_empty() {
+            // Who is at work is known at the next sample.
+        } else if let Some(tenant) = self.who_goes_on(now, settled.then_some(free)) {
             orders.push(Order { tenant, rests: false });
         } else if settled {
             if let Some((tenant, instead)) = self.who_take_turns(now) {
@@ -170,6 +176,13 @@ impl LoadControl {
         orders
     }
 
+    /// Returns orders for those that were told to rest and do not: whoever looks at them is to see that they run.
+    fn let_restless_go_on(&self) -> Vec<Order> {
+        let rests = |known: &Known| known.is_restless && matches!(known.state, State::Rests { .. });
+        let restless = self.known.iter().filter(|(_, known)| rests(known));
+        restless.map(|(&tenant, _)| Order { tenant, rests: false }).collect()
+    }
+
     fn look(&mut self, now: Instant, seen: &[Seen]) {
         let since_last = now.saturating_duration_since(self.last);
         let time = since_last.as_nanos().max(1) as f64;
@@ -181,6 +194,8 @@ impl LoadControl {
                 work: one.work,
                 lost_ns: one.lost_ns,
                 worked_at: now,
+                has_worked: false,
+                is_restless: false,
                 loss: 0.0,
                 size: 0,
                 out: 0,
@@ -192,8 +207,13 @@ impl LoadControl {
                 known.ran += since_last;
             }
             if one.work != known.work {
-                known.worked_at = now;
+                (known.worked_at, known.has_worked) = (now, true);
+                // A charge that had begun before the order has ended by then.
+                let rests = |since| now.saturating_duration_since(since) >= SETTLES;
+                known.is_restless |= matches!(known.state, State::Rests { since, .. } if rests(since));
             }
+            // Once its engine runs its faults wait.
+            known.is_restless &= !one.engine;
             let loss = one.lost_ns.saturating_sub(known.lost_ns) as f64 / time;
             known.loss += (loss - known.loss) * SMOOTHING;
             (known.engine, known.work, known.lost_ns) = (one.engine, one.work, one.lost_ns);
@@ -201,7 +221,8 @@ impl LoadControl {
             self.known.insert(one.tenant, known);
         }
         for ended in old.values() {
-            if !self.is_small(ended) {
+            // A child that only calls another program ends at the size of its parent.
+            if ended.has_worked && !self.is_small(ended) {
                 self.ended.note((ended.size as i64).min(self.total / 2));
             }
         }
@@ -323,7 +344,9 @@ impl LoadControl {
 
     /// Returns the smallest of the young at work, unless all of them have rested a moment ago.
     fn youngest(&self, now: Instant) -> Option<u64> {
-        smallest(self.at_work(now).filter(|(_, known)| self.grows(known, now) > 0 && !known.is_spared(now)))
+        let may_rest =
+            |known: &Known| self.grows(known, now) > 0 && !known.is_spared(now) && !known.is_restless;
+        smallest(self.at_work(now).filter(|(_, known)| may_rest(known)))
     }
 }
 

@@ -380,7 +380,9 @@ fn holders(group: Group, now: Pages, unmanaged: &Unmanaged) -> Vec<Holder> {
 fn seen(slot: ProcessSlot) -> Seen {
     if slot.get(Field::Armed) == 0 {
         let size = slot.granted().max(0) as u64;
-        return Seen { tenant: slot.tenant(), engine: false, work: size, lost_ns: 0, size, out: 0 };
+        // What this sampler adds to a grant is no work of the process.
+        let work = slot.get(Field::Grant);
+        return Seen { tenant: slot.tenant(), engine: false, work, lost_ns: 0, size, out: 0 };
     }
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();

@@ -20,6 +20,8 @@ struct Process {
     idle: bool,
     fits: bool,
     engine: bool,
+    /// Whether it works when it is told to rest.
+    restless: bool,
     rests: bool,
     rested: Duration,
     ordered: Instant,
@@ -35,6 +37,7 @@ impl World {
             idle: false,
             fits: false,
             engine: true,
+            restless: false,
             rests: false,
             rested: Duration::ZERO,
             ordered: now,
@@ -55,7 +58,7 @@ impl World {
             self.now += TICK;
             for process in &mut self.processes {
                 process.rested += if process.rests { TICK } else { Duration::ZERO };
-                if !process.rests && !process.idle {
+                if (!process.rests || process.restless) && !process.idle {
                     process.faults += 1;
                     process.lost_ns += (TICK.as_nanos() as f64 * loss) as u64;
                 }
@@ -196,9 +199,9 @@ fn the_young_have_their_turn_though_nobody_can_take_their_place() {
 #[test]
 fn a_giant_that_has_ended_counts_for_no_more_than_half() {
     let mut world = World::new(&[9 * TOTAL]);
-    world.run(TICK, 0.0);
+    world.run(2 * TICK, 0.0);
     world.processes.clear();
-    world.run(TICK, 0.0);
+    world.run(2 * TICK, 0.0);
     assert_eq!(world.control.ended.expected(0), TOTAL as i64 / 2);
 }
 
@@ -223,10 +226,33 @@ fn the_young_rest_before_their_engines_start_and_keep_what_they_have() {
 #[test]
 fn small_processes_that_end_say_nothing_of_others() {
     let mut world = World::new(&[3000, TOTAL / SMALL_PART as u64 - 1]);
-    world.run(TICK, 0.0);
+    world.run(2 * TICK, 0.0);
     world.processes.clear();
     world.run(TICK, 0.0);
     assert_eq!(world.control.ended.expected(0), 3000);
+}
+
+#[test]
+fn a_child_that_never_worked_says_nothing_of_others() {
+    let mut world = World::new(&[3000, 4000]);
+    world.processes[1].idle = true;
+    world.run(2 * TICK, 0.0);
+    world.processes.clear();
+    world.run(TICK, 0.0);
+    assert_eq!(world.control.ended.expected(0), 3000);
+}
+
+#[test]
+fn one_that_cannot_rest_is_not_said_to() {
+    let mut world = lately(&[3000, 3500, 400]);
+    (world.processes[2].engine, world.processes[2].restless) = (false, true);
+    assert_eq!(world.run(SOON, 0.0), [(2, true), (2, false), (0, true)], "another rests in its place");
+    let mut world = lately(&[3000, 3500, 400]);
+    (world.processes[2].engine, world.processes[2].restless) = (false, true);
+    world.run(3 * TICK, 0.0);
+    (world.processes[2].engine, world.processes[2].restless) = (true, false);
+    world.run(SOON, 0.0);
+    assert!(!world.control.known[&2].is_restless, "its faults wait once its engine runs");
 }
 
 #[test]
