@@ -14,6 +14,7 @@ mod fork;
 mod locks;
 mod rest;
 mod served;
+mod stack;
 
 pub use calls::{Entered, Remapping};
 
@@ -22,10 +23,11 @@ use crate::pause::Pause;
 use crate::regions::Regions;
 use crate::runtime::{MemorySource, Runtime, Started};
 use calls::words;
-use pagetide_swap::{PageIndex, State, Word};
+use pagetide_swap::{PageIndex, Word};
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::signals::SignalsBlocked;
 use pagetide_sys::task;
+use stack::StackInPlace;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -84,8 +86,8 @@ struct Generation {
     forking: AtomicUsize,
     /// Whether what is mapped stays in memory.
     holds_new: AtomicBool,
-    /// Signals that the forking thread has blocked until the fork is over.
-    signals: Mutex<Option<SignalsBlocked>>,
+    /// The forking thread's, until the fork is over.
+    forker: Mutex<Option<StackInPlace>>,
 }
 
 impl Generation {
@@ -107,7 +109,7 @@ impl Generation {
             failed: AtomicBool::new(false),
             forking: AtomicUsize::new(0),
             holds_new: AtomicBool::new(false),
-            signals: Mutex::new(None),
+            forker: Mutex::new(None),
         }
     }
 
@@ -150,6 +152,7 @@ impl Process {
     ///
     /// Returns `None` if the run has as many processes as it may have.
     pub fn join(group: Group, source: MemorySource) -> Option<Self> {
+        Runtime::prepare();
         let own = Identity::own();
         Self::leave_as(group, own);
         let slot = group.claim(own)?;
@@ -233,32 +236,20 @@ impl Process {
     pub fn enter(&self) -> Entered<'_> {
         let signals = SignalsBlocked::new();
         let generation = self.generation();
-        generation.phase.begin_call();
-        let runtime = generation.runtime.get().copied();
-        let mut protected = [None, None];
+        let runtime = generation.runtime.get().copied().or_else(|| {
+            generation.phase.begin_call();
+            let runtime = generation.runtime.get().copied();
+            if runtime.is_some() {
+                generation.phase.end_call();
+            }
+            runtime
+        });
+        // Before the pause, which has a lock, too.
+        let stack = runtime.map(StackInPlace::new);
         if let Some(runtime) = runtime {
-            generation.phase.end_call();
             runtime.pause.begin_call();
-            let here = PageIndex::of_address((&raw const protected).addr());
-            let deeper = PageIndex(here.0.saturating_sub(16));
-            let engine = runtime.engine();
-            let protect = |page: PageIndex| loop {
-                match engine.protect(page.cluster()) {
-                    Some(token) => break token,
-                    // More threads than places: each holds one for microseconds.
-                    None => std::thread::yield_now(),
-                }
-            };
-            protected[0] = Some(protect(here));
-            if deeper.cluster() != here.cluster() {
-                protected[1] = Some(protect(deeper));
-            }
-            // A stack in managed memory: bring in the part that the call is going to use.
-            if engine.swap().table().peek(here).state() == State::Present {
-                task::populate(deeper.address(), here.address() - deeper.address());
-            }
         }
-        Entered { generation, runtime, protected, _signals: signals }
+        Entered { generation, runtime, _stack: stack, _signals: signals }
     }
 }
 

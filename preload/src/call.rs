@@ -10,6 +10,15 @@ pub(crate) fn set_errno(error: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
+/// Runs `call`, and leaves `errno` as it was.
+pub(crate) fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
+    // SAFETY: the location is the calling thread's own.
+    let errno = unsafe { *libc::__errno_location() };
+    let result = call();
+    set_errno(errno);
+    result
+}
+
 /// Passes an error to `errno`.
 fn answer(result: Result<usize, c_int>) -> Result<usize, ()> {
     result.map_err(set_errno)

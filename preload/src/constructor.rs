@@ -40,6 +40,10 @@ unsafe fn variable(mut environment: *const *const c_char, name: &str) -> Option<
 }
 
 extern "C" fn construct(_: c_int, _: *const *const c_char, environment: *const *const c_char) {
+    glibc::prepare();
+    // Also for a process that joins no run: its memory comes from here.
+    // SAFETY: the handlers are functions of this library, which is never unloaded.
+    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
     // SAFETY: the dynamic loader passes the environment of the process.
     if !unsafe { join(environment) } {
         crate::malloc::start();
@@ -85,7 +89,6 @@ unsafe fn join(environment: *const *const c_char) -> bool {
         task::say("too many processes in this run: this one runs without Pagetide");
         return false;
     };
-    glibc::prepare();
     if objects::is_taken(c"calloc") {
         crate::malloc::start();
     }
@@ -98,8 +101,6 @@ unsafe fn join(environment: *const *const c_char) -> bool {
     if unsafe { variable(environment, dump::VARIABLE) }.is_some() {
         dump::install();
     }
-    // SAFETY: the handlers are functions of this library, which is never unloaded.
-    unsafe { libc::pthread_atfork(Some(before_fork), Some(after_fork_in_parent), Some(after_fork_in_child)) };
     true
 }
 

@@ -6,29 +6,48 @@ use crate::glibc;
 use crate::locks;
 use crate::next::Next;
 use crate::shared;
+use pagetide::process::Process;
+use pagetide_sys::signals::SignalsBlocked;
 use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Whether the fork under way holds the list's lock.
 static LISTED: AtomicBool = AtomicBool::new(false);
 
+thread_local! {
+    /// The slot of the child that this thread has forked, if it has.
+    static CHILD: Cell<Option<usize>> = const { Cell::new(None) };
+    /// The signals that were blocked before the fork that this thread makes. (No destructor: for one the C library allocates.)
+    static SIGNALS: Cell<Option<ManuallyDrop<SignalsBlocked>>> = const { Cell::new(None) };
+}
+
 pub(crate) extern "C" fn before_fork() {
-    let Some(process) = process() else { return };
-    if !glibc::has_one_thread() {
+    let has_threads = !glibc::has_one_thread();
+    if has_threads {
         // Taken first: a thread that holds it must not be stopped while it waits for a page. The C library
         // takes it again (it is recursive) when our handler has run.
         glibc::lock_streams();
-        LISTED.store(true, Relaxed);
     }
+    // Until all is as before: a handler that forks would undo what is done here, and one that waits for another thread
+    // (for a collection of garbage, say) would wait for one that waits for the end of the fork.
+    SIGNALS.set(Some(ManuallyDrop::new(SignalsBlocked::new())));
+    LISTED.store(has_threads, Relaxed);
     // Behind the list's lock: who holds that may allocate.
-    locks::before_fork();
+    locks::before_fork(|| process().into_iter().for_each(Process::answer_waiting));
+    let Some(process) = process() else { return };
     process.before_fork();
     shared::before_fork(process);
-    if LISTED.load(Relaxed) {
+    if has_threads {
         // SAFETY: locked above.
         unsafe { glibc::touch_streams() };
     }
     process.quiesce_before_fork();
+}
+
+/// Signals are handled again: the last step, in the parent and in the child.
+fn let_signals_in() {
+    SIGNALS.take().map(ManuallyDrop::into_inner);
 }
 
 /// Runs `call`, a fork past the C library's handlers, with ours around it. `call` returns 0 in the child.
@@ -49,11 +68,6 @@ pub(crate) fn fork_by<E>(call: impl FnOnce() -> Result<usize, E>) -> Result<usiz
         }
     }
     result
-}
-
-thread_local! {
-    /// The slot of the child that this thread has forked, if it has.
-    static CHILD: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
 /// The handlers do not hear whether there was a fork.
@@ -80,26 +94,30 @@ pub(crate) unsafe extern "C" fn fork() -> libc::pid_t {
 }
 
 pub(crate) extern "C" fn after_fork_in_parent() {
-    let Some(process) = process() else { return };
-    CHILD.set(process.after_fork_in_parent());
+    if let Some(process) = process() {
+        CHILD.set(process.after_fork_in_parent());
+    }
     locks::after_fork_in_parent();
     if LISTED.swap(false, Relaxed) {
         // SAFETY: taken in `before_fork`.
         unsafe { glibc::unlock_streams() };
     }
+    let_signals_in();
 }
 
 pub(crate) extern "C" fn after_fork_in_child() {
-    let Some(process) = process() else { return };
     // If the list's lock was taken, the C library has reset it.
     LISTED.store(false, Relaxed);
     locks::after_fork_in_child();
     // SAFETY: a forked child has one thread.
     unsafe { crate::HEAP.begin_anew() };
-    // Before an engine starts, which maps where the kernel finds room.
-    shared::reserve_in_child();
-    process.after_fork_in_child();
-    shared::after_fork_in_child(process);
+    if let Some(process) = process() {
+        // Before an engine starts, which maps where the kernel finds room.
+        shared::reserve_in_child();
+        process.after_fork_in_child();
+        shared::after_fork_in_child(process);
+    }
+    let_signals_in();
 }
 
 /// `_Fork(3)`: the C library's, with our handlers around it, though not with others'.
@@ -109,6 +127,8 @@ pub(crate) extern "C" fn after_fork_in_child() {
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn _Fork() -> libc::pid_t {
     static NEXT: Next = Next::new(c"_Fork");
+    // Before other threads are stopped, which may have the loader's lock.
+    let _ = NEXT.find();
     // SAFETY: the caller's contract.
     let fork = || unsafe { NEXT.fork() };
     count(if managed().is_none() { fork() } else { fork_by(fork) }) as libc::pid_t

@@ -8,7 +8,7 @@
 //! holds one it handles no signal, since the handler may fork. In a program of one thread none of that is needed, and no
 //! call is made that its sandbox may forbid.
 
-use crate::call::kernel;
+use crate::call::{keeping_errno, kernel};
 use crate::glibc;
 use pagetide_sys::fork_gate::ForkGate;
 use pagetide_sys::signals::SignalsBlocked;
@@ -28,11 +28,12 @@ thread_local! {
     static FORKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Waits until no other thread holds a lock, and keeps others from taking one. Before a fork, by one thread at a time.
-pub(crate) fn before_fork() {
+/// Waits until no other thread holds a lock, and keeps others from taking one. Before a fork, by one thread at a time, with
+/// signals blocked. Calls `meanwhile` if that takes long: one that holds a lock may wait for a page.
+pub(crate) fn before_fork(meanwhile: impl FnMut()) {
     if !glibc::has_one_thread() && HELD.get() == 0 {
         FORKS.set(true);
-        GATE.close();
+        GATE.close(meanwhile);
     }
 }
 
@@ -55,7 +56,7 @@ fn begin(waits: bool) -> bool {
     if held == 0 && !FORKS.get() && !glibc::has_one_thread() {
         let signals = SignalsBlocked::new();
         if waits {
-            GATE.enter();
+            keeping_errno(|| GATE.enter());
         } else if !GATE.try_enter() {
             return false;
         }
@@ -71,7 +72,7 @@ fn end() {
     if held == 0
         && let Some(signals) = SIGNALS.take()
     {
-        GATE.leave();
+        keeping_errno(|| GATE.leave());
         drop(ManuallyDrop::into_inner(signals));
     }
 }

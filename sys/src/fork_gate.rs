@@ -6,6 +6,8 @@ use std::time::Duration;
 
 /// Between looks of a thread that nobody wakes.
 const LOOK: Duration = Duration::from_secs(1);
+/// Time after which who closes the gate does something for those that are within.
+const PATIENCE: Duration = Duration::from_millis(10);
 
 /// A gate that is closed during a fork. Who has entered is waited for; who comes meanwhile waits until the end of the fork.
 ///
@@ -15,7 +17,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// let gate = ForkGate::new();
 /// gate.enter();
 /// gate.leave();
-/// gate.close();
+/// gate.close(|| ());
 /// assert!(!gate.try_enter());
 /// gate.open();
 /// assert!(gate.try_enter());
@@ -55,14 +57,24 @@ impl ForkGate {
 
     /// Leaves again.
     pub fn leave(&self) {
-        self.within.fetch_sub(1, SeqCst);
+        if self.within.fetch_sub(1, SeqCst) == 1 && self.closed.load(SeqCst) != 0 {
+            futex_wake(&self.within);
+        }
     }
 
-    /// Closes the gate, and waits until all have left: before a fork, by one thread at a time, which has not entered.
-    pub fn close(&self) {
+    /// Closes the gate, and waits until all have left: before a fork, by one thread at a time, which has not entered. Calls
+    /// `meanwhile` again and again if that takes long: those within may wait for the caller.
+    pub fn close(&self, mut meanwhile: impl FnMut()) {
         self.closed.store(1, SeqCst);
-        while self.within.load(SeqCst) > 0 {
-            rustix::thread::sched_yield();
+        loop {
+            let within = self.within.load(SeqCst);
+            if within == 0 {
+                return;
+            }
+            futex_wait(&self.within, within as u32, PATIENCE);
+            if self.within.load(SeqCst) > 0 {
+                meanwhile();
+            }
         }
     }
 
@@ -91,16 +103,20 @@ mod tests {
         let gate = ForkGate::new();
         let (left, opened) = (AtomicBool::new(false), AtomicBool::new(false));
         let (closed, is_closed) = channel();
+        let (asks, is_asked) = channel();
         gate.enter();
         thread::scope(|scope| {
             scope.spawn(|| {
-                gate.close();
+                let mut asked = false;
+                gate.close(|| {
+                    asked = true;
+                    let _ = asks.send(());
+                });
+                assert!(asked, "nothing was done for the thread within");
                 assert!(left.load(Relaxed), "it was closed while a thread was within");
                 closed.send(()).unwrap();
             });
-            while gate.closed.load(SeqCst) == 0 {
-                thread::yield_now();
-            }
+            is_asked.recv().unwrap();
             left.store(true, Relaxed);
             gate.leave();
             is_closed.recv().unwrap();
@@ -130,7 +146,7 @@ mod tests {
                 });
             }
             for _ in 0..500 {
-                gate.close();
+                gate.close(|| ());
                 forks.store(true, Relaxed);
                 assert!(!gate.try_enter());
                 forks.store(false, Relaxed);
@@ -143,10 +159,10 @@ mod tests {
     #[test]
     fn a_child_forgets_who_was_about_to_enter() {
         let gate = ForkGate::new();
-        gate.close();
+        gate.close(|| ());
         gate.within.fetch_add(1, SeqCst);
         gate.open_in_child();
-        gate.close();
+        gate.close(|| ());
         gate.open_in_child();
         assert!(gate.try_enter());
     }

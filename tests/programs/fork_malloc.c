@@ -5,20 +5,52 @@
  * A child allocates as much, starts a thread that does so too, and ends: a lock of the allocator that a thread of its
  * parent held would be held in it for ever.
  *
- *   fork_malloc --threads 4 --forks 3
+ * With --collect one more thread stops the others again and again, as a collector of garbage does: by a signal, whose
+ * handler waits.
+ *
+ *   fork_malloc --threads 4 --forks 3 --collect
  *
  * Exit status: 0 all well, 1 wrong contents, 2 usage or resources. */
 #define _GNU_SOURCE
 #include "options.h"
 #include "pages.h"
 #include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 
 enum { OBJECTS = 512, ROUNDS = 4000, THREADS_MAX = 16 };
 
 static uint64_t threads = 4, forks = 3;
+static int collect;
 static _Atomic int stop;
+
+/* Threads that the collector stops, by what it knows that they have stopped, and the round, at whose end they go on. */
+static pthread_t stopped[THREADS_MAX + 1];
+static sem_t has_stopped;
+static _Atomic unsigned collection;
+
+static void on_stop(int signal) {
+    (void)signal;
+    int error = errno;
+    unsigned now = collection;
+    sem_post(&has_stopped);
+    while (collection == now) usleep(20);
+    errno = error;
+}
+
+static void *collector(void *count) {
+    while (!stop) {
+        uintptr_t sent = 0;
+        for (uintptr_t nth = 0; nth < (uintptr_t)count; nth++) sent += !pthread_kill(stopped[nth], SIGUSR1);
+        for (uintptr_t nth = 0; nth < sent; nth++)
+            while (sem_wait(&has_stopped)) {}
+        collection++;
+        usleep(200);
+    }
+    return NULL;
+}
 
 static void work(unsigned seed) {
     unsigned char *objects[OBJECTS] = {0};
@@ -64,24 +96,33 @@ static void child(unsigned nth) {
 }
 
 int main(int argc, char **argv) {
-    const struct program_option table[] = {NUMBER("--threads", &threads), NUMBER("--forks", &forks), {0}};
-    read_options("usage: fork_malloc [--threads T] [--forks N]", table, argc, argv);
+    const struct program_option table[] = {NUMBER("--threads", &threads), NUMBER("--forks", &forks), SWITCH("--collect", &collect), {0}};
+    read_options("usage: fork_malloc [--threads T] [--forks N] [--collect]", table, argc, argv);
     if (threads > THREADS_MAX) errno = EINVAL, fail("--threads");
     pthread_t keepers[THREADS_MAX];
     for (uintptr_t nth = 0; nth < threads; nth++)
         if (pthread_create(&keepers[nth], NULL, keeper, (void *)nth)) fail("pthread_create");
+    pthread_t collects;
+    stopped[threads] = pthread_self();
+    memcpy(stopped, keepers, threads * sizeof *keepers);
+    if (sem_init(&has_stopped, 0, 0)) fail("sem_init");
+    struct sigaction on = {.sa_handler = on_stop, .sa_flags = SA_RESTART};
+    sigaction(SIGUSR1, &on, NULL);
+    if (collect && pthread_create(&collects, NULL, collector, (void *)(uintptr_t)(threads + 1))) fail("pthread_create");
     for (unsigned nth = 0; nth < forks; nth++) {
         pid_t pid = fork();
         if (pid < 0) fail("fork");
         if (pid == 0) child(nth);
         int status;
-        if (waitpid(pid, &status, 0) != pid) fail("waitpid");
+        while (waitpid(pid, &status, 0) < 0)
+            if (errno != EINTR) fail("waitpid");
         if (status) {
             printf("child %u: status %#x\n", nth, (unsigned)status);
             return 1;
         }
     }
     stop = 1;
+    if (collect) pthread_join(collects, NULL);
     for (uint64_t nth = 0; nth < threads; nth++) pthread_join(keepers[nth], NULL);
     printf("fork_malloc: %" PRIu64 " forks beside %" PRIu64 " threads, 0 errors\n", forks, threads);
     return 0;

@@ -37,6 +37,15 @@ fn children_allocate_whatever_lock_of_the_allocator_a_thread_held_at_the_fork() 
     start(pagetide("1G", "", &[], &["sh", "-c", &again])).end().succeeds();
 }
 
+#[test]
+fn forks_do_not_wait_for_threads_that_a_collector_has_stopped() {
+    let _turn = turn();
+    for memory in ["1G", "100M"] {
+        let command = [&*program("fork_malloc"), "--collect", "--forks", &times(20)];
+        start(pagetide(memory, "", &[], &command)).end().succeeds();
+    }
+}
+
 /// 24 MiB that no engine manages, which the children had before they had engines of their own: counted in each they would be
 /// 120 of 96 MiB, and nothing that can leave would stay in memory.
 #[test]

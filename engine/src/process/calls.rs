@@ -1,6 +1,7 @@
 //! Mapping calls: calls of the program that change its memory.
 
 use super::charge::charge;
+use super::stack::StackInPlace;
 use super::{Generation, lock};
 use crate::regions::{Access, AtFork, Attributes, Region, Regions};
 use crate::runtime::Runtime;
@@ -19,7 +20,8 @@ const RUN_MAX: u64 = 64;
 pub struct Entered<'a> {
     pub(super) generation: &'a Generation,
     pub(super) runtime: Option<&'static Runtime>,
-    pub(super) protected: [Option<usize>; 2],
+    // In this order: they are dropped when the call has ended.
+    pub(super) _stack: Option<StackInPlace>,
     pub(super) _signals: SignalsBlocked,
 }
 
@@ -27,12 +29,7 @@ impl Drop for Entered<'_> {
     fn drop(&mut self) {
         match self.runtime {
             None => self.generation.phase.end_call(),
-            Some(runtime) => {
-                for token in self.protected.into_iter().flatten() {
-                    runtime.engine().unprotect(token);
-                }
-                runtime.pause.end_call();
-            }
+            Some(runtime) => runtime.pause.end_call(),
         }
     }
 }

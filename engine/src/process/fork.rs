@@ -1,5 +1,6 @@
 //! Forks: the parent hands its pages on, and the child begins anew.
 
+use super::stack::StackInPlace;
 use super::{GENERATIONS, Generation, Process, lock};
 use crate::engine::{Progress, Workspace};
 use crate::group::{Field, ProcessSlot};
@@ -16,8 +17,22 @@ use std::time::Duration;
 pub(super) const ASLEEP_RESERVE: i64 = 4096;
 
 impl Process {
+    /// Answers the faults that rest or wait for room, room or not, before a fork that their threads keep waiting.
+    pub fn answer_waiting(&self) {
+        let Some(runtime) = self.runtime() else { return };
+        runtime.run_control_task(|runtime| {
+            let engine = runtime.engine();
+            engine.hold_waiting(true);
+            engine.end_rest();
+            engine.answer_waiting(&mut Workspace::default());
+            engine.hold_waiting(false);
+        });
+        runtime.wake();
+    }
+
     /// Prepares for a fork, in the parent: makes room for a second process, takes a slot for it, and stops the engine.
-    /// Faults of the forking thread from here to the fork are served all the same.
+    /// Faults of the forking thread from here to the fork are served all the same. Signals are to be blocked from here to the
+    /// end of the fork, in the parent and in the child.
     pub fn before_fork(&'static self) {
         let slot = self.group.claim(Identity::UNKNOWN);
         let own = self.generation().slot;
@@ -41,8 +56,9 @@ impl Process {
             }
         }
         let generation = self.generation();
-        let signals = SignalsBlocked::new();
+        let stack = self.runtime().map(StackInPlace::new);
         generation.phase.freeze(task::tid());
+        *lock(&generation.forker) = stack;
         if let Some(runtime) = self.runtime() {
             runtime.pause.freeze(task::tid());
             let engine = runtime.engine();
@@ -66,7 +82,6 @@ impl Process {
         // Now that no look is under way which would find nothing shared. The child has it, too.
         self.has_family.store(true, Relaxed);
         generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
-        *lock(&generation.signals) = Some(signals);
     }
 
     /// Waits until all work has ended, as the last step of ours before a fork. Pages that the C library touches after
@@ -101,8 +116,9 @@ impl Process {
             runtime.pause.thaw();
             runtime.wake();
         }
+        let forker = lock(&generation.forker).take();
         generation.phase.thaw();
-        drop(lock(&generation.signals).take());
+        drop(forker);
         child
     }
 
@@ -121,7 +137,6 @@ impl Process {
         engine_thread::forget_all();
         pagetide_sys::buffer::forget_all();
         let parent = self.generation();
-        let _signals = lock(&parent.signals).take();
         let engine = parent.runtime.get().copied();
         let next = self.current.load(Relaxed) + 1;
         let slot = parent.forking.load(Relaxed).checked_sub(1).map(|index| self.group.slot(index));

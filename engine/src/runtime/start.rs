@@ -147,11 +147,10 @@ pub enum StartMode {
 }
 
 impl Runtime {
-    /// Starts an engine, on a thread of its own which becomes its control thread.
-    ///
-    /// # Errors
-    /// [`StartError::Resources`] if there is no thread for it: then no function of `args` was called.
-    pub fn start(args: StartArgs) -> Result<(), StartError> {
+    /// Does what takes a lock that a forked child could inherit, while the process has one thread.
+    pub fn prepare() {
+        // It begins now.
+        clock();
         // Engine threads have no descriptor 2: the standard hook would say nothing.
         std::panic::set_hook(Box::new(|panic| {
             task::say(&format!("a defect of Pagetide: {panic}"));
@@ -159,6 +158,13 @@ impl Runtime {
             // Nobody would do what this thread has to, and a lock that it holds may be another's to wait for.
             task::kill_self();
         }));
+    }
+
+    /// Starts an engine, on a thread of its own which becomes its control thread.
+    ///
+    /// # Errors
+    /// [`StartError::Resources`] if there is no thread for it: then no function of `args` was called.
+    pub fn start(args: StartArgs) -> Result<(), StartError> {
         let control = move || {
             if let Some(runtime) = Self::build(args) {
                 runtime.control();
