@@ -4,18 +4,19 @@ use super::{Generation, Process};
 use crate::group::{Field, RestOrder};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;
+use pagetide_sys::signals::SignalsBlocked;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// Time between two looks at an order that nobody changes.
-const LOOK: Duration = Duration::from_secs(1);
+/// Time between two looks at an order that nobody changes, and at signals.
+const LOOK: Duration = Duration::from_millis(20);
 
 impl Process {
     /// Waits while the process is told to rest. What it has stays in memory; once its engine runs, its faults wait instead.
-    /// Signals are handled meanwhile.
+    /// A signal ends the rest.
     ///
-    /// Only a process of one thread waits. A fork by another thread may want what this one holds: a lock of the C library, or
-    /// that of the arenas, which a child would inherit.
+    /// Only a process of one thread waits: a fork by another thread would wait for what this one holds, a lock of the C library or
+    /// of the allocator. Nor does it handle signals meanwhile, since it may be amid a call of the allocator.
     pub(super) fn rest_without_engine(&self) {
         let generation = self.generation();
         let slot = generation.slot;
@@ -30,12 +31,17 @@ impl Process {
         if !rests() {
             return;
         }
+        let signals = SignalsBlocked::new();
+        if signals.hid_ends() {
+            // What they wait for would have to wait, too.
+            return;
+        }
         let since = Instant::now();
         let mut order = RestOrder::new(slot);
         loop {
             let seen = slot.get(Field::Bell);
             order.follow();
-            if !rests() {
+            if !rests() || signals.is_any_pending() {
                 break;
             }
             slot.wait_bell(seen, LOOK);
