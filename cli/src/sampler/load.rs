@@ -61,6 +61,8 @@ pub(crate) struct Seen {
     pub(crate) engine: bool,
     /// Faults so far, or pages that it has charged: a number that changes while it is at work.
     pub(crate) work: u64,
+    /// Whether it is told to rest: others than the launcher may have ended its rest.
+    pub(crate) rests: bool,
     /// Nanoseconds lost so far to pages that came back.
     pub(crate) lost_ns: u64,
     /// Pages that it has in memory and out, or that it was handed out.
@@ -86,6 +88,8 @@ struct Known {
     /// When it worked last, or was first seen, and whether it has worked since it was first seen.
     worked_at: Instant,
     has_worked: bool,
+    /// Whether it was told to rest at the last look.
+    rested_then: bool,
     /// Whether it works though it was told to rest: without an engine some processes cannot rest.
     is_restless: bool,
     /// The part of its time that it loses to pages that come back.
@@ -195,6 +199,7 @@ impl LoadControl {
                 lost_ns: one.lost_ns,
                 worked_at: now,
                 has_worked: false,
+                rested_then: one.rests,
                 is_restless: false,
                 loss: 0.0,
                 size: 0,
@@ -208,10 +213,15 @@ impl LoadControl {
             }
             if one.work != known.work {
                 (known.worked_at, known.has_worked) = (now, true);
-                // A charge that had begun before the order has ended by then.
-                let rests = |since| now.saturating_duration_since(since) >= SETTLES;
-                known.is_restless |= matches!(known.state, State::Rests { since, .. } if rests(since));
             }
+            // From one look to the next, and the order was there for a while before: a charge that had begun has ended by then.
+            let before = now.checked_sub(since_last).unwrap_or(now);
+            let told = |since| before.saturating_duration_since(since) >= SETTLES;
+            let rests = one.rests && known.rested_then;
+            if rests && matches!(known.state, State::Rests { since, .. } if told(since)) {
+                known.is_restless |= one.work > known.work;
+            }
+            known.rested_then = one.rests;
             // Once its engine runs its faults wait.
             known.is_restless &= !one.engine;
             let loss = one.lost_ns.saturating_sub(known.lost_ns) as f64 / time;
@@ -221,8 +231,8 @@ impl LoadControl {
             self.known.insert(one.tenant, known);
         }
         for ended in old.values() {
-            // A child that only calls another program ends at the size of its parent.
-            if ended.has_worked && !self.is_small(ended) {
+            // A child that only calls another program ends soon, at the size of its parent.
+            if (ended.has_worked || ended.ran >= AT_WORK) && !self.is_small(ended) {
                 self.ended.note((ended.size as i64).min(self.total / 2));
             }
         }

@@ -378,11 +378,12 @@ fn holders(group: Group, now: Pages, unmanaged: &Unmanaged) -> Vec<Holder> {
 
 /// Returns the figures of a process for load control.
 fn seen(slot: ProcessSlot) -> Seen {
+    let rests = slot.is_resting();
     if slot.get(Field::Armed) == 0 {
         let size = slot.granted().max(0) as u64;
         // What this sampler adds to a grant is no work of the process.
         let work = slot.get(Field::Grant);
-        return Seen { tenant: slot.tenant(), engine: false, work, lost_ns: 0, size, out: 0 };
+        return Seen { tenant: slot.tenant(), engine: false, work, rests, lost_ns: 0, size, out: 0 };
     }
     let count =
         |counters: &[Counter]| counters.iter().map(|&counter| slot.counters().get(counter)).sum::<u64>();
@@ -395,6 +396,7 @@ fn seen(slot: ProcessSlot) -> Seen {
         tenant: slot.tenant(),
         engine: true,
         work: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
+        rests,
         lost_ns: ((refaults + hits) as u64).saturating_add(count(&[Counter::parked_ns])),
         size: slot.get(Field::Resident) + out,
         out,

@@ -67,6 +67,7 @@ impl World {
                 tenant: tenant as u64,
                 engine: process.engine,
                 work: process.faults,
+                rests: process.rests,
                 lost_ns: process.lost_ns,
                 size: process.size,
                 out: if process.fits || !process.engine { 0 } else { process.size / 2 },
