@@ -34,23 +34,29 @@ struct Copying {
 impl Copying {
     /// Makes the child by `call`, which gets the flags that the kernel is to see. Returns its pid, 0 in the child.
     fn make(self, call: impl FnOnce(u64) -> Result<usize, c_int>) -> Result<usize, c_int> {
-        // The parent must not be suspended while its engine is frozen: it waits afterwards.
-        let end = if self.flags & VFORK != 0 { Some(pipe()?) } else { None };
+        // The parent must not be suspended while its engine is frozen: it waits afterwards. No other thread forks while it has the
+        // writing end: that child would hold it open.
+        let mut vfork_end = None;
         let result = fork_by(|| {
+            let ends = if self.flags & VFORK != 0 { Some(pipe()?) } else { None };
             if self.flags & TELLS_CHILD != 0 {
                 // The kernel writes there in the child, where nobody answers its faults yet.
                 task::populate(self.child_tid as usize & !(PAGE_SIZE - 1), PAGE_SIZE);
             }
-            call(self.flags & !(VFORK | SETTLS))
+            let pid = call(self.flags & !(VFORK | SETTLS))?;
+            if let Some((read, write)) = ends {
+                vfork_end = Some(read);
+                if pid == 0 {
+                    // It stays open until the child executes a program, or ends.
+                    std::mem::forget(write);
+                }
+            }
+            Ok(pid)
         });
-        match (result, end) {
-            (Ok(0), end) => {
+        match (result, vfork_end) {
+            (Ok(0), _) => {
                 if self.flags & libc::CLONE_CHILD_CLEARTID as u64 != 0 {
                     keep(self.child_tid as usize, size_of::<c_int>());
-                }
-                // The writing end stays open until the child executes a program, or ends.
-                if let Some((_, write)) = end {
-                    std::mem::forget(write);
                 }
                 if self.flags & SETTLS != 0 {
                     // SAFETY: the caller passes a thread's block to the child, as it would to the kernel.
@@ -58,8 +64,7 @@ impl Copying {
                         unsafe { kernel(libc::SYS_arch_prctl, [ARCH_SET_FS, self.tls as usize, 0, 0, 0, 0]) };
                 }
             }
-            (Ok(_), Some((read, write))) => {
-                drop(write);
+            (Ok(_), Some(read)) => {
                 let mut byte = 0u8;
                 let arguments = [read.as_raw_fd() as usize, (&raw mut byte).addr(), 1, 0, 0, 0];
                 // SAFETY: there is room for a byte.

@@ -7,6 +7,7 @@
 use crate::arch::return_from_signal;
 use crate::places::{self, ENGINE_THREADS_MAX};
 use crate::shared::{futex_wait, futex_wake};
+use crate::signals::SignalsBlocked;
 use rustix::thread::{Gid, Uid, set_thread_groups, set_thread_res_gid, set_thread_res_uid};
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{
@@ -92,6 +93,8 @@ fn take_over() {
 /// # Errors
 /// In place of the error of an engine thread: what an engine thread could not take.
 pub fn changing(groups: bool, call: impl FnOnce() -> c_int) -> (c_int, Result<(), i32>) {
+    // A handler may do the same.
+    let _signals = SignalsBlocked::new();
     while CHANGING.compare_exchange(0, 1, Acquire, Relaxed).is_err() {
         rustix::thread::sched_yield();
     }
