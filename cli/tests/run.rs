@@ -203,7 +203,9 @@ fn streams_pass_through_and_a_run_that_fits_is_told_so_in_one_line() {
     child.stdin.take().unwrap().write_all(b"through").unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(text(&output.stdout), "through");
-    let lines: Vec<_> = text(&output.stderr).lines().collect();
+    // On a machine that is very busy the launcher comes late, and says so.
+    let is_late = |line: &&str| line.contains("were looked for");
+    let lines: Vec<_> = text(&output.stderr).lines().filter(|line| !is_late(line)).collect();
     assert_eq!(lines[0], "oops");
     assert!(lines.len() == 2 && lines[1].starts_with("pagetide: fitted: "), "{lines:?}");
 }
