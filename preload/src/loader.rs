@@ -6,13 +6,14 @@
 //! lead here, for every name that we have. Nothing changes for the order in which a library's names are looked up.
 
 use crate::current::managed;
+use crate::locks::Lock;
 use crate::next::Next;
 use crate::objects::{self, Object};
 use crate::originals;
 use pagetide_page::PAGE_SIZE;
 use pagetide_sys::{jump_to_result_of, jump_to_target_of};
 use std::ffi::{CStr, c_char, c_int, c_long, c_void};
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 
 /// Returns whether an object is a part of the C library that has functions which we take the place of.
 fn is_of_c_library(object: &Object) -> bool {
@@ -24,12 +25,20 @@ fn is_of_c_library(object: &Object) -> bool {
 /// Makes the C library's names lead here, once. A name that another library takes the place of too is left alone: it
 /// asks for the next function when it is called, and would be given ours again.
 fn lead_here() {
-    const UNDONE: u8 = 0;
-    const DONE: u8 = 2;
-    static STATE: AtomicU8 = AtomicU8::new(UNDONE);
-    if STATE.load(Acquire) == DONE || STATE.compare_exchange(UNDONE, 1, Acquire, Relaxed).is_err() {
-        return;
+    static DONE: AtomicBool = AtomicBool::new(false);
+    /// Others wait until all names lead here, and so does a fork.
+    static LEADING: Lock = Lock::new();
+    if !DONE.load(Acquire) {
+        LEADING.take();
+        if !DONE.load(Relaxed) {
+            lead_all_here();
+            DONE.store(true, Release);
+        }
+        LEADING.release();
     }
+}
+
+fn lead_all_here() {
     let Some(own) = objects::own() else { return };
     own.each_defined(|name, symbol| {
         let function = own.base().wrapping_add(symbol.st_value as usize);
@@ -51,7 +60,6 @@ fn lead_here() {
             unsafe { point(symbol, function.wrapping_sub(object.base()), &object) };
         }
     });
-    STATE.store(DONE, Release);
 }
 
 /// Changes a symbol's value.

@@ -21,7 +21,9 @@ impl Next {
         if found.is_null() {
             found = originals::find(self.name).unwrap_or_else(|| {
                 // SAFETY: the name is a C string.
-                unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) }
+                let next = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+                // The name may lead here since a moment ago: it was noted before.
+                originals::find(self.name).unwrap_or(next)
             });
             self.found.store(found, Relaxed);
         }

@@ -68,6 +68,23 @@ fn a_library_that_is_bound_to_the_c_library_frees_maps_and_forks_as_natively() {
     }
 }
 
+/// Names come to lead here at the first load: whoever loads then, or forks, finds none of them or all.
+#[test]
+fn threads_load_their_first_libraries_together_or_fork_meanwhile() {
+    let _turn = turn();
+    let plugin = build("plugin", "first_plugin.so", &["-shared", "-fPIC"]);
+    let program = build("first_loads", "first_loads", &["-lpthread", "-ldl"]);
+    for forks in ["", "fork"] {
+        let again = format!(
+            "for nth in $(seq {}); do {} $nth {} {forks} || exit 1; done",
+            times(40),
+            path(&program),
+            path(&plugin)
+        );
+        start(pagetide("256M", "", &[], &["sh", "-c", &again])).end().succeeds();
+    }
+}
+
 #[test]
 fn a_sanitizer_that_must_come_first_is_named() {
     let _turn = turn();
