@@ -155,7 +155,7 @@ impl Process {
         Runtime::prepare();
         let own = Identity::own();
         Self::leave_as(group, own);
-        let slot = group.claim(own)?;
+        let slot = group.claim_after_the_dead(own)?;
         let observed = pagetide_sys::procfs::young_memory().map_or(256, |memory| memory.charged()) as i64;
         group.take_anyway(observed);
         slot.set(Field::Grant, observed as u64);

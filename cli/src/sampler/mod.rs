@@ -136,6 +136,7 @@ impl Sampler {
         peaks.take(*group, *launcher, now, || holders(*group, now.pages, unmanaged));
         self.group.release(slots.iter().copied().filter(|slot| self.watches[&slot.index()].gone));
         self.watches.retain(|_, watch| !watch.gone);
+        self.group.note_look();
         self.gather();
         let programs = slots.iter().filter(|slot| slot.get(Field::Keeps) == 0).count();
         let reserve = self.start_reserve.pages(self.group.cap_pages(), programs, is_inquired);

@@ -62,6 +62,8 @@ pub(super) enum Header {
     StartReserve,
     /// The number of times that the swap file went out of use and into use: odd if it is to be used no more.
     Swapoffs,
+    /// Looks of the launcher so far, at each of which it gives back the slots of the dead.
+    Looks,
     /// The tiers of the device, several words each: see [`TierWord`].
     Tiers,
     /// The [`Frontier`] of each tier, in several words.

@@ -9,6 +9,10 @@ use pagetide_sys::procfs::Identity;
 use pagetide_sys::task;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::time::Duration;
+
+/// Between looks for a slot where all are taken.
+const LOOK: Duration = Duration::from_millis(5);
 
 impl Group {
     /// Returns the slot that keeps the counters and latencies of processes that have died.
@@ -49,7 +53,30 @@ impl Group {
         sees.then(|| launcher.pids().ok().map(|pids| pids.is_empty()))?
     }
 
-    /// Takes a slot for a process; `None` if the run has [`super::SLOTS`] processes.
+    /// Notes that the launcher has given back the slots of those that were dead.
+    pub fn note_look(&self) {
+        self.header[Header::Looks as usize].fetch_add(1, AcqRel);
+    }
+
+    /// Takes a slot for a process. Where all are taken it waits for two looks of the launcher, the second of which began
+    /// after this call: the dead keep theirs until then. `None` if the run has [`super::SLOTS`] processes that live.
+    pub fn claim_after_the_dead(&self, process: Identity) -> Option<ProcessSlot> {
+        let looks = || self.header[Header::Looks as usize].load(Acquire);
+        let before = looks();
+        loop {
+            // In this order: what the second look has given back is found.
+            let is_over = looks().wrapping_sub(before) >= 2;
+            if let Some(slot) = self.claim(process) {
+                return Some(slot);
+            }
+            if is_over || self.is_launcher_dead() != Some(false) {
+                return None;
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Takes a slot for a process; `None` if all are taken.
     pub fn claim(&self, process: Identity) -> Option<ProcessSlot> {
         let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {
             slot.word(Field::Taken).load(Relaxed) == 0

@@ -313,3 +313,22 @@ fn what_was_taken_for_one_that_was_just_gone_comes_back() {
     group.release([next]);
     assert_eq!(group.free(), 1000);
 }
+
+#[test]
+fn who_finds_no_slot_waits_until_the_launcher_has_looked_for_the_dead() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let slots: Vec<_> = std::iter::from_fn(|| group.claim(process(7))).collect();
+    std::thread::scope(|scope| {
+        let claims = scope.spawn(|| group.claim_after_the_dead(process(8)).map(|slot| slot.index()));
+        // It may have begun before, and have seen nobody dead.
+        group.note_look();
+        group.release([slots[3]]);
+        assert_eq!(claims.join().unwrap(), Some(3));
+        let claims = scope.spawn(|| group.claim_after_the_dead(process(9)).map(|slot| slot.index()));
+        while !claims.is_finished() {
+            group.note_look();
+            std::thread::yield_now();
+        }
+        assert_eq!(claims.join().unwrap(), None, "all of them live");
+    });
+}
