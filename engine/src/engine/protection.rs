@@ -3,8 +3,8 @@
 use pagetide_page::ClusterNumber;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// Clusters that are protected at one time at most.
-const PROTECTED_MAX: usize = 64;
+/// Clusters that are protected at one time at most: one or two for each thread in a call, also while it waits for a fork.
+const PROTECTED_MAX: usize = 256;
 /// Take-outs under way at most: a program's engine has one at a time, that of shared memory one for each thread that
 /// reclaims or answers faults.
 const TAKINGS_MAX: usize = 8;
@@ -98,11 +98,11 @@ mod tests {
         protection.end_taking(taking);
         protection.end(tokens[7].unwrap());
         // One that waits for two take-outs goes on when both have ended; one that waits for one, when that has.
-        let [first, second] = [7, 100].map(|number| protection.begin_taking(ClusterNumber(number)));
+        let [first, second] = [7, 2000].map(|number| protection.begin_taking(ClusterNumber(number)));
         assert_eq!((first, second), ((0, false), (1, false)));
         std::thread::scope(|scope| {
             let waits = scope.spawn(|| protection.await_taken());
-            let wants = scope.spawn(|| protection.begin(ClusterNumber(100)));
+            let wants = scope.spawn(|| protection.begin(ClusterNumber(2000)));
             protection.end_taking(second.0);
             assert!(wants.join().unwrap().is_some() && !waits.is_finished());
             protection.end_taking(first.0);

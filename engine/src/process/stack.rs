@@ -26,7 +26,7 @@ impl StackInPlace {
         let protect = |page: PageIndex| loop {
             match engine.protect(page.cluster()) {
                 Some(token) => break token,
-                // More threads than places: each holds one for microseconds.
+                // More threads than places: each holds one for microseconds, or while another forks.
                 None => std::thread::yield_now(),
             }
         };
