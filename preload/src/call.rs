@@ -10,10 +10,15 @@ pub(crate) fn set_errno(error: c_int) {
     unsafe { *libc::__errno_location() = error };
 }
 
+/// Returns `errno`.
+pub(crate) fn errno() -> c_int {
+    // SAFETY: the location is the calling thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
 /// Runs `call`, and leaves `errno` as it was.
 pub(crate) fn keeping_errno<T>(call: impl FnOnce() -> T) -> T {
-    // SAFETY: the location is the calling thread's own.
-    let errno = unsafe { *libc::__errno_location() };
+    let errno = errno();
     let result = call();
     set_errno(errno);
     result

@@ -4,20 +4,15 @@
 //! with EBADF ([`crate::shared`]): then the file is laid open, and the call is made again.
 
 use crate::announce;
-use crate::call::{count, kernel, set_errno, status};
+use crate::call::{count, errno, kernel, set_errno, status};
 use crate::current::managed;
 use crate::next::Next;
 use crate::shared;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-fn error() -> c_int {
-    // SAFETY: the location is the calling thread's own.
-    unsafe { *libc::__errno_location() }
-}
-
 /// Whether a call that returned `result` is to be made again.
 pub(crate) fn is_to_be_made_again(fd: c_int, result: isize) -> bool {
-    result == -1 && error() == libc::EBADF && {
+    result == -1 && errno() == libc::EBADF && {
         let again = shared::laid_open(fd);
         if !again {
             set_errno(libc::EBADF);
@@ -60,7 +55,7 @@ macro_rules! cancellable {
             // SAFETY: the caller's contract.
             let result = unsafe { next($fd $(, $argument)*) };
             large.iter().flatten().for_each(|large| large.ended(result as isize));
-            $(if result == -1 && error() == libc::EBADF && $idle && shared::is_object($fd) {
+            $(if result == -1 && errno() == libc::EBADF && $idle && shared::is_object($fd) {
                 return 0;
             })?
             // SAFETY: as above.
@@ -191,7 +186,7 @@ macro_rules! transfers {
             let next = unsafe { std::mem::transmute::<*mut c_void, Call>(NEXT.get()) };
             // SAFETY: the caller's contract.
             let result = unsafe { next($($before),*) };
-            if result == -1 && error() == libc::EBADF {
+            if result == -1 && errno() == libc::EBADF {
                 let opened = [shared::laid_open($a), shared::laid_open($b)];
                 set_errno(libc::EBADF);
                 if opened.contains(&true) {

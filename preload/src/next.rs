@@ -1,5 +1,6 @@
 //! The functions whose names are ours here, as the C library has them.
 
+use crate::call::errno;
 use crate::originals;
 use std::ffi::{CStr, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
@@ -40,8 +41,7 @@ impl Next {
         // SAFETY: the caller's contract.
         let pid =
             unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> libc::pid_t>(next)() };
-        // SAFETY: the location is the calling thread's own.
-        usize::try_from(pid).map_err(|_| unsafe { *libc::__errno_location() })
+        usize::try_from(pid).map_err(|_| errno())
     }
 
     /// The function.

@@ -17,7 +17,7 @@ use self::mapped::{
     GROWN_FROM, GROWN_MIN_MAX, LARGE, grow_out, large_allocate, large_resize, mapped_header, note_size,
 };
 use self::state::{FIRST, From, from, is_ready, start_once};
-use crate::call::set_errno;
+use crate::call::{keeping_errno, set_errno};
 use libmimalloc_sys as mi;
 use pagetide_swap::PAGE_SIZE;
 use pagetide_sys::{engine_thread, heap};
@@ -283,11 +283,9 @@ pub(crate) unsafe extern "C" fn posix_memalign(result: *mut *mut c_void, align: 
     if !align.is_power_of_two() || align < size_of::<*mut c_void>() {
         return libc::EINVAL;
     }
-    // SAFETY: errno is the calling thread's; POSIX wants it unchanged.
-    let errno = unsafe { *libc::__errno_location() };
+    // POSIX wants errno unchanged.
     // SAFETY: checked above.
-    let object = unsafe { aligned(align, size) };
-    set_errno(errno);
+    let object = keeping_errno(|| unsafe { aligned(align, size) });
     if object.is_null() {
         return libc::ENOMEM;
     }

@@ -1,7 +1,7 @@
 //! The state of the allocator: the first heap serves the program, and mimalloc once it has started.
 
 use super::arena::add_piece;
-use crate::call::set_errno;
+use crate::call::keeping_errno;
 use libmimalloc_sys as mi;
 use pagetide_sys::engine_thread;
 use pagetide_sys::first_heap::FirstHeap;
@@ -63,20 +63,19 @@ fn slow_from(size: usize, align: usize) -> From {
 pub(super) fn start_once() -> From {
     match STATE.compare_exchange(UNREADY, STARTING, Acquire, Acquire) {
         Ok(_) => {
-            // SAFETY: the location is the calling thread's own.
-            let errno = unsafe { *libc::__errno_location() };
-            // SAFETY: options may be set at any time, and it may start at any time.
-            unsafe {
-                mi::mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
-                // Decommitting interrupts every processor: not for memory that is wanted again at once.
-                mi::mi_option_set(OPTION_PURGE_DELAY, 1000);
-                // What small processes commit and never touch is the most of what they hold.
-                mi::mi_option_set(OPTION_PAGE_COMMIT_ON_DEMAND, 1);
-                _mi_auto_process_init();
-            }
-            add_piece();
-            STATE.store(READY, Release);
-            set_errno(errno);
+            keeping_errno(|| {
+                // SAFETY: options may be set at any time, and it may start at any time.
+                unsafe {
+                    mi::mi_option_set(OPTION_DISALLOW_OS_ALLOC, 1);
+                    // Decommitting interrupts every processor: not for memory that is wanted again at once.
+                    mi::mi_option_set(OPTION_PURGE_DELAY, 1000);
+                    // What small processes commit and never touch is the most of what they hold.
+                    mi::mi_option_set(OPTION_PAGE_COMMIT_ON_DEMAND, 1);
+                    _mi_auto_process_init();
+                }
+                add_piece();
+                STATE.store(READY, Release);
+            });
             From::Program
         }
         // Its own start, or a signal handler in the midst of that, calls back.
