@@ -5,11 +5,11 @@
 //! is above the cap, and within a budget of processor time.
 
 use crate::cpu_budget::CpuBudget;
+use crate::processes::vfork::Forked;
 use crate::units::PAGE;
 use pagetide::group::Group;
 use pagetide_sys::mapped_files;
-use pagetide_sys::procfs::field;
-use std::fs;
+use pagetide_sys::procfs::{self, Stat, field};
 use std::time::Instant;
 
 /// Exact looks take at most one part in this many of a processor.
@@ -17,7 +17,8 @@ const SHARE: u32 = 50;
 
 /// Returns the bytes of each process that still exists: its share of anonymous and shared pages, and its page
 /// tables. The group page is a part of the shares of the processes that map it. Shared memory that a keeper serves is
-/// the keeper's, which says itself in `group` what it holds: pages of it may be in no page table.
+/// the keeper's, which says itself in `group` what it holds: pages of it may be in no page table. A child of `vfork`
+/// that has not called `exec` has its parent's page tables, and counts with it.
 pub(crate) fn shares(processes: Vec<u32>, group: Option<&Group>) -> Vec<(u32, u64)> {
     let keepers = group.into_iter().flat_map(Group::keepers);
     let keepers: Vec<_> = keepers.map(|slot| (slot.known_as() as u32, slot.kept_pages() * PAGE)).collect();
@@ -29,7 +30,12 @@ pub(crate) fn shares(processes: Vec<u32>, group: Option<&Group>) -> Vec<(u32, u6
             Some((pid, share(pid)?.saturating_sub(served)))
         }
     };
-    processes.into_iter().filter_map(share).collect()
+    let forked = group.map(Forked::of).unwrap_or_default();
+    let borrows = |pid| {
+        let stat = Stat::of(pid).filter(|stat| !forked.have(pid) && !stat.has_execed);
+        stat.is_some_and(|stat| forked.borrows(pid, stat.parent) == Some(true))
+    };
+    processes.into_iter().filter(|&pid| !borrows(pid)).filter_map(share).collect()
 }
 
 /// Returns the sum of shares, plus the pages of the launcher.
@@ -39,7 +45,7 @@ pub(crate) fn total(shares: &[(u32, u64)], launcher_pages: u64) -> u64 {
 
 /// A process's share of shared memory that a keeper serves, in bytes.
 fn served_share(pid: u32, group: &Group) -> u64 {
-    let Ok(text) = fs::read_to_string(format!("/proc/{pid}/smaps")) else { return 0 };
+    let Some(text) = procfs::of_memory(pid, "smaps") else { return 0 };
     let mut is_served = false;
     let mut kib = 0;
     for line in text.lines() {
@@ -59,10 +65,10 @@ fn served_share(pid: u32, group: &Group) -> u64 {
 }
 
 fn share(pid: u32) -> Option<u64> {
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let rollup = procfs::of_memory(pid, "smaps_rollup")?;
     let kib = field(&rollup, "Pss_Anon:")? + field(&rollup, "Pss_Shmem:")?;
-    Some((kib + field(&status, "VmPTE:").unwrap_or(0)) << 10)
+    let tables = procfs::memory(&pid.to_string()).map_or(0, |memory| memory.tables);
+    Some((kib << 10) + tables * PAGE)
 }
 
 /// The result of exact looks.
@@ -118,15 +124,14 @@ impl Exact {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::processes::tree;
     use pagetide::group::Field;
     use std::process::{Child, Command, Stdio};
     use std::time::Duration;
 
-    /// Two processes that share 64 MiB since a fork.
-    fn family() -> (Child, Vec<u32>) {
-        const SCRIPT: &str = "import os, time\nkept = bytearray(b'x') * (64 << 20)\nchild = os.fork()\nif child == 0: time.sleep(1000)\n\
-                              print(child, flush=True)\ntime.sleep(1000)";
-        let mut parent = Command::new("python3").args(["-c", SCRIPT]).stdout(Stdio::piped()).spawn().unwrap();
+    /// A process and its child, whose pid it prints.
+    fn family(script: &str) -> (Child, Vec<u32>) {
+        let mut parent = Command::new("python3").args(["-c", script]).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(parent.stdout.take().unwrap()), &mut line)
             .unwrap();
@@ -134,9 +139,19 @@ mod tests {
         (parent, pids)
     }
 
+    fn end(parent: &mut Child, pids: Vec<u32>) {
+        for pid in pids {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        parent.wait().unwrap();
+    }
+
     #[test]
     fn what_a_fork_left_shared_counts_once() {
-        let (mut parent, pids) = family();
+        const SCRIPT: &str = "import os, time\nkept = bytearray(b'x') * (64 << 20)\nchild = os.fork()\nif child == 0: time.sleep(1000)\n\
+                              print(child, flush=True)\ntime.sleep(1000)";
+        let (mut parent, pids) = family(SCRIPT);
         let start = Instant::now();
         let mut exact = Exact::new(start);
         assert_eq!(exact.counted(), None);
@@ -146,16 +161,40 @@ mod tests {
         (0..1000).for_each(|_| _ = exact.look(start, 0, || shares(pids.clone(), None)));
         let spent = exact.counted().unwrap().looks;
         exact.look(start + Duration::from_secs(100), 0, || shares(pids.clone(), None));
-        for pid in pids {
-            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
-            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-        }
-        parent.wait().unwrap();
+        end(&mut parent, pids);
         let mib = counted.bytes >> 20;
         assert!((65..90).contains(&mib), "{mib} MiB");
         assert!(spent < 1000, "{spent} looks cost nothing");
         assert_eq!(exact.counted().unwrap().looks, spent + 1);
         assert_eq!(total(&shares(vec![0], None), 0), 0);
+    }
+
+    #[test]
+    fn a_child_in_its_parents_memory_counts_with_it() {
+        const SCRIPT: &str = "import ctypes, os, time\nkept = bytearray(b'x') * (64 << 20)\nlibc = ctypes.CDLL(None)\n\
+                              CLONE_VM = 0x100\nstack = ctypes.create_string_buffer(1 << 16)\n\
+                              top = ctypes.c_void_p(ctypes.addressof(stack) + (1 << 16) - 64)\n\
+                              print(libc.clone(libc.sleep, top, CLONE_VM | 17, ctypes.c_void_p(1000)), flush=True)\ntime.sleep(1000)";
+        let (mut parent, pids) = family(SCRIPT);
+        let counted = shares(pids.clone(), None);
+        end(&mut parent, pids.clone());
+        assert_eq!(counted.iter().map(|&(pid, _)| pid).collect::<Vec<_>>(), pids[..1]);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_counts() {
+        const SCRIPT: &str = "import ctypes, os, threading, time\nkept = bytearray(b'x') * (64 << 20)\n\
+                              threading.Thread(target=time.sleep, args=(1000,)).start()\nprint(os.getpid(), flush=True)\n\
+                              ctypes.CDLL(None).pthread_exit(None)";
+        let (mut process, pids) = family(SCRIPT);
+        let pid = pids[0];
+        while Stat::of(pid).unwrap().state != b'Z' {
+            std::thread::yield_now();
+        }
+        let counted = total(&shares(tree::descendants(std::process::id()), None), 0);
+        let own = shares(vec![pid], None);
+        end(&mut process, vec![pid]);
+        assert!(own.len() == 1 && own[0].1 > 64 << 20 && counted >= own[0].1, "{own:?} of {counted}");
     }
 
     #[test]

@@ -6,3 +6,4 @@ pub(crate) mod os;
 pub(crate) mod program;
 pub(crate) mod runs;
 pub(crate) mod tree;
+pub(crate) mod vfork;

@@ -1,30 +1,19 @@
 //! The tree of processes, as `/proc` shows it.
 
-use pagetide_sys::procfs;
+use pagetide_sys::procfs::{self, Stat};
 use std::collections::{HashMap, HashSet};
 use std::fs;
 
 /// The most generations that are followed upwards.
 const DEPTH: usize = 1024;
 
-/// Returns the state letter and the parent of a process.
-fn state_and_parent(stat: &str) -> Option<(&str, u32)> {
-    // The name may hold any character: fields are counted from the last parenthesis.
-    let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
-    Some((fields.next()?, fields.next()?.parse().ok()?))
-}
-
-fn read(pid: u32) -> Option<String> {
-    procfs::small(&format!("/proc/{pid}/stat"))
-}
-
 fn parent(pid: u32) -> Option<u32> {
-    Some(state_and_parent(&read(pid)?)?.1)
+    Some(Stat::of(pid)?.parent)
 }
 
 /// Returns whether a process is stopped.
 pub(crate) fn is_stopped(pid: u32) -> bool {
-    read(pid).is_some_and(|stat| state_and_parent(&stat).is_some_and(|(state, _)| state == "T"))
+    Stat::of(pid).is_some_and(|stat| stat.state == b'T')
 }
 
 /// Returns the name of a process; empty if it has ended.
@@ -88,10 +77,8 @@ fn children(pid: u32) -> Vec<u32> {
 pub(crate) fn descendants(ancestor: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<(u32, bool)>> = HashMap::new();
     for pid in pids() {
-        if let Some(stat) = read(pid)
-            && let Some((state, parent)) = state_and_parent(&stat)
-        {
-            children.entry(parent).or_default().push((pid, !matches!(state, "Z" | "X")));
+        if let Some(stat) = Stat::of(pid) {
+            children.entry(stat.parent).or_default().push((pid, !stat.is_dead()));
         }
     }
     let mut found = Vec::new();
@@ -111,12 +98,6 @@ pub(crate) fn descendants(ancestor: u32) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_with_parentheses_is_no_obstacle() {
-        assert_eq!(state_and_parent("7 (a) S 9 (b) R 3 4 5"), Some(("R", 3)));
-        assert_eq!(state_and_parent("7 (a)"), None);
-    }
 
     #[test]
     fn a_child_is_a_descendant() {

@@ -10,18 +10,18 @@
 //! **Whose memory is it?**
 //! - A process that has called `exec` is charged at once.
 //! - A forked process that has not called `exec` may share its memory with its parent (`vfork`), which is charged
-//!   for it already: if the kernel says so, it is charged nothing.
-//! - Where the kernel does not tell, and while some slot has no process yet, which may be this one, it is charged
+//!   for it already: if the kernel says so, or the slots do, it is charged nothing.
+//! - Where nobody tells, and while some slot has no process yet, which may be this one, it is charged
 //!   for the lesser of what it held at two looks, a quarter of a second apart.
 
 use crate::cpu_budget::CpuBudget;
 use crate::processes::tree;
+use crate::processes::vfork::Forked;
 use crate::sampler::outside::{Outside, Reason};
 use crate::units::PAGE;
 use pagetide::group::{Group, ProcessSlot};
 use pagetide_sys::mapped_files::{self, FileId};
 use pagetide_sys::procfs::{self, Memory, Stat, Watched};
-use pagetide_sys::task;
 use std::collections::{HashMap, HashSet};
 use std::time::{Duration, Instant};
 
@@ -87,7 +87,7 @@ impl Process {
     }
 
     /// Looks at its memory. `waits` says whether some slot has no process yet.
-    fn look(&mut self, pid: u32, now: Instant, waits: bool) {
+    fn look(&mut self, pid: u32, now: Instant, waits: bool, forked: &Forked) {
         // A forked process may call exec at any time.
         if !self.stat.has_execed
             && let Some(stat) = Stat::of(pid)
@@ -101,9 +101,9 @@ impl Process {
         self.charged = if self.stat.has_execed {
             held
         } else {
-            match task::share_memory(pid, self.stat.parent) {
-                Ok(true) => 0,
-                Ok(false) if !waits => held,
+            match forked.borrows(pid, self.stat.parent) {
+                Some(true) => 0,
+                Some(false) if !waits => held,
                 _ => self.held_twice(held, now),
             }
         };
@@ -202,9 +202,9 @@ impl Unmanaged {
         }
         self.seen.retain(|pid, _| !members.pids.contains(pid));
         // Asked after the walk: a process that was found and has a slot had it by then.
-        let waits = members.lack_one(group);
+        let (waits, forked) = (members.lack_one(group), Forked::of(group));
         for (&pid, process) in &mut self.seen {
-            process.look(pid, now, waits);
+            process.look(pid, now, waits, &forked);
             if process.program.is_none()
                 && let Some(reason) = process.reason(pid)
             {
@@ -294,7 +294,7 @@ pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     let Unmanaged { seen, outside, .. } = &mut unmanaged;
     seen.retain(|pid, _| !pids.contains(pid));
     for (&pid, process) in seen {
-        process.look(pid, Instant::now(), true);
+        process.look(pid, Instant::now(), true, &Forked::default());
         // As if it had been looked at all the while.
         process.looks =
             if procfs::age(process.stat.start_time) > Some(Duration::from_secs(1)) { LOOKS } else { 1 };

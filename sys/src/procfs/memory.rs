@@ -34,6 +34,23 @@ pub fn memory(pid: &str) -> Option<Memory> {
     })
 }
 
+/// Reads a file of `/proc/PID` that shows the process's memory, such as `smaps`. `None` when it is gone, or not to be seen.
+///
+/// ```
+/// use pagetide_sys::procfs;
+///
+/// let rollup = procfs::of_memory(std::process::id(), "smaps_rollup").expect("this process may be seen");
+/// assert!(procfs::field(&rollup, "Pss_Anon:").expect("a figure in KiB") > 0);
+/// ```
+pub fn of_memory(pid: u32, file: &str) -> Option<String> {
+    let read = |path: String| std::fs::read_to_string(path).ok().filter(|text| !text.is_empty());
+    read(format!("/proc/{pid}/{file}")).or_else(|| {
+        // As in `memory`.
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
+        tasks.flatten().find_map(|task| read(format!("{}/{file}", task.path().display())))
+    })
+}
+
 /// Looks that are cheap between two whole ones, and how many pages may come and go until then.
 const CHEAP_LOOKS: u32 = 7;
 /// The same where all that changes is to be seen at once.
