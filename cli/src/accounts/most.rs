@@ -16,15 +16,15 @@ pub(crate) struct Most {
     pub(crate) holders: Vec<Holder>,
     /// Result of exact looks, if there were any: `pages` has pages that a fork left shared once for each process.
     pub(crate) counted: Option<Counted>,
-    /// The most pages at a sample that was within the cap, where no exact look is made.
-    pub(crate) within: u64,
+    /// The most pages at a sample at which no exact look was called for: it was within the cap, or of a single process.
+    pub(crate) certain: u64,
 }
 
 impl Most {
     /// Returns the most bytes that the run held: by exact looks if there were any, else the upper bound.
     pub(crate) fn held_bytes(&self) -> u64 {
-        let Self { pages, counted, within, .. } = self;
-        counted.map_or(pages.total * PAGE, |counted| counted.bytes.max(within * PAGE))
+        let Self { pages, counted, certain, .. } = self;
+        counted.map_or(pages.total * PAGE, |counted| counted.bytes.max(certain * PAGE))
     }
 }
 

@@ -62,17 +62,21 @@ impl Peaks {
         }
     }
 
-    /// Takes the figures of a sample of the run that `launcher` has launched. `holders` names its processes that hold
-    /// the most unmanaged memory.
+    /// Takes the figures of a sample of the run that `launcher` has launched. `before` has the last figures of the processes of
+    /// the last sample, if some of them have died since. `holders` names the processes that hold the most unmanaged memory.
     pub(crate) fn take(
         &mut self,
         group: Group,
         launcher: u32,
+        before: Option<Pages>,
         now: &Gathered,
         holders: impl FnOnce() -> Vec<Holder>,
     ) {
         self.follow(group.cap_pages());
-        self.pages = self.pages.max(now.pages);
+        if let Some(before) = before.filter(|before| !is_passed(before.total * PAGE, group.cap_pages())) {
+            self.pages = self.pages.max(before);
+            self.most.certain = self.most.certain.max(before.total);
+        }
         if now.stored.0 > self.stored
             && let Some(ratio) = now.ratio()
         {
@@ -84,12 +88,19 @@ impl Peaks {
             // What was counted before says nothing about this cap.
             self.exact.forget();
         }
-        let mut held = bytes;
         // A single process shares nothing.
-        if is_above(bytes) && group.live().nth(1).is_some() {
-            let look = || exact::shares(tree::descendants(launcher), Some(&group));
-            held = self.exact.look(Instant::now(), group.own_pages().1, look).unwrap_or(bytes);
-        }
+        let shares = group.live().nth(1).is_some() || group.unmanaged_pages() > 0;
+        let is_looked_at = is_above(bytes) && shares;
+        let look = || exact::shares(tree::descendants(launcher), Some(&group));
+        let counted = match is_looked_at {
+            true => self.exact.look(Instant::now(), group.own_pages().1, look),
+            false => Some(bytes),
+        };
+        let held = counted.unwrap_or(bytes);
+        // What was counted more than once is not needed so often; how much that is only a look tells.
+        let needed = counted
+            .map_or(0, |counted| now.pages.needed.saturating_sub(bytes.saturating_sub(counted) / PAGE));
+        self.pages = self.pages.max(Pages { needed, ..now.pages });
         if let Some(settling) = self.settling.take() {
             // If it stays so, that is what is told of this cap.
             self.most = Most::default();
@@ -100,10 +111,10 @@ impl Peaks {
         if now.pages.total > self.most.pages.total {
             self.most = Most { pages: now.pages, holders: holders(), ..self.most };
         }
-        if is_above(bytes) {
+        if is_looked_at {
             self.most.counted = self.exact.counted();
         } else {
-            self.most.within = self.most.within.max(now.pages.total);
+            self.most.certain = self.most.certain.max(now.pages.total);
         }
     }
 
@@ -134,7 +145,7 @@ mod tests {
         let (_fd, group) = group(1000);
         let mut peaks = Peaks::new(Instant::now());
         let mut take = |pages| {
-            peaks.take(group, std::process::id(), &holding(&group, pages), Vec::new);
+            peaks.take(group, std::process::id(), None, &holding(&group, pages), Vec::new);
             (peaks.most.pages.total, peaks.pages.total)
         };
         assert_eq!(take(900), (900, 900));
@@ -161,7 +172,7 @@ mod tests {
         let (_fd, group) = group(1000);
         let mut peaks = Peaks::new(start);
         let take = |peaks: &mut Peaks, pages| {
-            peaks.take(group, std::process::id(), &holding(&group, pages), Vec::new);
+            peaks.take(group, std::process::id(), None, &holding(&group, pages), Vec::new);
             peaks.most.pages.total
         };
         take(&mut peaks, 900);
@@ -184,11 +195,43 @@ mod tests {
         let mut peaks = Peaks::new(Instant::now());
         // This launcher has no descendants: each exact look finds nothing, whatever the upper bound.
         let nobody = u32::MAX;
-        let mut take = |pages| peaks.take(group, nobody, &holding(&group, pages), Vec::new);
+        let mut take = |pages| peaks.take(group, nobody, None, &holding(&group, pages), Vec::new);
         take(900);
         group.change_cap(500);
         take(790);
         take(300);
         assert!(!is_passed(peaks.most.held_bytes(), 500), "{:?}", peaks.most);
+    }
+
+    #[test]
+    fn what_is_counted_more_than_once_is_not_needed_so_often() {
+        let (_fd, group) = group(500);
+        let own = pagetide_sys::procfs::Identity::own();
+        let mut peaks = Peaks::new(Instant::now());
+        let mut take = |pages, needed| {
+            let mut held = holding(&group, pages);
+            held.pages.needed = needed;
+            // No descendants: an exact look finds nothing.
+            peaks.take(group, u32::MAX, None, &held, Vec::new);
+            (peaks.pages.needed, peaks.most.held_bytes() / PAGE)
+        };
+        assert_eq!(take(490, 900), (900, 490));
+        // One process shares nothing: what it holds is certain.
+        let _one = group.claim(pagetide_sys::procfs::Identity { pid: 1, ..own }).unwrap();
+        assert_eq!(take(700, 1000), (1000, 700));
+        let _two = group.claim(pagetide_sys::procfs::Identity { pid: 2, ..own }).unwrap();
+        assert_eq!(take(800, 1700), (1000, 700), "800 of them are counted twice");
+        assert_eq!(take(800, 1900), (1100, 700));
+    }
+
+    #[test]
+    fn a_process_without_a_slot_is_looked_at() {
+        let (_fd, group) = group(500);
+        let own = pagetide_sys::procfs::Identity::own();
+        let _one = group.claim(pagetide_sys::procfs::Identity { pid: 1, ..own }).unwrap();
+        group.charge_unmanaged(700);
+        let mut peaks = Peaks::new(Instant::now());
+        peaks.take(group, u32::MAX, None, &holding(&group, 800), Vec::new);
+        assert_eq!(peaks.most.counted.map(|counted| counted.looks), Some(1));
     }
 }

@@ -102,7 +102,7 @@ impl Report {
             "processes": self.now.processes,
             "unmanaged_programs": self.outside.json(),
             "latest_look_s": self.latest_look.map(|time| time.as_secs_f64()),
-            "counted": self.most.counted.map(|counted| json!({ "bytes": counted.bytes, "looks": counted.looks })),
+            "counted": self.most.counted.map(|counted| json!({ "bytes": self.most.held_bytes(), "looks": counted.looks })),
             "cap_held": self.peak.map(|_| self.most.held_bytes() <= self.cap_pages * PAGE),
             "killed_by": self.killer.as_ref().map(Killer::name),
             "out_of_memory": self.ended.map(ended_json),

@@ -3,6 +3,7 @@
 use crate::accounts::cap::is_passed;
 use crate::accounts::exact::Counted;
 use crate::accounts::most::Holder;
+use crate::accounts::pages::Pages;
 use crate::show::report::Report;
 use crate::units::{PAGE, show_bytes, show_count, show_nanos};
 use pagetide::census::Reason;
@@ -87,7 +88,7 @@ impl Report {
         let held = match self.most.counted {
             None => show_bytes(total * PAGE),
             Some(Counted { looks, .. }) => format!(
-                "{} ({looks} exact {}; up to {} if what a fork left shared counts in each process)",
+                "{} ({looks} exact {}; up to {} if what forks share counts in each process)",
                 show_bytes(total * PAGE),
                 if looks == 1 { "look" } else { "looks" },
                 show_bytes(self.most.pages.total * PAGE)
@@ -113,8 +114,10 @@ impl Report {
             }
             (true, _) => {
                 let peak = self.peak.unwrap_or_default();
+                // What is swapped when a process forks counts in both.
+                let up_to = if self.now.counter(Counter::forks) > 0 { "up to " } else { "" };
                 format!(
-                    "the cap of {of} held{but}: {held} in memory at most; {} were needed ({:.1} ×), {} swapped",
+                    "the cap of {of} held{but}: {held} in memory at most; {up_to}{} were needed ({:.1} ×), {} swapped",
                     show_bytes(peak.needed * PAGE),
                     peak.needed as f64 / cap.max(1) as f64,
                     show_bytes(peak.swapped * PAGE),
@@ -125,7 +128,14 @@ impl Report {
 
     /// Says what broke the cap.
     fn breach_line(&self) -> String {
-        let (pages, total) = (self.most.pages, self.most.held_bytes().div_ceil(PAGE));
+        let total = self.most.held_bytes().div_ceil(PAGE);
+        // Of exact looks the parts are not known.
+        let part = |pages: u64| pages.min(total);
+        let pages = Pages {
+            unmanaged: part(self.most.pages.unmanaged),
+            shared: part(self.most.pages.shared),
+            ..self.most.pages
+        };
         let excess = total.saturating_sub(self.cap_pages);
         if pages.unmanaged < total / BLAMED {
             let managed = show_bytes(total.saturating_sub(pages.unmanaged) * PAGE);
@@ -224,7 +234,6 @@ fn over(total: u64, cap: u64) -> String {
 mod tests {
     use super::*;
     use crate::accounts::most::Most;
-    use crate::accounts::pages::Pages;
     use crate::processes::killed::Killer;
     use crate::show::testing::{group, report};
 
@@ -322,8 +331,8 @@ mod tests {
         let said = lines(&report);
         assert_eq!(
             said[0],
-            "the cap of 250 MiB held: 250 MiB (12 exact looks; up to 352 MiB if what a fork left shared counts in each \
-             process) in memory at most; 251 MiB were needed (1.0 ×), 400 KiB swapped"
+            "the cap of 250 MiB held: 250 MiB (12 exact looks; up to 352 MiB if what forks share counts in each process) \
+             in memory at most; 251 MiB were needed (1.0 ×), 400 KiB swapped"
         );
         assert_eq!(
             (&report.json()["cap_held"], &report.json()["counted"]["looks"]),
@@ -333,13 +342,13 @@ mod tests {
         let said = lines(&report);
         assert_eq!(
             said[0],
-            "! the cap of 250 MiB did not hold: 273 MiB (1 exact look; up to 352 MiB if what a fork left shared counts in each \
-             process) were in memory (9 % more)"
+            "! the cap of 250 MiB did not hold: 273 MiB (1 exact look; up to 352 MiB if what forks share counts in each process) \
+             were in memory (9 % more)"
         );
         assert_eq!(report.json()["cap_held"], false);
         // Before the fork it held more than at the only exact look.
         report.most.counted = Some(Counted { bytes: 100 * PAGE, looks: 1 });
-        report.most.within = 64_000;
+        report.most.certain = 64_000;
         assert_eq!(report.most.held_bytes(), 64_000 * PAGE);
     }
 
