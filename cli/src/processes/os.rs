@@ -180,8 +180,17 @@ pub(crate) fn send_to_descendant(pid: u32, signals: &[i32]) {
     }
 }
 
-/// Returns user and system time of the children that were waited for, in seconds.
-pub(crate) fn children_cpu() -> (f64, f64) {
+/// What the kernel tells of the processes that were waited for.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub(crate) struct Usage {
+    /// User and system time, in seconds.
+    pub(crate) cpu: (f64, f64),
+    /// The most that one of them had in memory, its files included, in bytes.
+    pub(crate) max_rss: u64,
+}
+
+/// Returns the usage of the children that were waited for, and of those that these have waited for.
+pub(crate) fn children_usage() -> Usage {
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     // SAFETY: the kernel fills it in, and zeroes are a valid one.
     let usage = unsafe {
@@ -189,7 +198,7 @@ pub(crate) fn children_cpu() -> (f64, f64) {
         usage.assume_init()
     };
     let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 / 1e6;
-    (seconds(usage.ru_utime), seconds(usage.ru_stime))
+    Usage { cpu: (seconds(usage.ru_utime), seconds(usage.ru_stime)), max_rss: (usage.ru_maxrss as u64) << 10 }
 }
 
 /// Who continued this process after it had stopped.

@@ -385,7 +385,7 @@ impl<'a> Launcher<'a> {
             command: self.args.command(),
             exit_status,
             elapsed: self.started.elapsed(),
-            cpu: Some(os::children_cpu()),
+            usage: Some(os::children_usage()),
             cap_pages: self.resources.group.cap_pages(),
             cap_changes: self.resources.group.cap_changes(),
             now: self.sampler.now(),

@@ -4,6 +4,7 @@ use crate::accounts::gathered::Gathered;
 use crate::accounts::most::Most;
 use crate::accounts::pages::Pages;
 use crate::processes::killed::Killer;
+use crate::processes::os::Usage;
 use crate::sampler::outside::Outside;
 use crate::units::PAGE;
 use pagetide::census::Reason;
@@ -26,8 +27,8 @@ pub(crate) struct Report {
     pub(crate) exit_status: Option<u8>,
     /// How long it has run.
     pub(crate) elapsed: Duration,
-    /// User and system seconds of the processes that have ended; known to the launcher.
-    pub(crate) cpu: Option<(f64, f64)>,
+    /// What the kernel tells of the processes that have ended; known to the launcher.
+    pub(crate) usage: Option<Usage>,
     /// The cap, in pages, and how often it was changed while the run went on.
     pub(crate) cap_pages: u64,
     pub(crate) cap_changes: u64,
@@ -81,7 +82,8 @@ impl Report {
             "running": self.exit_status.is_none(),
             "exit_status": self.exit_status,
             "elapsed_s": self.elapsed.as_secs_f64(),
-            "cpu_s": self.cpu.map(|(user, system)| json!({ "user": user, "system": system })),
+            "cpu_s": self.usage.map(|Usage { cpu: (user, system), .. }| json!({ "user": user, "system": system })),
+            "max_rss_bytes": self.usage.map(|usage| usage.max_rss),
             "cap_bytes": self.cap_pages * PAGE,
             "cap_changes": self.cap_changes,
             "counters": counters,

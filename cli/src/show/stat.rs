@@ -53,7 +53,7 @@ pub(crate) fn report(run: &Run) -> Report {
         command: command(run.pid),
         exit_status: None,
         elapsed: run.born().and_then(procfs::age).unwrap_or_default(),
-        cpu: None,
+        usage: None,
         cap_pages: group.cap_pages(),
         cap_changes: group.cap_changes(),
         now,

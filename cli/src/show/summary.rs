@@ -15,6 +15,9 @@ const BY_SIGNAL: std::ops::RangeInclusive<u8> = 129..=192;
 /// A process is named if it holds at least one part in this many of the excess.
 const WORTH_A_NAME: u64 = 8;
 
+/// A process that had more in memory than twice what was seen of the whole run, and this (files are small beside it as a
+/// rule), held more than was seen.
+const UNSEEN: u64 = 4 << 20;
 /// Unmanaged memory is blamed if it is at least one part in this many of all memory.
 const BLAMED: u64 = 4;
 
@@ -103,12 +106,19 @@ impl Report {
             0 => String::new(),
             pages => format!(" but for {}", show_bytes(pages * PAGE)),
         };
+        let unseen = match self.unseen() {
+            Some(bytes) => format!(
+                ", as far as was seen (one process had {} in memory, with its files)",
+                show_bytes(bytes)
+            ),
+            None => String::new(),
+        };
         match (self.has_swapped(), self.was_killed()) {
             (false, _) if total > cap => format!("the cap of {of} held{but}; nothing was swapped"),
             (false, false) if !self.outside.is_empty() => {
                 format!("{held} of {of} at most; nothing was swapped, and some programs ran without Pagetide")
             }
-            (false, false) => format!("fitted: {held} of {of} at most; nothing was swapped"),
+            (false, false) => format!("fitted: {held} of {of} at most{unseen}; nothing was swapped"),
             (false, true) => {
                 format!("{held} of {of} were in memory at most, as far as was seen; nothing was swapped")
             }
@@ -124,6 +134,13 @@ impl Report {
                 )
             }
         }
+    }
+
+    /// Returns what a process had in memory by the kernel's count, if that is much more than was seen of the run: what a process
+    /// takes between its last sample and its end nobody sees.
+    fn unseen(&self) -> Option<u64> {
+        let bytes = self.usage?.max_rss;
+        (bytes > 2 * self.most.held_bytes() + UNSEEN).then_some(bytes)
     }
 
     /// Says what broke the cap.
@@ -235,6 +252,7 @@ mod tests {
     use super::*;
     use crate::accounts::most::Most;
     use crate::processes::killed::Killer;
+    use crate::processes::os::Usage;
     use crate::show::testing::{group, report};
 
     fn lines(report: &Report) -> Vec<String> {
@@ -247,6 +265,23 @@ mod tests {
         let (_fd, group) = group();
         let pages = Pages { total: 256, needed: 256, ..Pages::default() };
         assert_eq!(lines(&report(&group, pages)), ["fitted: 1 MiB of 250 MiB at most; nothing was swapped"]);
+    }
+
+    #[test]
+    fn a_run_of_which_much_was_not_seen_says_so() {
+        let (_fd, group) = group();
+        let pages = Pages { total: 256, needed: 256, ..Pages::default() };
+        let usage = |mib: u64| Some(Usage { cpu: (0.0, 0.0), max_rss: mib << 20 });
+        let mut report = Report { usage: usage(6), ..report(&group, pages) };
+        assert_eq!(lines(&report), ["fitted: 1 MiB of 250 MiB at most; nothing was swapped"]);
+        report.usage = usage(7);
+        assert_eq!(
+            lines(&report),
+            [
+                "fitted: 1 MiB of 250 MiB at most, as far as was seen (one process had 7 MiB in memory, with its files); nothing was swapped"
+            ]
+        );
+        assert_eq!(report.json()["max_rss_bytes"], 7 << 20);
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub(crate) fn report(group: &Group, peak: Pages) -> Report {
         command: vec!["prog".into()],
         exit_status: None,
         elapsed: Duration::from_millis(33_100),
-        cpu: None,
+        usage: None,
         cap_pages: 64_000,
         cap_changes: 0,
         now,
