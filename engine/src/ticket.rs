@@ -120,7 +120,9 @@ impl Group {
             },
             other => other?,
         };
-        Ok(group.corrected(|setup| ticket.correct(setup)))
+        let group = group.corrected(|setup| ticket.correct(setup));
+        group.count_kills();
+        Ok(group)
     }
 }
 

@@ -21,6 +21,8 @@ pub(crate) enum Killer {
     Strict,
     /// This many processes were ended by their own engines, for want of memory.
     Pagetide(u64),
+    /// This many were, for another reason.
+    Failure(u64),
     /// The processes themselves, for the keeper of their shared memory had ended.
     Keeper,
     /// The kernel's OOM killer has killed this many processes in the run's cgroup, which has this limit.
@@ -35,6 +37,7 @@ impl Killer {
         strict: bool,
         lost_keeper: bool,
         ended: u64,
+        kills: u64,
         oom: &OomWatch,
         status: u8,
     ) -> Option<Self> {
@@ -44,6 +47,7 @@ impl Killer {
             (_, 1.., _) => Some(Self::Pagetide(ended)),
             (.., 1..) => Some(Self::Kernel(in_cgroup, limit)),
             _ if lost_keeper && status == BY_SIGKILL => Some(Self::Keeper),
+            _ if kills > 0 && !lost_keeper => Some(Self::Failure(kills)),
             _ if status == BY_SIGKILL => Some(Self::Other { oom: on_machine > 0 }),
             _ => None,
         }
@@ -53,7 +57,7 @@ impl Killer {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Strict => "strict",
-            Self::Pagetide(_) => "pagetide",
+            Self::Pagetide(_) | Self::Failure(_) => "pagetide",
             Self::Keeper => "keeper",
             Self::Kernel(..) => "kernel",
             Self::Other { .. } => "other",
@@ -69,12 +73,11 @@ impl Killer {
             Self::Pagetide(processes) => format!(
                 "{} killed by Pagetide, out of memory: see its message above; --memory, --max-pool-percent, \
                  --swap-size or --remote-size allow more",
-                if processes == 1 {
-                    "one process was".to_owned()
-                } else {
-                    format!("{processes} processes were")
-                }
+                were(processes)
             ),
+            Self::Failure(processes) => {
+                format!("{} killed by Pagetide, not for want of memory: see its message above", were(processes))
+            }
             Self::Keeper => "killed by Pagetide, for the keeper of its shared memory had ended: what was out of memory is lost"
                 .to_owned(),
             Self::Kernel(processes, limit) => {
@@ -92,9 +95,12 @@ impl Killer {
     }
 }
 
+fn were(processes: u64) -> String {
+    if processes == 1 { "one process was".to_owned() } else { format!("{processes} processes were") }
+}
+
 fn by_kernel(processes: u64, limit: Option<u64>) -> String {
-    let who =
-        if processes == 1 { "one process was".to_owned() } else { format!("{processes} processes were") };
+    let who = were(processes);
     let why = match limit {
         Some(limit) => format!("its cgroup may have {}", show_bytes(limit)),
         None => "the machine had no more memory".to_owned(),
@@ -218,18 +224,19 @@ mod tests {
     #[test]
     fn the_killer_is_who_said_so_else_the_kernel_else_somebody() {
         let quiet = watch(0);
-        assert_eq!(Killer::find(true, false, 1, &quiet, 137), Some(Killer::Strict));
-        assert_eq!(Killer::find(false, false, 2, &quiet, 137), Some(Killer::Pagetide(2)));
-        assert_eq!(Killer::find(false, true, 0, &quiet, 137), Some(Killer::Keeper));
-        assert_eq!(Killer::find(false, true, 0, &quiet, 0), None);
-        assert_eq!(Killer::find(false, false, 0, &quiet, 0), None);
-        assert_eq!(Killer::find(false, false, 0, &quiet, 143), None);
+        assert_eq!(Killer::find(true, false, 1, 1, &quiet, 137), Some(Killer::Strict));
+        assert_eq!(Killer::find(false, false, 2, 3, &quiet, 137), Some(Killer::Pagetide(2)));
+        assert_eq!(Killer::find(false, true, 0, 1, &quiet, 137), Some(Killer::Keeper));
+        assert_eq!(Killer::find(false, false, 0, 2, &quiet, 137), Some(Killer::Failure(2)));
+        assert_eq!(Killer::find(false, true, 0, 1, &quiet, 0), None);
+        assert_eq!(Killer::find(false, false, 0, 0, &quiet, 0), None);
+        assert_eq!(Killer::find(false, false, 0, 0, &quiet, 143), None);
         let file = std::env::temp_dir().join(format!("pagetide-events-{}", std::process::id()));
         fs::write(&file, "oom_kill 4\n").unwrap();
         let counted = vec![Counted { file: file.clone(), before: 3, limit: Some(100 << 20) }];
         let seen = OomWatch { counted, ..watch(0) };
         for status in [0, 1, 137] {
-            let found = Killer::find(false, false, 0, &seen, status);
+            let found = Killer::find(false, false, 0, 0, &seen, status);
             assert_eq!(found, Some(Killer::Kernel(1, Some(100 << 20))));
         }
         fs::remove_file(file).unwrap();

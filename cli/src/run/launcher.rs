@@ -397,6 +397,7 @@ impl<'a> Launcher<'a> {
                     strict,
                     self.lost_keeper,
                     self.resources.group.ended().processes,
+                    self.resources.group.kills(),
                     &self.oom,
                     status,
                 )

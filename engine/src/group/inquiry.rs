@@ -97,6 +97,16 @@ impl Group {
         self.word(Header::EndedProcesses).fetch_add(1, Release);
     }
 
+    /// Counts from now on how often this process ends itself: once at most.
+    pub fn count_kills(&self) {
+        pagetide_sys::task::count_kills_in(self.word(Header::Kills));
+    }
+
+    /// Returns how many processes Pagetide has ended, for want of memory or because something had failed.
+    pub fn kills(&self) -> u64 {
+        self.word(Header::Kills).load(Relaxed)
+    }
+
     /// Returns the processes that ended for want of memory.
     pub fn ended(&self) -> Ended {
         let at =

@@ -79,6 +79,8 @@ pub(super) enum Header {
     /// one did.
     EndedProcesses,
     EndedUnmanaged,
+    /// The number of processes that Pagetide has ended, whatever for.
+    Kills,
     /// The first of the words for what could not leave then, one a [`crate::census::Reason`].
     EndedStuck,
     /// The first of the figures of the remote tier, see [`super::RemoteFigure`].
