@@ -46,6 +46,15 @@ fn forks_do_not_wait_for_threads_that_a_collector_has_stopped() {
     }
 }
 
+#[test]
+fn handlers_of_signals_fork_whatever_their_thread_is_doing() {
+    let _turn = turn();
+    for (memory, mib) in [("1G", "4"), ("20M", "20")] {
+        let command = [&*program("fork_handler"), "--mib", mib, "--forks", &times(100)];
+        start(pagetide(memory, "", &[], &command)).end().succeeds();
+    }
+}
+
 /// 24 MiB that no engine manages, which the children had before they had engines of their own: counted in each they would be
 /// 120 of 96 MiB, and nothing that can leave would stay in memory.
 #[test]

@@ -46,7 +46,9 @@ impl Process {
         // Without an engine nothing is ever given back: where it is tight, processes start with one.
         let reserve = (self.group.cap_pages() as i64 / OTHERS_PART).max(ASLEEP_RESERVE);
         let small = slot.granted().max(0) + wanted <= SMALL;
-        // An engine that starts takes over what is granted by then: no grant comes between.
+        // An engine that starts takes over what is granted by then: no grant comes between. Nor a handler that forks, or jumps
+        // out: a fork waits for the end of this.
+        let signals = SignalsBlocked::new();
         phase.begin_call();
         let armed = runtime.get().is_some();
         // For one that is so small that an engine would take more than it could give, from others if need be; unless
@@ -58,6 +60,7 @@ impl Process {
             unspent.fetch_add(wanted, Relaxed);
         }
         phase.end_call();
+        drop(signals);
         if !armed && !granted {
             return self.arm();
         }
@@ -159,6 +162,8 @@ impl Process {
         if surplus <= self.group.step() {
             return;
         }
+        // As in `charge`.
+        let _signals = SignalsBlocked::new();
         phase.begin_call();
         if runtime.get().is_none() && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok() {
             slot.word(Field::Grant).fetch_sub(surplus as u64, Relaxed);
