@@ -221,11 +221,12 @@ impl Sampler {
             self.watches.insert(slot.index(), watch);
         }
         let (mut watched, mut polled) = (Vec::new(), Vec::new());
-        // Whether no process is left that could be forking.
+        // Whether no process is left that could be forking, and none that may be the child.
         let nobody = self.watches.values().all(|watch| watch.gone || watch.process.pid == 0);
-        for watch in self.watches.values_mut() {
+        let no_child = !self.unmanaged.has_forked();
+        for (&index, watch) in &mut self.watches {
             self.answered |= watch.is(self.command);
-            watch.look(nobody);
+            watch.look(no_child && (nobody || self.group.has_lost_forker(self.group.slot(index))));
             if let Some(fd) = &watch.pidfd {
                 polled.push(PollFd::new(fd, PollFlags::IN));
                 watched.push(&mut watch.gone);

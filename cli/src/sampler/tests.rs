@@ -92,6 +92,25 @@ fn a_fork_under_way_is_given_time() {
     assert_eq!(group.live().count(), 0);
 }
 
+#[test]
+fn a_slot_for_the_child_of_a_forker_that_was_killed_is_given_back_while_others_live() {
+    let (fd, group) = group(1000);
+    let mut sampler = sampler(group, &fd);
+    let [forker, other] = [sleeper(), sleeper()];
+    let [parent, _] = [&forker, &other].map(|child| group.claim(identity(child.id())).unwrap());
+    let child = group.claim_for_child(parent).unwrap();
+    let taken = || child.get(Field::Taken) == 1;
+    end(forker);
+    // The first of these finds the forker dead.
+    for _ in 0..=FORK_SAMPLES {
+        sampler.sample();
+        assert!(taken());
+    }
+    sampler.sample();
+    assert!(!taken() && group.live().count() == 1);
+    end(other);
+}
+
 /// Kept free for programs that start, where there are two.
 const RESERVED: i64 = 256;
 

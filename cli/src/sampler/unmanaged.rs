@@ -274,6 +274,11 @@ impl Unmanaged {
         self.seen.contains_key(&pid)
     }
 
+    /// Returns whether one of them was forked, and has not called `exec`.
+    pub(crate) fn has_forked(&self) -> bool {
+        self.seen.values().any(|process| !process.stat.has_execed)
+    }
+
     /// Returns the longest time between two looks, if it was longer than [`INTERVAL`].
     pub(crate) fn latest(&self) -> Option<Duration> {
         (self.latest > INTERVAL).then_some(self.latest)

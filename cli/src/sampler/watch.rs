@@ -18,7 +18,7 @@ pub(crate) const DEAF_SAMPLES: u32 = 100;
 const IDLE_SAMPLES: u32 = 5;
 /// A fork whose parent is dead is given up after this many samples. Not a time: a run may be stopped in a fork.
 pub(crate) const FORK_SAMPLES: u32 = 250;
-/// The same where the parent is not known. Making room for the child may take long on a slow disk, and a slot that
+/// The same where the parent may live. Making room for the child may take long on a slow disk, and a slot that
 /// is released too early is worse than one that is lost.
 const NAMELESS_FORK_SAMPLES: u32 = 3000;
 
@@ -112,13 +112,12 @@ impl Watch {
         pid != 0 && (self.pid == pid || self.process.pid == pid && here())
     }
 
-    /// Looks again at a process without a pidfd.
-    pub(crate) fn look(&mut self, nobody_forks: bool) {
+    /// Looks again at a process without a pidfd. `no_fork` says whether nobody is left who could be forking it.
+    pub(crate) fn look(&mut self, no_fork: bool) {
         if self.process.start_time == 0 {
             self.samples += 1;
             let forks = self.process.pid == 0;
-            let dead =
-                if forks { nobody_forks } else { self.process.pids().is_ok_and(|pids| pids.is_empty()) };
+            let dead = if forks { no_fork } else { self.process.pids().is_ok_and(|pids| pids.is_empty()) };
             self.samples_dead = if dead { self.samples_dead + 1 } else { 0 };
             let nameless = forks && self.samples > NAMELESS_FORK_SAMPLES;
             self.gone = self.samples_dead > FORK_SAMPLES || nameless;

@@ -81,10 +81,7 @@ impl Group {
     pub fn may_end(&self, slot: ProcessSlot) -> bool {
         let word = self.word(Header::Ending);
         let own = slot.tenant() + 1;
-        let claim = |held: u64| {
-            let lives = |other: ProcessSlot| other.get(Field::Taken) != 0 && other.tenant() + 1 == held;
-            (held == 0 || held == own || !self.live().any(lives)).then_some(own)
-        };
+        let claim = |held: u64| (held == 0 || held == own || !self.has_tenant(held)).then_some(own);
         word.fetch_update(AcqRel, Acquire, claim).is_ok()
     }
 

@@ -19,6 +19,7 @@ pub(super) const BYTES_MAX: i64 = PAGES_MAX << 12;
 
 const _: () = assert!(Counters::CELLS <= COUNTER_WORDS);
 const _: () = assert!(Header::Remote as usize + super::RemoteFigure::ALL.len() <= HEADER_WORDS);
+const _: () = assert!(Field::Stuck as usize + crate::census::Reason::ALL.len() <= SLOT_HEADER_WORDS);
 const _: () = assert!(SLOT_HEADER_WORDS + COUNTER_WORDS + latency::WORDS <= SLOT_WORDS);
 
 /// A word of the header.
@@ -207,6 +208,8 @@ pub enum Field {
     Keeps,
     /// Whether the kernel may hold pages of the process for I/O.
     Pins,
+    /// Until the process has a name: one more than the tenant that forks it.
+    Forker,
     /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
     Stuck,
 }

@@ -76,6 +76,24 @@ impl Group {
         }
     }
 
+    /// Takes a slot for a child that `forker` is about to fork, as [`Self::claim_after_the_dead`] does.
+    pub fn claim_for_child(&self, forker: ProcessSlot) -> Option<ProcessSlot> {
+        let slot = self.claim_after_the_dead(Identity::UNKNOWN)?;
+        slot.set(Field::Forker, forker.tenant() + 1);
+        Some(slot)
+    }
+
+    /// Returns whether a slot is for a child of a process that has given its own back by now.
+    pub fn has_lost_forker(&self, slot: ProcessSlot) -> bool {
+        let forker = slot.get(Field::Forker);
+        forker != 0 && !self.has_tenant(forker)
+    }
+
+    /// Returns whether the tenant that is one less than this has its slot still.
+    pub(super) fn has_tenant(&self, after: u64) -> bool {
+        self.live().any(|slot| slot.tenant() + 1 == after)
+    }
+
     /// Takes a slot for a process; `None` if all are taken.
     pub fn claim(&self, process: Identity) -> Option<ProcessSlot> {
         let slot = (0..self.slots).map(|index| self.slot(index)).find(|slot| {

@@ -34,8 +34,8 @@ impl Process {
     /// Faults of the forking thread from here to the fork are served all the same. Signals are to be blocked from here to the
     /// end of the fork, in the parent and in the child.
     pub fn before_fork(&'static self) {
-        let slot = self.group.claim_after_the_dead(Identity::UNKNOWN);
         let own = self.generation().slot;
+        let slot = self.group.claim_for_child(own);
         let [handed_out, added] = [Field::Grant, Field::Added].map(|field| own.get(field));
         let grant = handed_out.wrapping_add(added) as i64;
         if self.runtime().is_none()
