@@ -42,7 +42,35 @@ pub fn probe() -> io::Result<()> {
 pub struct Ring {
     ring: IoUring,
     file: OwnedFd,
-    pending: Mutex<Vec<Option<(u64, Direction, Buffer)>>>,
+    pending: Mutex<Vec<Option<Pending>>>,
+}
+
+/// A request under way.
+struct Pending {
+    token: u64,
+    direction: Direction,
+    offset: u64,
+    buffer: Buffer,
+}
+
+impl Pending {
+    /// Ends the request as the kernel has said: with so many bytes, or a negative error. What the kernel has given up though
+    /// nothing is wrong with the file is done by a call: it begins some requests on threads of its own, and cancels them
+    /// where there may be no more threads (`pids.max`, RLIMIT_NPROC).
+    fn end(self, file: &OwnedFd, code: i32) -> Done {
+        let Self { token, direction, offset, mut buffer } = self;
+        let result = match (-code, direction) {
+            (..=0, _) => Ok(code as usize),
+            (libc::ECANCELED | libc::EAGAIN | libc::EINTR | libc::ENOMEM, Direction::Read) => {
+                rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *buffer, offset))
+            }
+            (libc::ECANCELED | libc::EAGAIN | libc::EINTR | libc::ENOMEM, Direction::Write) => {
+                rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &buffer, offset))
+            }
+            (errno, _) => Err(rustix::io::Errno::from_raw_os_error(errno)),
+        };
+        Done { token, direction, buffer, result: result.map_err(io::Error::from) }
+    }
 }
 
 impl std::fmt::Debug for Ring {
@@ -91,7 +119,7 @@ impl Ring {
             Direction::Write => opcode::Write::new(fd, buffer.as_ptr(), length).offset(offset).build(),
         }
         .user_data(at as u64);
-        pending[at] = Some((token, direction, buffer));
+        pending[at] = Some(Pending { token, direction, offset, buffer });
         // SAFETY: (1) the submission queue is touched only with `pending` locked; (2) the buffer stays in
         // `pending`, unmoved on the heap, until its completion is reaped.
         let pushed = unsafe { self.ring.submission_shared().push(&entry) };
@@ -119,21 +147,19 @@ impl Ring {
     /// Waits for requests to be done and reaps them. One thread at a time may wait.
     pub fn wait(&self, into: &mut Vec<Done>) {
         let _ = self.ring.submit_and_wait(1);
+        let mut ended = Vec::new();
         let mut pending = lock(&self.pending);
         // SAFETY: the completion queue is touched only here, with `pending` locked.
         let completions = unsafe { self.ring.completion_shared() };
         for completion in completions {
-            if completion.user_data() == u64::MAX {
-                continue;
-            }
-            if let Some((token, direction, buffer)) = pending[completion.user_data() as usize].take() {
-                let result = match completion.result() {
-                    code if code < 0 => Err(io::Error::from_raw_os_error(-code)),
-                    bytes => Ok(bytes as usize),
-                };
-                into.push(Done { token, direction, buffer, result });
+            if completion.user_data() != u64::MAX
+                && let Some(request) = pending[completion.user_data() as usize].take()
+            {
+                ended.push((request, completion.result()));
             }
         }
+        drop(pending);
+        into.extend(ended.into_iter().map(|(request, code)| request.end(&self.file, code)));
     }
 }
 
@@ -144,5 +170,32 @@ impl Drop for Ring {
         while lock(&self.pending).iter().any(Option::is_some) {
             self.wait(&mut done);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_gives_up_for_want_of_threads_is_done_all_the_same() {
+        let file = OwnedFd::from(tempfile());
+        let request = |direction, byte| {
+            let mut buffer = Buffer::new(1);
+            buffer.fill(byte);
+            Pending { token: 7, direction, offset: 8192, buffer }
+        };
+        let written = request(Direction::Write, 5).end(&file, -libc::ECANCELED);
+        assert_eq!(written.result.unwrap(), written.buffer.len());
+        let read = request(Direction::Read, 0).end(&file, -libc::EAGAIN);
+        assert!(read.result.unwrap() == read.buffer.len() && read.buffer.iter().all(|&byte| byte == 5));
+        let failed = request(Direction::Read, 0).end(&file, -libc::EIO);
+        assert_eq!(failed.result.unwrap_err().raw_os_error(), Some(libc::EIO));
+        assert_eq!(request(Direction::Read, 0).end(&file, 100).result.unwrap(), 100);
+    }
+
+    fn tempfile() -> std::fs::File {
+        let flags = rustix::fs::OFlags::RDWR | rustix::fs::OFlags::TMPFILE;
+        rustix::fs::open(std::env::temp_dir().as_path(), flags, rustix::fs::Mode::RUSR).unwrap().into()
     }
 }
