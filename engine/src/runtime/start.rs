@@ -170,7 +170,7 @@ impl Runtime {
                 runtime.control();
             }
         };
-        engine_thread::spawn("pagetide", Box::new(control)).map_err(StartError::Resources)
+        engine_thread::spawn_patiently("pagetide", Box::new(control)).map_err(StartError::Resources)
     }
 
     fn build(args: StartArgs) -> Option<&'static Self> {
@@ -370,7 +370,7 @@ impl Runtime {
                     run(runtime);
                 }
             });
-            engine_thread::spawn(name, run).map_err(StartError::Resources)
+            engine_thread::spawn_patiently(name, run).map_err(StartError::Resources)
         };
         for number in 0..readers {
             spawn("pagetide-fault", Box::new(move |runtime| runtime.serve_faults(number)))?;
