@@ -29,7 +29,7 @@ struct Tick {
 /// Waiting times of threads since the start of the run.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Waited {
-    /// Nanoseconds of all waits that have ended.
+    /// Nanoseconds of all waits, of those that go on as far as their engines have counted them.
     pub(crate) nanos: u64,
     /// Threads that began to wait in a tick, summed over ticks.
     pub(crate) ticks: u64,

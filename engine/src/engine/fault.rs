@@ -161,9 +161,8 @@ impl<M: Memory> Engine<M> {
     /// Has the faults that rest wait for room only, for [`Engine::retry_waiting`] to answer. Returns whether there were
     /// any. The time of their rest is counted apart from that for which they wait for memory.
     pub fn end_rest(&self) -> bool {
-        let counters = self.swap.counters();
-        let count = self.parked.end_rest(self.now(), |rested| {
-            counters.add(Counter::rested_ns, rested);
+        let count = self.parked.end_rest(self.now(), |since| {
+            self.rested(since);
             self.meters.stalled.fetch_add(1, Relaxed);
         });
         count > 0

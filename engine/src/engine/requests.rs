@@ -169,6 +169,17 @@ impl Requests {
         (pending, Ended { requests: self, token, wrote_to })
     }
 
+    /// Calls `each` with the time at which each fault came that waits for a request.
+    pub(super) fn for_each_since(&self, mut each: impl FnMut(u64)) {
+        for pending in lock(&self.places).pending.iter().flatten() {
+            if let Pending::Read { transfer, since, .. } = pending
+                && !transfer.ahead
+            {
+                each(*since);
+            }
+        }
+    }
+
     /// Counts a fault for which the device has too much to do among the requests, until [`Requests::refused_again`].
     pub(super) fn refuse(&self) {
         lock(&self.places).refused += 1;

@@ -117,13 +117,25 @@ impl WaitList {
         lock(&self.waiting).len()
     }
 
-    /// Has the faults that rest wait for room, as if they came at `now`. Calls `each` with the time that each has
+    /// Calls `each` with the time at which each fault came that waits for room or for the device.
+    pub(super) fn for_each_since(&self, mut each: impl FnMut(u64)) {
+        for list in [&self.waiting, &self.refused] {
+            lock(list).iter().for_each(|(fault, _)| each(fault.since));
+        }
+    }
+
+    /// Calls `each` with the time since which each fault rests.
+    pub(super) fn for_each_rest(&self, mut each: impl FnMut(u64)) {
+        lock(&self.resting).iter().for_each(|(fault, _)| each(fault.parked));
+    }
+
+    /// Has the faults that rest wait for room, as if they came at `now`. Calls `each` with the time since which each has
     /// rested. Returns their number.
     pub(super) fn end_rest(&self, now: u64, mut each: impl FnMut(u64)) -> usize {
         let mut resting = std::mem::take(&mut *lock(&self.resting));
         for entry in &mut resting {
             let fault = self.hidden(*entry);
-            each(now.saturating_sub(fault.parked));
+            each(fault.parked);
             self.wanted.fetch_add(fault.wants, Relaxed);
             *entry = self.shown(Parked { since: now, parked: now, ..fault }, Why::Room);
         }
@@ -147,8 +159,12 @@ mod tests {
         list.rest(fault(3, 30));
         assert_eq!((list.waiting(), list.wanted()), (1, 1));
         let mut rested = Vec::new();
-        assert_eq!(list.end_rest(50, |time| rested.push(time)), 2);
-        assert_eq!((rested, list.waiting()), (vec![40, 20], 3));
+        list.for_each_rest(|since| rested.push(since));
+        assert_eq!(list.end_rest(50, |since| rested.push(since)), 2);
+        assert_eq!((rested, list.waiting()), (vec![10, 30, 10, 30], 3));
+        let mut waiting = Vec::new();
+        list.for_each_since(|since| waiting.push(since));
+        assert_eq!(waiting, [20, 50, 50]);
         assert_eq!(
             [list.pop(), list.pop(), list.pop()].map(Option::unwrap),
             [fault(2, 20), fault(1, 50), fault(3, 50)]

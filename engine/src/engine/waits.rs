@@ -1,7 +1,8 @@
 //! Waits of the program's threads for pages: how long they are, and how many threads wait.
 //!
 //! A wait begins when a reader has read the fault, and ends when the page is there. What the kernel takes before and
-//! after that is not seen here: its message has no time.
+//! after that is not seen here: its message has no time. A wait for room, for the device or for another fault's page is counted
+//! as it goes on ([`Engine::count_waits`]): it may last as long as a server is away.
 
 use super::{Engine, lock};
 use crate::dump::board::{Board, Why};
@@ -29,6 +30,8 @@ pub(super) struct Waits {
     /// Faults that wait for a page which another brings in.
     joined: Mutex<Vec<Joined>>,
     joined_count: AtomicUsize,
+    /// The time until which waits that go on are counted.
+    counted: AtomicU64,
     board: OnceLock<Board>,
 }
 
@@ -50,6 +53,7 @@ impl Waits {
             threads: (0..THREADS).map(|_| AtomicU64::new(0)).collect(),
             joined: Mutex::new(Vec::with_capacity(JOINED_MAX)),
             joined_count: AtomicUsize::new(0),
+            counted: AtomicU64::new(0),
             board: OnceLock::new(),
         }
     }
@@ -57,6 +61,11 @@ impl Waits {
     /// Shows faults that have joined on `board` from now on.
     pub(super) fn show_on(&self, board: Board) {
         let _ = self.board.set(board);
+    }
+
+    /// The nanoseconds until `now` that are not counted yet of a wait which began at `since`.
+    fn uncounted(&self, since: u64, now: u64) -> u64 {
+        now.saturating_sub(since.max(self.counted.load(Relaxed)))
     }
 
     fn saw(&self, tid: u32, now: u64) -> Seen {
@@ -88,7 +97,7 @@ impl Waits {
         }
     }
 
-    /// The nanoseconds that faults have waited until `now` which had joined for `pages`, each of them.
+    /// The nanoseconds that faults have waited until `now` which had joined for `pages`, and that are not counted: each of them.
     fn leave(&self, pages: &Range<PageIndex>, now: u64, mut waited: impl FnMut(u64)) {
         if self.joined_count.load(SeqCst) == 0 {
             return;
@@ -100,7 +109,7 @@ impl Waits {
                 if let Some(board) = self.board.get() {
                     board.unpark(*place);
                 }
-                waited(now.saturating_sub(*since));
+                waited(self.uncounted(*since, now));
             }
             stays
         });
@@ -118,14 +127,45 @@ impl<M: Memory> Engine<M> {
 
     /// Notes the end of a wait that began at `since` and that no answer of a fault ended.
     pub fn waited(&self, since: u64) {
-        self.swap.counters().add(Counter::stalled_ns, self.now().saturating_sub(since));
+        self.swap.counters().add(Counter::stalled_ns, self.meters.waits.uncounted(since, self.now()));
+    }
+
+    /// Counts the waits that go on, until now: of each what has not been counted, and the ticks in which it went on.
+    pub fn count_waits(&self) {
+        let (now, waits) = (self.now(), &self.meters.waits);
+        // What ends meanwhile is counted from now on only, if it was not found: a moment too little, and nothing twice.
+        let before = waits.counted.swap(now, Relaxed);
+        let (mut waited, mut ticks, mut rested) = (0u64, 0, 0u64);
+        let mut count = |since: u64| {
+            let from = since.max(before);
+            waited += now.saturating_sub(from);
+            ticks += (now / TICK_NS).saturating_sub(from / TICK_NS);
+        };
+        self.parked.for_each_since(&mut count);
+        self.requests.for_each_since(&mut count);
+        if waits.joined_count.load(Relaxed) > 0 {
+            lock(&waits.joined).iter().for_each(|&(_, since, _)| count(since));
+        }
+        self.parked.for_each_rest(|since| rested += now.saturating_sub(since.max(before)));
+        for (counter, count) in
+            [(Counter::stalled_ns, waited), (Counter::stalled_ticks, ticks), (Counter::rested_ns, rested)]
+        {
+            if count > 0 {
+                self.swap.counters().add(counter, count);
+            }
+        }
+    }
+
+    /// Notes the end of a rest that began at `since`.
+    pub(super) fn rested(&self, since: u64) {
+        self.swap.counters().add(Counter::rested_ns, self.meters.waits.uncounted(since, self.now()));
     }
 
     /// Notes that a fault was answered which was read at `since`.
     pub(super) fn answered(&self, since: u64) {
         let waited = self.now().saturating_sub(since);
         self.meters.latency.record(Duration::from_nanos(waited));
-        self.swap.counters().add(Counter::stalled_ns, waited);
+        self.waited(since);
     }
 
     /// Notes that a fault waits for a page which another brings in.
@@ -189,5 +229,11 @@ mod tests {
             waits.join(PageIndex(1), 0);
         }
         assert_eq!(leave(1..2, 1).len(), JOINED_MAX);
+        // What was counted while it went on is not counted again.
+        waits.counted.store(70, Relaxed);
+        for since in [60, 80] {
+            waits.join(PageIndex(1), since);
+        }
+        assert_eq!(leave(1..2, 100), [30, 20]);
     }
 }

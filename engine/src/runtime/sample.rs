@@ -297,6 +297,7 @@ impl Runtime {
     }
 
     pub(super) fn publish(&self) {
+        self.engine.count_waits();
         let usage = self.engine.usage();
         let (entries, bytes) = self.engine.swap().zswap().stored();
         let fields = [
