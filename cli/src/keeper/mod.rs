@@ -20,6 +20,7 @@ use pagetide_sys::task::say;
 use pagetide_sys::uffd::Uffd;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ops::Range;
@@ -78,6 +79,7 @@ pub(crate) fn keep() -> Result<u8, Failure> {
     let failed = |text: &str| beside::failure(link::COMMAND, text);
     let group = beside::join(link::COMMAND)?;
     let _ = rustix::thread::set_name(c"pagetide-keeper");
+    have_all_descriptors();
     let breaks = Breaks::watch().map_err(|error| failed(&error.to_string()))?;
     engine_thread::make_by(|name, run| std::thread::Builder::new().name(name.into()).spawn(run).map(drop));
     group.join_log();
@@ -106,6 +108,13 @@ pub(crate) fn keep() -> Result<u8, Failure> {
     };
     keeper.serve(std::io::stdin().as_fd());
     Ok(0)
+}
+
+/// Allows this process as many descriptors as it may allow itself: each object takes one, each process that maps some two, and
+/// the limit that the run was started with (1024 as a rule) is for programs.
+fn have_all_descriptors() {
+    let limit = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit });
 }
 
 impl Keeper {
