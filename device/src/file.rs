@@ -4,6 +4,8 @@
 //! reads and writes where not (container engines block io_uring by default).
 
 use crate::{BLOCK, Completion, Cost, Device, Direction, Mailbox, Request, lock};
+use pagetide_sys::engine_thread;
+use pagetide_sys::patience::{passes, patiently};
 use pagetide_sys::uring::Ring;
 use rustix::fs::{Advice, FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
@@ -244,7 +246,7 @@ impl File {
             Err(error) => return Err(OpenError::System(error)),
         };
         check(&file, identity)?;
-        Ok(Self::drive(file, cached, blocks, kind))
+        Self::drive(file, cached, blocks, kind)
     }
 
     /// Takes the swap file `identity` from a descriptor that this process was handed.
@@ -254,19 +256,19 @@ impl File {
     pub fn adopt(file: OwnedFd, identity: Identity, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         check(&file, identity)?;
         let cached = !rustix::fs::fcntl_getfl(&file).map_err(OpenError::System)?.contains(OFlags::DIRECT);
-        Ok(Self::drive(file, cached, blocks, kind))
+        Self::drive(file, cached, blocks, kind)
     }
 
-    fn drive(file: OwnedFd, cached: bool, blocks: u64, kind: FileKind) -> Self {
+    fn drive(file: OwnedFd, cached: bool, blocks: u64, kind: FileKind) -> Result<Self, OpenError> {
         let backend = if cached || kind == FileKind::Positioned {
-            Backend::Workers(Workers::start(file, cached))
+            Backend::Workers(Workers::start(file, cached)?)
         } else {
             match Ring::new(file, DEPTH) {
                 Ok(ring) => Backend::Ring(Box::new(ring)),
-                Err((file, _)) => Backend::Workers(Workers::start(file, cached)),
+                Err((file, _)) => Backend::Workers(Workers::start(file, cached)?),
             }
         };
-        Self { blocks, backend }
+        Ok(Self { blocks, backend })
     }
 
     /// Returns its descriptor's number, in the table of the thread that opened it.
@@ -327,6 +329,7 @@ impl Device for File {
                 into.extend(done.into_iter().map(|done| {
                     let result =
                         done.result.and_then(|bytes| whole(bytes, done.buffer.len(), done.direction));
+                    let result = result.map_err(|error| later(error, done.direction));
                     Completion { token: done.token, buffer: done.buffer, result }
                 }));
             }
@@ -350,8 +353,15 @@ fn whole(bytes: usize, wanted: usize, direction: Direction) -> io::Result<()> {
     }
 }
 
+/// A write that the kernel has no memory for is tried later, like one for which there is no room. (A read has waited for that
+/// already.)
+fn later(error: io::Error, direction: Direction) -> io::Error {
+    if direction == Direction::Write && passes(&error) { Errno::NOSPC.into() } else { error }
+}
+
 impl Workers {
-    fn start(file: OwnedFd, cached: bool) -> Arc<Self> {
+    /// Starts the threads, or as many as there may be.
+    fn start(file: OwnedFd, cached: bool) -> Result<Arc<Self>, OpenError> {
         let this = Arc::new(Self {
             file,
             cached,
@@ -361,14 +371,17 @@ impl Workers {
         });
         for number in 0..WORKERS {
             let worker = Arc::clone(&this);
-            // Without a thread there is no I/O at all: the caller would wait for ever.
-            pagetide_sys::engine_thread::spawn(
-                &format!("pagetide-io{number}"),
-                Box::new(move || worker.run()),
-            )
-            .expect("a thread for the swap file");
+            let name = format!("pagetide-io{number}");
+            match engine_thread::spawn_patiently(&name, Box::new(move || worker.run())) {
+                // Without a thread there is no I/O at all: the caller would wait for ever.
+                Err(error) if number == 0 => {
+                    return Err(OpenError::System(Errno::from_io_error(&error).unwrap_or(Errno::AGAIN)));
+                }
+                Err(_) => break,
+                Ok(()) => {}
+            }
         }
-        this
+        Ok(this)
     }
 
     fn run(&self) {
@@ -396,15 +409,14 @@ impl Workers {
         let mut done = 0;
         let result = loop {
             let at = start + done as u64;
-            let step = match request.direction {
-                Direction::Read => rustix::io::pread(&self.file, &mut request.buffer[done..], at),
-                Direction::Write => rustix::io::pwrite(&self.file, &request.buffer[done..], at),
-            };
+            let step = patiently(|| match request.direction {
+                Direction::Read => Ok(rustix::io::pread(&self.file, &mut request.buffer[done..], at)?),
+                Direction::Write => Ok(rustix::io::pwrite(&self.file, &request.buffer[done..], at)?),
+            });
             match step {
                 Ok(0) => break Err(io::Error::from(Errno::IO)),
                 Ok(bytes) => done += bytes,
-                Err(Errno::INTR) => continue,
-                Err(error) => break Err(error.into()),
+                Err(error) => break Err(later(error, request.direction)),
             }
             if done == length {
                 break Ok(());

@@ -101,7 +101,7 @@ impl Tiered {
         for number in 0..this.shared.tiers.len() {
             let shared = Arc::clone(&this.shared);
             let run = Box::new(move || shared.serve(number));
-            engine_thread::spawn(&format!("pagetide-tier{number}"), run)?;
+            engine_thread::spawn_patiently(&format!("pagetide-tier{number}"), run)?;
         }
         Ok(this)
     }

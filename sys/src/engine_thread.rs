@@ -11,13 +11,14 @@
 
 use crate::arch;
 use crate::block;
+use crate::lock::lock;
+use crate::patience::patiently;
 use crate::places::{self, ENGINE_THREADS_MAX, NUMBERS, STARTING, USED};
 use crate::signals::SignalsBlocked;
 use std::ffi::{c_int, c_void};
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed, Ordering::Release};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub use crate::arch::thread_pointer;
 pub use crate::block::{own_below, prepare};
@@ -42,10 +43,6 @@ pub fn are_ordinary() -> bool {
 
 type Start = (String, Box<dyn FnOnce() + Send>);
 
-/// Tries of [`spawn_patiently`], and the time between two.
-const TRIES: usize = 300;
-const PAUSE: Duration = Duration::from_millis(10);
-
 /// Starts an engine thread, with all signals blocked but for those that the C library keeps for itself.
 ///
 /// # Errors
@@ -55,46 +52,15 @@ pub fn spawn(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     if let Some(spawner) = SPAWNER.get() {
         return spawner(name, run);
     }
-    try_to_spawn(Box::new((name.to_owned(), run))).map_err(|(error, _)| error)
-}
-
-/// Starts an engine thread as [`spawn`] does, and tries again where there are too many just now: of children that are forked
-/// at once one may be the one too many (`pids.max`, RLIMIT_NPROC), and others end soon.
-///
-/// # Errors
-/// As for [`spawn`], after 300 tries with 10 ms between two.
-pub fn spawn_patiently(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-    if let Some(spawner) = SPAWNER.get() {
-        return spawner(name, run);
-    }
-    let mut start: Box<Start> = Box::new((name.to_owned(), run));
-    for _ in 1..TRIES {
-        match try_to_spawn(start) {
-            Err((error, again)) if matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) => {
-                start = again
-            }
-            other => return other.map_err(|(error, _)| error),
-        }
-        std::thread::sleep(PAUSE);
-    }
-    try_to_spawn(start).map_err(|(error, _)| error)
-}
-
-/// Starts an engine thread, or gives back what it was to run.
-fn try_to_spawn(start: Box<Start>) -> Result<(), (io::Error, Box<Start>)> {
-    let failure = io::Error::from_raw_os_error;
-    let Some(layout) = block::layout() else { return Err((failure(libc::ENOSYS), start)) };
+    let layout = block::layout().ok_or_else(|| io::Error::from_raw_os_error(libc::ENOSYS))?;
     let stride = places::stride(layout);
-    let base = match places::stacks(stride) {
-        Ok(base) => base,
-        Err(error) => return Err((error, start)),
-    };
+    let base = places::stacks(stride)?;
     let index = USED.fetch_add(1, Release);
     if index >= ENGINE_THREADS_MAX {
         USED.fetch_sub(1, Relaxed);
-        return Err((failure(libc::EAGAIN), start));
+        return Err(io::Error::from_raw_os_error(libc::EAGAIN));
     }
-    let start: *mut Start = Box::into_raw(start);
+    let start: *mut Start = Box::into_raw(Box::new((name.to_owned(), run)));
     NUMBERS[index].store(STARTING, Relaxed);
     let _signals = SignalsBlocked::new();
     // SAFETY: the stack is a part of a range of ours that no other engine thread has or had in this process, and it is
@@ -109,7 +75,26 @@ fn try_to_spawn(start: Box<Start>) -> Result<(), (io::Error, Box<Start>)> {
         // Unless another was taken meanwhile the stack is free again.
         let _ = USED.compare_exchange(index + 1, index, Release, Relaxed);
         // SAFETY: no thread has got it.
-        (failure(error), unsafe { Box::from_raw(start) })
+        drop(unsafe { Box::from_raw(start) });
+        io::Error::from_raw_os_error(error)
+    })
+}
+
+/// Starts an engine thread as [`spawn`] does, and tries again where there are too many just now: of children that are forked
+/// at once one may be the one too many (`pids.max`, RLIMIT_NPROC), and others end soon.
+///
+/// # Errors
+/// As for [`spawn`], after the tries of [`patiently`].
+pub fn spawn_patiently(name: &str, run: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+    // A thread that does not come to be drops what it was to run.
+    let run = Arc::new(Mutex::new(Some(run)));
+    patiently(|| {
+        let run = Arc::clone(&run);
+        let first = move || {
+            let run = lock(&run).take();
+            run.into_iter().for_each(|run| run());
+        };
+        spawn(name, Box::new(first))
     })
 }
 

@@ -21,6 +21,7 @@ pub mod mapped_files;
 pub mod mapping;
 pub mod maps;
 pub mod pagemap;
+pub mod patience;
 mod places;
 pub mod procfs;
 pub mod random;

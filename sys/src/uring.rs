@@ -3,6 +3,7 @@
 
 use crate::buffer::Buffer;
 use crate::lock::lock;
+use crate::patience::patiently;
 use io_uring::{IoUring, opcode, types};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -62,14 +63,14 @@ impl Pending {
         let result = match (-code, direction) {
             (..=0, _) => Ok(code as usize),
             (libc::ECANCELED | libc::EAGAIN | libc::EINTR | libc::ENOMEM, Direction::Read) => {
-                rustix::io::retry_on_intr(|| rustix::io::pread(file, &mut *buffer, offset))
+                patiently(|| Ok(rustix::io::pread(file, &mut *buffer, offset)?))
             }
             (libc::ECANCELED | libc::EAGAIN | libc::EINTR | libc::ENOMEM, Direction::Write) => {
-                rustix::io::retry_on_intr(|| rustix::io::pwrite(file, &buffer, offset))
+                patiently(|| Ok(rustix::io::pwrite(file, &buffer, offset)?))
             }
-            (errno, _) => Err(rustix::io::Errno::from_raw_os_error(errno)),
+            (errno, _) => Err(io::Error::from_raw_os_error(errno)),
         };
-        Done { token, direction, buffer, result: result.map_err(io::Error::from) }
+        Done { token, direction, buffer, result }
     }
 }
 
@@ -125,14 +126,9 @@ impl Ring {
         let pushed = unsafe { self.ring.submission_shared().push(&entry) };
         assert!(pushed.is_ok(), "the queue is as deep as `pending` and emptied at each submit");
         drop(pending);
-        loop {
-            match self.ring.submit() {
-                Ok(_) => return Ok(()),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // The kernel is short of memory for it: it is in the queue, the next submit takes it.
-                Err(_) => return Ok(()),
-            }
-        }
+        // If that does not help it is in the queue all the same, and the next submit takes it.
+        let _ = patiently(|| self.ring.submit());
+        Ok(())
     }
 
     /// Starts a request that moves no bytes: whoever waits in [`Ring::wait`] returns.

@@ -122,10 +122,12 @@ impl Process {
         // Where address space is short it is the program's.
         let posted = posted || pagetide_sys::mapping::room() < SENTRY_ROOM;
         // Without it the process keeps what it has for as long as it makes no call.
-        if !posted
-            && engine_thread::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))).is_ok()
-        {
-            generation.slot.listen();
+        if !posted {
+            match engine_thread::spawn("pagetide-sentry", Box::new(|| self.keep_watch(generation))) {
+                Ok(()) => generation.slot.listen(),
+                // The next charge tries again.
+                Err(_) => generation.watched.store(false, Relaxed),
+            }
         }
     }
 

@@ -28,6 +28,7 @@ use pagetide_swap::zswap::pool::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::{CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::keeper::Objects;
 use pagetide_sys::kernel::Kernel;
+use pagetide_sys::patience::{passes, patiently};
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{engine_thread, procfs, task};
 use std::ops::Range;
@@ -305,6 +306,22 @@ impl Runtime {
         }
     }
 
+    /// Registers a range in which something may have been unmapped or replaced. Returns false if so. A child's pages may be out,
+    /// so where the kernel has no memory just now it is asked again, and the child ends if that does not help: without the range
+    /// it would read zeroes there.
+    fn registers(&self, range: Range<PageIndex>, forked: bool) -> bool {
+        let register = || self.engine.memory().register(range.clone());
+        match if forked { patiently(register) } else { register() } {
+            Err(error) if forked && passes(&error) => {
+                task::say(&format!(
+                    "a forked child cannot register what it has inherited: {error} (vm.max_map_count)"
+                ));
+                task::kill_self();
+            }
+            registered => registered.is_ok(),
+        }
+    }
+
     /// Registers the regions and charges what is in them.
     fn take_over(&self, regions: Regions, forked: bool) {
         let mut managed = Regions::default();
@@ -333,7 +350,7 @@ impl Runtime {
             let mut page = start;
             while page < end {
                 let next = page.cluster().page(0).plus(CLUSTER_PAGES as u64).min(end);
-                if self.engine.memory().register(page..next).is_ok() {
+                if self.registers(page..next, forked) {
                     managed.insert(page..next, attributes);
                 } else {
                     forget(page..next);

@@ -123,7 +123,7 @@ impl Agent {
                 given.give(false);
             }
         };
-        engine_thread::spawn("pagetide-share", Box::new(run)).ok()?;
+        engine_thread::spawn_patiently("pagetide-share", Box::new(run)).ok()?;
         joined.await_it().then_some(Self { jobs })
     }
 
@@ -325,7 +325,7 @@ impl Link {
             task::say("the keeper of the run's shared memory has ended: this process ends");
             task::kill_self();
         };
-        engine_thread::spawn("pagetide-watch", Box::new(watch)).map_err(|_| Errno::AGAIN)?;
+        engine_thread::spawn_patiently("pagetide-watch", Box::new(watch)).map_err(|_| Errno::AGAIN)?;
         Ok(Self { connection, _uffd: uffd, pending: None })
     }
 
