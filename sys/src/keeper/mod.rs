@@ -9,6 +9,7 @@
 //! has a lease of it then: the kernel lets nobody open it before the keeper has brought it back whole.
 
 mod lease;
+mod mappings;
 mod member;
 mod memfd;
 mod objects;

@@ -10,7 +10,8 @@
 //! and into that process's page table at once; all others find it in the memfd.
 
 use super::Memfd;
-use super::member::{Mapping, Member, Pins};
+use super::mappings::Mappings;
+use super::member::{Member, Pins};
 use crate::lock::lock;
 use crate::mapped_files::FileId;
 use crate::staging::Slot;
@@ -18,10 +19,11 @@ use crate::uffd::{Fault, Partial, Uffd};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex, PageSet};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -30,6 +32,8 @@ const FIRST: PageIndex = PageIndex::of_address(1 << 44);
 /// The end of the numbers for objects: 16 TiB of them.
 const END: PageIndex = PageIndex::of_address(1 << 45);
 
+/// Descriptors that are left for processes that join: each takes two.
+const JOIN_DESCRIPTORS: u64 = 512;
 /// Between tries to bring a page into a file system that is full.
 const FULL_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 /// The bell's number among the processes'.
@@ -116,7 +120,7 @@ impl Layout {
 
     /// Whether anything is mapped of an object.
     fn is_mapped(&self, object: &Range<PageIndex>) -> bool {
-        self.members.values().any(|member| member.parts(object).next().is_some())
+        self.members.values().any(|member| member.mappings.parts(object).next().is_some())
     }
 
     fn wake(&self, waiter: Waiter) {
@@ -166,7 +170,7 @@ impl Objects {
         epoll::add(&self.epoll, uffd.descriptor(), data, epoll::EventFlags::IN)?;
         layout
             .members
-            .insert(number, Member { uffd, pid, pins, pinned, mappings: BTreeMap::new(), gone: false });
+            .insert(number, Member { uffd, pid, pins, pinned, mappings: Mappings::default(), gone: false });
         Ok(number)
     }
 
@@ -181,7 +185,7 @@ impl Objects {
     /// Forgets the processes that have left and whose memory is gone. Returns how many are left of those that have left.
     pub fn bury(&self) -> usize {
         let is_dead = |member: &Member| {
-            let Some((&start, _)) = member.mappings.iter().next() else { return true };
+            let Some(start) = member.mappings.first() else { return true };
             // Ending the protection of a cluster on its way out would let a write come between its copy and its hole.
             let taking = lock(&self.taking);
             taking.is_empty() && member.uffd.write_protect(start, PAGE_SIZE, false) == Err(Errno::SRCH)
@@ -204,7 +208,7 @@ impl Objects {
     /// Makes a new object. Returns its first page.
     ///
     /// # Errors
-    /// No memory, no descriptor, or no number is left.
+    /// No memory, no descriptor (but for those that processes take which join), or no number is left.
     pub fn create(&self, pages: u64) -> Result<PageIndex, Errno> {
         self.place(Memfd::create(pages)?)
     }
@@ -221,6 +225,10 @@ impl Objects {
     }
 
     fn place(&self, memfd: Memfd) -> Result<PageIndex, Errno> {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        if memfd.descriptor().as_raw_fd() as u64 >= descriptors - JOIN_DESCRIPTORS.min(descriptors / 2) {
+            return Err(Errno::MFILE);
+        }
         let pages = memfd.pages();
         let mut layout = self.change();
         // A cluster between two objects stays empty.
@@ -266,15 +274,14 @@ impl Objects {
             // SAFETY: the descriptor is another process's, which says that it maps the object there and waits.
             unsafe { member.uffd.register_shared(addresses.start, addresses.end - addresses.start)? };
         }
-        member.remove(&addresses);
-        member.mappings.insert(addresses.start, Mapping { end: addresses.end, to: page });
+        member.mappings.insert(addresses, page);
         Ok(())
     }
 
     /// Notes that a process has unmapped what it had there.
     pub fn detach(&self, member: u32, addresses: Range<usize>) {
         if let Some(member) = self.change().members.get_mut(&member) {
-            member.remove(&addresses);
+            member.mappings.remove(&addresses);
         }
     }
 
@@ -290,7 +297,10 @@ impl Objects {
         let layout = self.layout();
         let Some(member) = layout.members.get(&member) else { return Vec::new() };
         let ranges = layout.objects.iter().map(|(&first, object)| first..first.plus(object.memfd.pages()));
-        ranges.filter(|range| member.parts(range).next().is_some()).map(|range| range.start).collect()
+        ranges
+            .filter(|range| member.mappings.parts(range).next().is_some())
+            .map(|range| range.start)
+            .collect()
     }
 
     /// The pages of the object that a page belongs to.
@@ -328,7 +338,7 @@ impl Objects {
         object.retired = true;
         let range = first..first.plus(object.memfd.pages());
         for member in layout.members.values() {
-            for (address, length) in member.parts(&range) {
+            for (address, length) in member.mappings.parts(&range) {
                 // SAFETY: all of the object is in its file. Who maps something else there detaches the object before it
                 // registers that: what is registered is the object. An error means that the process has gone.
                 let _ = unsafe { member.uffd.unregister(address, length) };
@@ -360,7 +370,7 @@ impl Objects {
         let Some(member) = layout.members.get(&number) else { return Ok(None) };
         // Another thread may have read it.
         let Ok(Some(fault)) = member.uffd.read() else { return Ok(None) };
-        let Some(page) = member.page(fault.address) else {
+        let Some(page) = member.mappings.page(fault.address) else {
             // It was unmapped: the thread learns that when it looks again.
             member.uffd.wake(fault.address, PAGE_SIZE);
             return Ok(None);
@@ -447,8 +457,8 @@ impl Objects {
                 .get(&number)
                 .filter(|member| {
                     let last = address.wrapping_add((count - 1) * PAGE_SIZE);
-                    member.page(address) == Some(page)
-                        && member.page(last) == Some(page.plus(count as u64 - 1))
+                    member.mappings.page(address) == Some(page)
+                        && member.mappings.page(last) == Some(page.plus(count as u64 - 1))
                 })
                 .map(|member| (member, address)),
             None => layout
@@ -525,7 +535,7 @@ impl Objects {
         lock(&self.taking).insert(cluster, Vec::new());
         let result = self.take_out_protected(&layout, (first, object), &range, slot);
         for member in layout.members.values() {
-            member.parts(&range).for_each(|(address, length)| member.unprotect(address, length));
+            member.mappings.parts(&range).for_each(|(address, length)| member.unprotect(address, length));
         }
         let waiters = lock(&self.taking).remove(&cluster).unwrap_or_default();
         waiters.into_iter().for_each(|waiter| layout.wake(waiter));
@@ -540,7 +550,7 @@ impl Objects {
         slot: &mut Slot,
     ) -> Result<(), Errno> {
         for member in layout.members.values() {
-            for (address, length) in member.parts(range) {
+            for (address, length) in member.mappings.parts(range) {
                 match member.uffd.write_protect(address, length, true) {
                     // It has ended.
                     Err(Errno::SRCH) => {}
