@@ -59,6 +59,44 @@ impl Directory {
     }
 }
 
+/// A limit at which the kernel kills, and how often its cgroup has come to it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct HardLimit {
+    /// The limit, in bytes.
+    pub(crate) bytes: u64,
+    file: PathBuf,
+    hits: u64,
+}
+
+impl HardLimit {
+    fn of(directory: &Directory) -> Option<Self> {
+        let [limit, hits] = match directory.unified {
+            true => ["memory.max", "memory.events"],
+            false => ["memory.limit_in_bytes", "memory.failcnt"],
+        };
+        let limit = fs::read_to_string(directory.path.join(limit)).ok()?;
+        let bytes = limit.trim().parse().ok().filter(|&bytes| bytes < UNLIMITED)?;
+        let file = directory.path.join(hits);
+        let hits = Self::hits(&file)?;
+        Some(Self { bytes, file, hits })
+    }
+
+    fn hits(file: &Path) -> Option<u64> {
+        let text = fs::read_to_string(file).ok()?;
+        procfs::field(&text, "oom ").or_else(|| text.trim().parse().ok())
+    }
+
+    /// Returns whether its cgroup has come to it since it was read.
+    pub(crate) fn was_hit(&self) -> bool {
+        Self::hits(&self.file).is_some_and(|hits| hits > self.hits)
+    }
+}
+
+/// Returns the limits in these cgroups at which the kernel kills.
+pub(crate) fn hard(directories: &[Directory]) -> Vec<HardLimit> {
+    directories.iter().filter_map(HardLimit::of).collect()
+}
+
 /// Returns the cgroups of the process of which these are `/proc/PID/cgroup` and `/proc/self/mountinfo`.
 pub(crate) fn directories(cgroup: &str, mountinfo: &str) -> Vec<Directory> {
     let mut found = Vec::new();

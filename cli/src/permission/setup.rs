@@ -66,12 +66,17 @@ fn make(args: &SetupArgs) -> Result<(), String> {
         tell(&format!("user {name}"), "is a member")?;
     }
     make_rule(group)?;
-    make_broker()?;
+    let answers = make_broker()?;
     if users.is_empty() {
         return tell("nobody was added", "--user NAME adds a user");
     }
     let names: Vec<_> = users.into_iter().map(|(name, _)| name).collect();
-    tell("permitted from now on", &names.join(", "))
+    let names = names.join(", ");
+    // Without a broker who is logged in already lacks the group.
+    match answers {
+        true => tell("permitted from now on", &names),
+        false => tell("permitted", &format!("{names}, after the next login or in `newgrp {GROUP}`")),
+    }
 }
 
 fn make_rule(group: u32) -> Result<(), String> {
@@ -95,9 +100,11 @@ fn make_rule(group: u32) -> Result<(), String> {
     tell(DEVICE, &format!("belongs to the group, {state}"))
 }
 
-fn make_broker() -> Result<(), String> {
+/// Returns whether a broker answers.
+fn make_broker() -> Result<bool, String> {
     if !Path::new(SYSTEMD_RUNS).exists() {
-        return tell("broker", "systemd does not run here: have `pagetide broker` started as root");
+        tell("broker", "systemd does not run here: have `pagetide broker` started as root")?;
+        return Ok(false);
     }
     let of_package = Path::new(UNITS_OF_PACKAGE).join(SOCKET_NAME).exists();
     if !of_package {
@@ -118,7 +125,8 @@ fn make_broker() -> Result<(), String> {
     given.map_err(|error| {
         format!("the broker at {SOCKET} does not give the device: {}", std::io::Error::from(error))
     })?;
-    tell("broker", &format!("answers at {SOCKET}"))
+    tell("broker", &format!("answers at {SOCKET}"))?;
+    Ok(true)
 }
 
 fn undo() -> Result<(), String> {

@@ -1,6 +1,6 @@
 //! The killer of a run, as far as it can be told: Pagetide, the kernel's OOM killer, or somebody else.
 
-use crate::machine::limits::{self, Directory};
+use crate::machine::limits::{self, Directory, HardLimit};
 use crate::units::show_bytes;
 use pagetide_sys::procfs;
 use std::fs;
@@ -25,7 +25,8 @@ pub(crate) enum Killer {
     Failure(u64),
     /// The processes themselves, for the keeper of their shared memory had ended.
     Keeper,
-    /// The kernel's OOM killer has killed this many processes in the run's cgroup, which has this limit.
+    /// The kernel's OOM killer has killed this many processes in the run's cgroup, which came to this limit; without one the
+    /// machine had no more memory.
     Kernel(u64, Option<u64>),
     /// Somebody sent SIGKILL; `oom` says whether the OOM killer was at work on this machine meanwhile.
     Other { oom: bool },
@@ -138,8 +139,8 @@ struct Counted {
     /// The file that counts its kills, and their number before the run.
     file: PathBuf,
     before: u64,
-    /// The smallest limit on its path, in bytes.
-    limit: Option<u64>,
+    /// The limits on its path.
+    limits: Vec<HardLimit>,
 }
 
 impl OomWatch {
@@ -164,7 +165,7 @@ impl OomWatch {
             if !self.counted.iter().any(|known| known.file == file)
                 && let Some(before) = killed(&file)
             {
-                self.counted.push(Counted { file, before, limit: limits::smallest(&directories) });
+                self.counted.push(Counted { file, before, limits: limits::hard(&directories) });
             }
         }
         self.cgroup = cgroup;
@@ -175,7 +176,8 @@ impl OomWatch {
     fn kills(&self) -> (u64, Option<u64>, u64) {
         let since = |cgroup: &Counted| {
             let killed = killed(&cgroup.file).unwrap_or(cgroup.before).saturating_sub(cgroup.before);
-            (killed, cgroup.limit)
+            let hit = cgroup.limits.iter().filter(|limit| limit.was_hit());
+            (killed, hit.map(|limit| limit.bytes).min())
         };
         // Both hierarchies may show the same cgroup.
         let (killed, limit) = self.counted.iter().map(since).max().unwrap_or_default();
@@ -231,15 +233,24 @@ mod tests {
         assert_eq!(Killer::find(false, true, 0, 1, &quiet, 0), None);
         assert_eq!(Killer::find(false, false, 0, 0, &quiet, 0), None);
         assert_eq!(Killer::find(false, false, 0, 0, &quiet, 143), None);
-        let file = std::env::temp_dir().join(format!("pagetide-events-{}", std::process::id()));
-        fs::write(&file, "oom_kill 4\n").unwrap();
-        let counted = vec![Counted { file: file.clone(), before: 3, limit: Some(100 << 20) }];
+        let directory = std::env::temp_dir().join(format!("pagetide-cgroup-{}", std::process::id()));
+        fs::create_dir_all(&directory).unwrap();
+        let events = |text: &str| fs::write(directory.join("memory.events"), text).unwrap();
+        fs::write(directory.join("memory.max"), (100 << 20).to_string()).unwrap();
+        events("oom 2\noom_kill 3\n");
+        let own = Directory { path: directory.clone(), unified: true, own: true };
+        let counted =
+            vec![Counted { file: directory.join("memory.events"), before: 3, limits: limits::hard(&[own]) }];
         let seen = OomWatch { counted, ..watch(0) };
-        for status in [0, 1, 137] {
-            let found = Killer::find(false, false, 0, 0, &seen, status);
-            assert_eq!(found, Some(Killer::Kernel(1, Some(100 << 20))));
+        // The machine had no more memory, and then the cgroup.
+        for (text, limit) in [("oom 2\noom_kill 4\n", None), ("oom 3\noom_kill 4\n", Some(100 << 20))] {
+            events(text);
+            for status in [0, 1, 137] {
+                let found = Killer::find(false, false, 0, 0, &seen, status);
+                assert_eq!(found, Some(Killer::Kernel(1, limit)));
+            }
         }
-        fs::remove_file(file).unwrap();
+        fs::remove_dir_all(directory).unwrap();
     }
 
     #[test]
