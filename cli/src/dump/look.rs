@@ -2,6 +2,7 @@
 
 use super::memory::ProcessMemory;
 use super::page::{self, PageSeen};
+use crate::processes::runs::Pids;
 use pagetide::dump::board::{Board, Kind, ParkedFault, RequestShown, ThreadShown};
 use pagetide::dump::reading::{self, Counts, Heap};
 use pagetide::group::{Field, Group, ProcessSlot};
@@ -82,11 +83,11 @@ pub(crate) struct Process {
 impl Process {
     /// Looks at a process, and at the page at an address of it.
     pub(crate) fn look(group: &Group, slot: ProcessSlot, address: Option<u64>) -> Self {
-        let pid = slot.known_as();
+        let (pid, name) = Pids::of(group).named(slot);
         let tasks = tasks(pid);
         let mut this = Self {
             pid,
-            name: fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim_end().to_owned(),
+            name,
             state: Stat::of(pid).map(|stat| stat.state as char),
             armed: slot.get(Field::Armed) != 0,
             slot,

@@ -3,9 +3,9 @@
 use crate::failure::Failure;
 use crate::processes::tree;
 use clap::Parser;
-use pagetide::group::{Group, OpenError};
+use pagetide::group::{Group, OpenError, ProcessSlot};
 use pagetide_cli::options::{Cli, Command};
-use pagetide_sys::procfs;
+use pagetide_sys::procfs::{self, Identity};
 use rustix::process::geteuid;
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -62,7 +62,8 @@ impl Run {
     /// Returns the run of the process `pid`, and the number of its slot.
     pub(crate) fn with_process(pid: u32) -> Option<(Self, usize)> {
         let mut found = Self::all().into_iter().filter_map(|run| {
-            let slot = run.group.live().find(|slot| slot.known_as() == u64::from(pid))?.index();
+            let pids = Pids::of(&run.group);
+            let slot = run.group.live().find(|&slot| pids.here(slot) == Some(pid))?.index();
             Some((run, slot))
         });
         found.next()
@@ -88,6 +89,41 @@ impl Run {
     /// Returns whether its launcher still lives.
     pub(crate) fn goes_on(&self) -> bool {
         procfs::start_time(self.pid) == self.born
+    }
+}
+
+/// The processes of a run as this process sees them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Pids {
+    /// Whether the launcher sees the same pids.
+    is_launchers: bool,
+}
+
+impl Pids {
+    /// Of the run of `group`.
+    pub(crate) fn of(group: &Group) -> Self {
+        let (own, launcher) = (Identity::own().namespace, group.setup().launcher.namespace);
+        Self { is_launchers: own == launcher }
+    }
+
+    /// Returns the pid of a slot's process here; `None` if the launcher is in another pid namespace, and it cannot be told.
+    pub(crate) fn here(self, slot: ProcessSlot) -> Option<u32> {
+        if self.is_launchers {
+            return Some(slot.known_as() as u32);
+        }
+        match slot.process().pids().as_deref() {
+            Ok(&[pid]) => Some(pid),
+            _ => None,
+        }
+    }
+
+    /// Returns the pid of a slot's process, and its name: that by which the launcher knows it, and no name, if it cannot be told
+    /// who it is here.
+    pub(crate) fn named(self, slot: ProcessSlot) -> (u64, String) {
+        match self.here(slot) {
+            Some(pid) => (pid.into(), tree::name(pid)),
+            None => (slot.known_as(), String::new()),
+        }
     }
 }
 

@@ -15,6 +15,7 @@
 //!   for the lesser of what it held at two looks, a quarter of a second apart.
 
 use crate::cpu_budget::CpuBudget;
+use crate::processes::runs::Pids;
 use crate::processes::tree;
 use crate::processes::vfork::Forked;
 use crate::sampler::outside::{Outside, Reason};
@@ -295,7 +296,8 @@ pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     let mut unmanaged = Unmanaged::new();
     unmanaged.walk(launcher, &HashSet::new());
     // Slots are read after the tree: a process that joins meanwhile is not taken for one without.
-    let pids: HashSet<u32> = group.live().map(|slot| slot.known_as() as u32).collect();
+    let known = Pids::of(group);
+    let pids: HashSet<u32> = group.live().filter_map(|slot| known.here(slot)).collect();
     let Unmanaged { seen, outside, .. } = &mut unmanaged;
     seen.retain(|pid, _| !pids.contains(pid));
     for (&pid, process) in seen {

@@ -5,8 +5,7 @@ use crate::accounts::most::Most;
 use crate::accounts::pages::Pages;
 use crate::failure::Failure;
 use crate::out::{self, Audience};
-use crate::processes::runs::{Purpose, Run, command};
-use crate::processes::tree;
+use crate::processes::runs::{Pids, Purpose, Run, command};
 use crate::sampler::unmanaged;
 use crate::show::prometheus;
 use crate::show::report::Report;
@@ -69,12 +68,13 @@ pub(crate) fn report(run: &Run) -> Report {
 }
 
 fn json(report: &Report, group: &Group) -> Value {
+    let pids = Pids::of(group);
     let process = |slot: ProcessSlot| {
         let pages = Pages::of(slot);
-        let pid = slot.known_as();
+        let (pid, name) = pids.named(slot);
         json!({
             "pid": pid,
-            "name": tree::name(pid as u32),
+            "name": name,
             "armed": slot.get(Field::Armed) != 0,
             "grant_bytes": slot.granted().max(0) as u64 * PAGE,
             "asked_bytes": slot.get(Field::Asked) * PAGE,

@@ -1,7 +1,7 @@
 //! Table of a run, for people.
 
 use crate::accounts::pages::Pages;
-use crate::processes::tree;
+use crate::processes::runs::Pids;
 use crate::sampler::outside::Program;
 use crate::show::report::Report;
 use crate::units::{PAGE, show_bytes};
@@ -80,11 +80,12 @@ fn processes(out: &mut String, report: &Report, group: &Group) {
         "{:>8}  {:<16}{:>9}{:>9}{:>9}{:>9}{:>9}{:>9}  engine",
         "pid", "name", "grant", "memory", "resident", "pool", "swapped", "disk"
     );
+    let pids = Pids::of(group);
     for slot in group.live() {
         let Pages { total, resident, pool, swapped, disk, .. } = Pages::of(slot);
         let engine = engine(slot);
-        let pid = slot.known_as();
-        let _ = write!(out, "{pid:>8}  {:<16}", tree::name(pid as u32));
+        let (pid, name) = pids.named(slot);
+        let _ = write!(out, "{pid:>8}  {name:<16}");
         for pages in [slot.granted().max(0) as u64, total, resident, pool, swapped, disk] {
             let _ = write!(out, "{:>9}", bytes(pages));
         }

@@ -2,7 +2,7 @@
 
 use crate::accounts::memory::Memory;
 use crate::accounts::pages::Pages;
-use crate::processes::tree;
+use crate::processes::runs::Pids;
 use crate::sampler::outside::Program;
 use crate::show::ps::show_age;
 use crate::show::report::Report;
@@ -180,7 +180,9 @@ impl View<'_> {
             format!("{pid:>8}  {name:<15}{pages:>9}  without Pagetide: {}", reason.text())
         });
         // Those that are not managed come first: they are why a cap does not hold.
-        let lines: Vec<String> = outside.chain(slots.into_iter().map(process)).collect();
+        let pids = Pids::of(self.group);
+        let managed = slots.into_iter().map(|slot| process(slot, pids));
+        let lines: Vec<String> = outside.chain(managed).collect();
         let room = usize::from(area.height) - 1;
         let shown = if lines.len() > room { room.saturating_sub(1) } else { lines.len() };
         let rest = lines.len() - shown;
@@ -207,14 +209,14 @@ fn part_at(sample: &Sample, height: u64, unit: u64) -> Option<Part> {
     }
 }
 
-fn process(slot: ProcessSlot) -> String {
+fn process(slot: ProcessSlot, pids: Pids) -> String {
     let pages = Pages::of(slot);
     let engine = table::engine(slot);
-    let pid = slot.known_as();
     let [total, resident, pool, swapped, disk] =
         [pages.total, pages.resident, pages.pool, pages.swapped, pages.disk]
             .map(|pages| show_bytes(pages * PAGE));
-    let name: String = tree::name(pid as u32).chars().take(15).collect();
+    let (pid, name) = pids.named(slot);
+    let name: String = name.chars().take(15).collect();
     format!("{pid:>8}  {name:<15}{total:>9}{resident:>10}{pool:>9}{swapped:>9}{disk:>9}  {engine}")
 }
 
