@@ -48,7 +48,7 @@ impl Process {
         let small = slot.granted().max(0) + wanted <= SMALL;
         // An engine that starts takes over what is granted by then: no grant comes between. Nor a handler that forks, or jumps
         // out: a fork waits for the end of this.
-        let signals = SignalsBlocked::new();
+        let signals = self.signals_blocked();
         phase.begin_call();
         let armed = runtime.get().is_some();
         // For one that is so small that an engine would take more than it could give, from others if need be; unless
@@ -70,6 +70,11 @@ impl Process {
         if granted && self.handed_out() > SENTRY_STEPS * self.group.step() {
             self.post_sentry();
         }
+    }
+
+    /// Blocks signals, unless a sandbox may not allow that call.
+    fn signals_blocked(&self) -> Option<SignalsBlocked> {
+        (!self.confined.load(Relaxed)).then(SignalsBlocked::new)
     }
 
     /// Pages that the process was handed out, whatever of them it is charged for.
@@ -165,7 +170,7 @@ impl Process {
             return;
         }
         // As in `charge`.
-        let _signals = SignalsBlocked::new();
+        let _signals = self.signals_blocked();
         phase.begin_call();
         if runtime.get().is_none() && unspent.compare_exchange(now, now - surplus, Relaxed, Relaxed).is_ok() {
             slot.word(Field::Grant).fetch_sub(surplus as u64, Relaxed);
