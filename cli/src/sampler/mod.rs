@@ -300,13 +300,13 @@ impl Sampler {
         died.then(|| Gathered::pages_of(&self.group, self.group.live().filter(sampled)))
     }
 
-    /// Returns what the living hold. Of the dead that no sample found alive the largest counts: they need not have lived at
-    /// one time.
+    /// Returns what the living hold. Of each figure of the dead that no sample found alive the largest counts: they need not have
+    /// lived at one time.
     fn held_now(&self) -> Pages {
         let dead = |slot: &ProcessSlot| self.watches.get(&slot.index()).is_some_and(|watch| watch.gone);
         let mut pages = Gathered::pages_of(&self.group, self.group.live().filter(|slot| !dead(slot)));
         let short = self.group.live().filter(|slot| dead(slot) && !self.watches[&slot.index()].sampled);
-        pages.add(short.map(Pages::of).max_by_key(|pages| pages.total).unwrap_or_default());
+        pages.add(short.map(Pages::of).fold(Pages::default(), Pages::max));
         pages
     }
 
