@@ -67,8 +67,8 @@ impl Process {
         if granted && self.group.free() < 0 {
             self.group.ask(*slot, wanted);
         }
-        if granted && self.handed_out() > SENTRY_STEPS * self.group.step() {
-            self.post_sentry();
+        if granted {
+            self.post_sentry_if_large();
         }
     }
 
@@ -77,10 +77,17 @@ impl Process {
         (!self.confined.load(Relaxed)).then(SignalsBlocked::new)
     }
 
+    /// Posts a sentry where others may want some of what the process holds.
+    pub(super) fn post_sentry_if_large(&'static self) {
+        if self.handed_out() > SENTRY_STEPS * self.group.step() {
+            self.post_sentry();
+        }
+    }
+
     /// Pages that the process was handed out, whatever of them it is charged for.
-    pub(super) fn handed_out(&self) -> i64 {
+    fn handed_out(&self) -> i64 {
         let slot = self.generation().slot;
-        slot.get(Field::Grant).wrapping_add(slot.get(Field::Spared)) as i64
+        slot.granted() + slot.get(Field::Spared) as i64
     }
 
     /// Charges `pages` pages that an allocator has taken for objects of one size each. It will use them bit by bit, if

@@ -170,8 +170,8 @@ impl Process {
                 // Pages that are out of the program could not come back.
                 task::kill_self();
             }
-        } else if parent.watched.load(Relaxed) {
-            self.post_sentry();
+        } else {
+            self.post_sentry_if_large();
         }
     }
 }
