@@ -5,7 +5,7 @@ use crate::memory::{Mapped, Memory, PageSet, Presence, TakeOutWay};
 use crate::object_memory::ObjectMemory;
 use crate::program_memory::{PoolMemory, ProgramMemory};
 use pagetide_page::{PAGE_SIZE, PageIndex};
-use pagetide_sys::{procfs, staging, task, uffd};
+use pagetide_sys::{staging, task, uffd};
 use std::io;
 use std::ops::Range;
 
@@ -66,11 +66,7 @@ impl EngineMemory {
     /// Looks whether anything is open through which the kernel may pin pages.
     pub fn look_for_pins(&self) {
         match self {
-            Self::Program(memory) => {
-                if !memory.may_pin() && procfs::may_pin(procfs::own_pid()) {
-                    memory.note_pins();
-                }
-            }
+            Self::Program(memory) => memory.look_for_pins(),
             Self::Objects(memory) => memory.look_for_pins(),
         }
     }

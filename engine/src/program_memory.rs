@@ -6,6 +6,7 @@ use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, StagingSlot, Ta
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_swap::{SpanMemory, SpanSource};
 use pagetide_sys::kernel::Kernel;
+use pagetide_sys::procfs;
 use pagetide_sys::spans::{Span, Spans};
 use pagetide_sys::staging;
 use std::io::ErrorKind;
@@ -21,6 +22,8 @@ pub struct ProgramMemory {
     kernel: Kernel,
     mask: Mask,
     may_pin: Arc<AtomicBool>,
+    /// Whether nobody could look when it was to be looked last.
+    unsure: AtomicBool,
     layout: Arc<Mutex<()>>,
 }
 
@@ -70,7 +73,7 @@ impl ProgramMemory {
         if mask.masks(Mask::NO_SCAN) {
             kernel.pagemap().mask_scan();
         }
-        Self { kernel, mask, may_pin, layout }
+        Self { kernel, mask, may_pin, unsure: AtomicBool::new(false), layout }
     }
 
     /// Returns the kernel's side of the memory.
@@ -78,9 +81,16 @@ impl ProgramMemory {
         &self.kernel
     }
 
-    /// Notes that the program has opened a descriptor through which the kernel may pin its pages.
-    pub fn note_pins(&self) {
-        self.may_pin.store(true, SeqCst);
+    /// Looks whether the program has opened a descriptor through which the kernel may pin its pages. Where it had it stays so.
+    pub fn look_for_pins(&self) {
+        if self.may_pin.load(SeqCst) {
+            return;
+        }
+        let pins = procfs::may_pin(procfs::own_pid());
+        if pins == Some(true) {
+            self.may_pin.store(true, SeqCst);
+        }
+        self.unsure.store(pins.is_none(), SeqCst);
     }
 
     /// Registers a range with the userfaultfd.
@@ -127,7 +137,7 @@ impl Memory for ProgramMemory {
     }
 
     fn may_pin(&self) -> bool {
-        self.may_pin.load(SeqCst)
+        self.may_pin.load(SeqCst) || self.unsure.load(SeqCst)
     }
 
     fn wake(&self, page: PageIndex, count: usize) {

@@ -1,6 +1,7 @@
 //! A process that maps objects: where, and by which userfaultfd.
 
 use super::mappings::Mappings;
+use crate::procfs::may_pin;
 use crate::uffd::Uffd;
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use rustix::io::Errno;
@@ -15,7 +16,9 @@ pub(super) struct Member {
     pub(super) pid: u32,
     pub(super) pins: Pins,
     /// Whether it was seen to have something open that pins.
-    pub(super) pinned: AtomicBool,
+    pinned: AtomicBool,
+    /// Whether nobody could look when it was to be looked at last.
+    unsure: AtomicBool,
     /// What it maps.
     pub(super) mappings: Mappings,
     /// Whether the process has left: it may still run for an instant.
@@ -32,8 +35,28 @@ impl std::fmt::Debug for Member {
 }
 
 impl Member {
+    /// A process that maps nothing yet. It may have inherited what pins, through exec, and nothing of it may leave before that
+    /// was looked for.
+    pub(super) fn new(uffd: Uffd, pid: u32, pins: Pins) -> Self {
+        let (pinned, unsure) = Default::default();
+        let this = Self { uffd, pid, pins, pinned, unsure, mappings: Mappings::default(), gone: false };
+        this.look_for_pins();
+        this
+    }
+
     pub(super) fn may_pin(&self) -> bool {
-        !self.gone && (self.pinned.load(SeqCst) || (self.pins)())
+        let seen = || self.pinned.load(SeqCst) || self.unsure.load(SeqCst);
+        !self.gone && (seen() || (self.pins)())
+    }
+
+    /// Looks whether it has something open that pins its memory. Who had stays so.
+    pub(super) fn look_for_pins(&self) {
+        if self.gone || self.pinned.load(SeqCst) || (self.pins)() {
+            return;
+        }
+        let pins = may_pin(self.pid);
+        self.pinned.store(pins == Some(true), SeqCst);
+        self.unsure.store(pins.is_none(), SeqCst);
     }
 
     /// The address of a run of pages, where all of it is mapped in one piece.

@@ -10,7 +10,6 @@
 //! and into that process's page table at once; all others find it in the memfd.
 
 use super::Memfd;
-use super::mappings::Mappings;
 use super::member::{Member, Pins};
 use crate::lock::lock;
 use crate::mapped_files::FileId;
@@ -24,7 +23,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 /// The first page of the first object: beyond what any mapping of the keeper itself is likely to have.
@@ -161,16 +160,13 @@ impl Objects {
     /// # Errors
     /// Its userfaultfd cannot be waited for.
     pub fn join(&self, uffd: Uffd, pid: u32, pins: Pins) -> Result<u32, Errno> {
-        // It may have inherited what pins, through exec, and nothing of it may leave before the next look.
-        let pinned = AtomicBool::new(crate::procfs::may_pin(pid));
+        let member = Member::new(uffd, pid, pins);
         let mut layout = self.change();
         let number = layout.joined;
         layout.joined += 1;
         let data = epoll::EventData::new_u64(number.into());
-        epoll::add(&self.epoll, uffd.descriptor(), data, epoll::EventFlags::IN)?;
-        layout
-            .members
-            .insert(number, Member { uffd, pid, pins, pinned, mappings: Mappings::default(), gone: false });
+        epoll::add(&self.epoll, member.uffd.descriptor(), data, epoll::EventFlags::IN)?;
+        layout.members.insert(number, member);
         Ok(number)
     }
 
@@ -506,11 +502,7 @@ impl Objects {
 
     /// Looks whether a process that maps objects has something open that pins its memory.
     pub fn look_for_pins(&self) {
-        for member in self.layout().members.values().filter(|member| !member.may_pin() && !member.gone) {
-            if crate::procfs::may_pin(member.pid) {
-                member.pinned.store(true, SeqCst);
-            }
-        }
+        self.layout().members.values().for_each(Member::look_for_pins);
     }
 
     /// Contents of a range go: its pages are holes.

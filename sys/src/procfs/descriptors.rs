@@ -3,6 +3,7 @@
 use super::file::{field, open_directory, read, read_at};
 use super::identity::own_pid;
 use crate::mapped_files::FileId;
+use rustix::io::Errno;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
 
@@ -74,16 +75,27 @@ pub fn has_open(pid: u32, file: FileId) -> Option<bool> {
 
 /// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
 /// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all: the
-/// descriptors of a process whose first thread has ended are not shown.
-pub fn may_pin(pid: u32) -> bool {
+/// descriptors of a process whose first thread has ended are not shown. `None` if this process lacks memory or a descriptor to
+/// look: the next look may tell.
+pub fn may_pin(pid: u32) -> Option<bool> {
     // What is opened by a name within a directory costs half as much as by a path, and this is done often.
     let open = |name| open_directory(&format!("/proc/{pid}/{name}"));
-    let (Ok(links), Ok(infos)) = (open("fd"), open("fdinfo")) else { return true };
-    let Ok(entries) = rustix::fs::Dir::read_from(&links) else { return true };
+    let unseen = |error| (!matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM)).then_some(true);
+    let (links, infos) = match (open("fd"), open("fdinfo")) {
+        (Ok(links), Ok(infos)) => (links, infos),
+        (Err(error), _) | (_, Err(error)) => return unseen(error),
+    };
+    let entries = match rustix::fs::Dir::read_from(&links) {
+        Ok(entries) => entries,
+        Err(error) => return unseen(error),
+    };
     let (mut target, mut text) = ([MaybeUninit::uninit(); 64], [0; 512]);
     let mut any = false;
     for entry in entries {
-        let Ok(entry) = entry else { return true };
+        let entry = match entry {
+            Ok(entry) => entry,
+            Err(error) => return unseen(error),
+        };
         let name = entry.file_name();
         if name.to_bytes().starts_with(b".") {
             continue;
@@ -93,7 +105,7 @@ pub fn may_pin(pid: u32) -> bool {
         let Ok((target, _)) = rustix::fs::readlinkat_raw(&links, name, &mut target[..]) else { continue };
         let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| target.starts_with(prefix.as_bytes()));
         if is_pinning(target) {
-            return true;
+            return Some(true);
         }
         if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
             continue;
@@ -104,10 +116,10 @@ pub fn may_pin(pid: u32) -> bool {
             && let Ok(flags) = u32::from_str_radix(String::from_utf8_lossy(flags).trim(), 8)
             && flags & libc::O_DIRECT as u32 != 0
         {
-            return true;
+            return Some(true);
         }
     }
-    !any
+    Some(!any)
 }
 
 #[cfg(test)]
@@ -156,14 +168,14 @@ mod tests {
     fn a_file_opened_with_o_direct_is_noticed() {
         use std::os::unix::fs::OpenOptionsExt;
         let pid = std::process::id();
-        assert!(!may_pin(pid));
+        assert_eq!(may_pin(pid), Some(false));
         let file = fs::OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_DIRECT)
             .open(std::env::current_exe().unwrap())
             .unwrap();
-        assert!(may_pin(pid));
+        assert_eq!(may_pin(pid), Some(true));
         drop(file);
-        assert!(!may_pin(pid));
+        assert_eq!(may_pin(pid), Some(false));
     }
 }

@@ -338,7 +338,7 @@ mod tests {
         child.wait().unwrap();
         assert!(seen.unwrap().anonymous > 0);
         assert!(memory(&pid).is_none());
-        assert!(pins, "nobody can tell");
+        assert_eq!(pins, Some(true), "nobody can tell");
     }
 
     #[test]
