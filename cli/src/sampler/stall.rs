@@ -31,7 +31,7 @@ struct Tick {
 pub(crate) struct Waited {
     /// Nanoseconds of all waits, of those that go on as far as their engines have counted them.
     pub(crate) nanos: u64,
-    /// Threads that began to wait in a tick, summed over ticks.
+    /// Threads that waited in a tick, summed over ticks.
     pub(crate) ticks: u64,
     /// Whether a thread waits at this moment, for room or for the device.
     pub(crate) now: bool,

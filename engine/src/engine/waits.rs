@@ -117,6 +117,12 @@ impl Waits {
     }
 }
 
+/// The ticks that have passed until `now` in which a wait went on that began at `since`, without those that were counted until
+/// `before`, and without the first and the last: when the thread faults it is counted in these.
+fn passed_ticks(since: u64, before: u64, now: u64) -> u64 {
+    (now / TICK_NS).saturating_sub((since / TICK_NS + 1).max(before / TICK_NS))
+}
+
 impl<M: Memory> Engine<M> {
     /// Notes that a thread of the program begins to wait, at `now`.
     pub fn saw(&self, tid: u32, now: u64) {
@@ -130,16 +136,16 @@ impl<M: Memory> Engine<M> {
         self.swap.counters().add(Counter::stalled_ns, self.meters.waits.uncounted(since, self.now()));
     }
 
-    /// Counts the waits that go on, until now: of each what has not been counted, and the ticks in which it went on.
+    /// Counts the waits that go on, until now: of each what has not been counted, and the ticks through which it went on.
     pub fn count_waits(&self) {
         let (now, waits) = (self.now(), &self.meters.waits);
-        // What ends meanwhile is counted from now on only, if it was not found: a moment too little, and nothing twice.
+        // What is answered just now, or being tried again, is counted from now on only if it was not found: too little by the
+        // time between two of these calls, and nothing twice.
         let before = waits.counted.swap(now, Relaxed);
         let (mut waited, mut ticks, mut rested) = (0u64, 0, 0u64);
         let mut count = |since: u64| {
-            let from = since.max(before);
-            waited += now.saturating_sub(from);
-            ticks += (now / TICK_NS).saturating_sub(from / TICK_NS);
+            waited += now.saturating_sub(since.max(before));
+            ticks += passed_ticks(since, before, now);
         };
         self.parked.for_each_since(&mut count);
         self.requests.for_each_since(&mut count);
@@ -207,6 +213,25 @@ mod tests {
         for tid in 1..4 * THREADS as u32 {
             waits.saw(tid, 0);
             assert_eq!(waits.saw(tid, 0), known(false), "{tid}");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_does_nothing_but_wait_is_counted_once_a_tick() {
+        const MS: u64 = 1_000_000;
+        for length in [5, 50, 99, 150, 1000, 30_000] {
+            let waits = Waits::new();
+            let (mut since, mut before, mut ticks) = (7 * MS, 0, 0u64);
+            ticks += u64::from(waits.saw(1, since).first_in_tick);
+            for now in (10 * MS..30_000 * MS).step_by(10 * MS as usize) {
+                while since + length * MS <= now {
+                    since += length * MS;
+                    ticks += u64::from(waits.saw(1, since).first_in_tick);
+                }
+                ticks += passed_ticks(since, before, now);
+                before = now;
+            }
+            assert!((298..=301).contains(&ticks), "{length} ms: {ticks}");
         }
     }
 
