@@ -80,7 +80,8 @@ pub fn has_open(pid: u32, file: FileId) -> Option<bool> {
 pub fn may_pin(pid: u32) -> Option<bool> {
     // What is opened by a name within a directory costs half as much as by a path, and this is done often.
     let open = |name| open_directory(&format!("/proc/{pid}/{name}"));
-    let unseen = |error| (!matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM)).then_some(true);
+    let is_want = |error| matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
+    let unseen = |error| (!is_want(error)).then_some(true);
     let (links, infos) = match (open("fd"), open("fdinfo")) {
         (Ok(links), Ok(infos)) => (links, infos),
         (Err(error), _) | (_, Err(error)) => return unseen(error),
@@ -102,7 +103,12 @@ pub fn may_pin(pid: u32) -> Option<bool> {
         }
         any = true;
         // The beginning says enough.
-        let Ok((target, _)) = rustix::fs::readlinkat_raw(&links, name, &mut target[..]) else { continue };
+        let target = match rustix::fs::readlinkat_raw(&links, name, &mut target[..]) {
+            Ok((target, _)) => target,
+            Err(error) if is_want(error) => return None,
+            // It is closed by now.
+            Err(_) => continue,
+        };
         let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| target.starts_with(prefix.as_bytes()));
         if is_pinning(target) {
             return Some(true);
@@ -110,9 +116,12 @@ pub fn may_pin(pid: u32) -> Option<bool> {
         if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
             continue;
         }
-        if let Ok(length) = read_at(&infos, name, &mut text)
-            && let Some(flags) =
-                text[..length].split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"flags:"))
+        let length = match read_at(&infos, name, &mut text) {
+            Err(error) if is_want(error) => return None,
+            length => length.unwrap_or(0),
+        };
+        if let Some(flags) =
+            text[..length].split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"flags:"))
             && let Ok(flags) = u32::from_str_radix(String::from_utf8_lossy(flags).trim(), 8)
             && flags & libc::O_DIRECT as u32 != 0
         {
