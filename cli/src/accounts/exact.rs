@@ -33,7 +33,7 @@ pub(crate) fn shares(processes: Vec<u32>, group: Option<&Group>) -> Vec<(u32, u6
     let forked = group.map(Forked::of).unwrap_or_default();
     let borrows = |pid| {
         let stat = Stat::of(pid).filter(|stat| !forked.have(pid) && !stat.has_execed);
-        stat.is_some_and(|stat| forked.borrows(pid, stat.parent) == Some(true))
+        stat.is_some_and(|stat| forked.borrows(pid, stat) == Some(true))
     };
     processes.into_iter().filter(|&pid| !borrows(pid)).filter_map(share).collect()
 }

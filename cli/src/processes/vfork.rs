@@ -1,11 +1,16 @@
 //! Children of `vfork`: until they call `exec` they run in the memory of their parents.
 
-use pagetide::group::{Field, Group, SLOTS};
+use pagetide::group::{Field, Group};
+use pagetide_sys::procfs::{self, Stat};
 use pagetide_sys::task;
 use std::collections::HashSet;
+use std::time::Duration;
+
+/// The time for which a child of `vfork` may be one: it calls `exec` soon, for its parent waits for that.
+const YOUNG: Duration = Duration::from_secs(2);
 
 /// The processes of a run that have a slot, if that tells who was forked: a fork takes a slot for its child, `vfork`
-/// does not.
+/// does not. In a run that never had as many processes as there are slots, that is.
 #[derive(Debug, Default)]
 pub(crate) struct Forked(Option<HashSet<u32>>);
 
@@ -20,8 +25,7 @@ impl Forked {
                 pid => _ = pids.insert(pid as u32),
             }
         }
-        // With all of them taken a child that was forked has none.
-        Self(Some(pids).filter(|pids| pids.len() < SLOTS))
+        Self(Some(pids).filter(|_| !group.was_full()))
     }
 
     /// Returns whether a process has a slot.
@@ -31,9 +35,18 @@ impl Forked {
 
     /// Returns whether a process that has not called `exec` runs in the memory of its parent; `None` if nobody can tell. The
     /// kernel does, unless it lacks `kcmp` or a seccomp filter forbids that (Docker's, without CAP_SYS_PTRACE).
-    pub(crate) fn borrows(&self, pid: u32, parent: u32) -> Option<bool> {
-        let by_slots = || self.have(parent).then(|| !self.have(pid));
-        task::share_memory(pid, parent).ok().or_else(by_slots)
+    pub(crate) fn borrows(&self, pid: u32, stat: Stat) -> Option<bool> {
+        let is_young = || procfs::age(stat.start_time).is_some_and(|age| age < YOUNG);
+        task::share_memory(pid, stat.parent).ok().or_else(|| self.says(pid, stat.parent, is_young))
+    }
+
+    /// The same by the slots alone.
+    fn says(&self, pid: u32, parent: u32, is_young: impl FnOnce() -> bool) -> Option<bool> {
+        match (self.have(parent), self.have(pid)) {
+            (false, _) => None,
+            (true, true) => Some(false),
+            (true, false) => is_young().then_some(true),
+        }
     }
 }
 
@@ -51,16 +64,23 @@ mod tests {
             slot.set(Field::KnownAs, pid.into());
             slot
         };
-        // Of such pids the kernel knows nothing.
         let [parent, forked, other] = [1 << 30, (1 << 30) + 1, (1 << 30) + 2];
         claim(parent);
         claim(forked);
         let known = Forked::of(&group);
-        assert_eq!([forked, other].map(|pid| known.borrows(pid, parent)), [Some(false), Some(true)]);
-        assert_eq!(known.borrows(other, other + 1), None, "its parent has no slot either");
+        assert_eq!([forked, other].map(|pid| known.says(pid, parent, || true)), [Some(false), Some(true)]);
+        assert_eq!(known.says(other, parent, || false), None, "it has not called exec for long");
+        assert_eq!(known.says(other, other + 1, || true), None, "its parent has no slot either");
         claim(other).set(Field::KnownAs, 0);
-        assert_eq!(Forked::of(&group).borrows(other, parent), None, "a fork is under way");
-        let own = std::process::id();
-        assert_eq!(Forked::default().borrows(own, own), Some(true), "the kernel tells");
+        assert_eq!(Forked::of(&group).says(other, parent, || true), None, "a fork is under way");
+        let (own, stat) = (std::process::id(), Stat::of("self").unwrap());
+        assert_eq!(
+            Forked::default().borrows(own, Stat { parent: own, ..stat }),
+            Some(true),
+            "the kernel tells"
+        );
+        while group.claim(Identity::own()).is_some() {}
+        group.release([group.slot(0)]);
+        assert_eq!(Forked::of(&group).says(other, parent, || true), None, "some had no slot");
     }
 }

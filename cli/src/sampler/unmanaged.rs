@@ -102,7 +102,7 @@ impl Process {
         self.charged = if self.stat.has_execed {
             held
         } else {
-            match forked.borrows(pid, self.stat.parent) {
+            match forked.borrows(pid, self.stat) {
                 Some(true) => 0,
                 Some(false) if !waits => held,
                 _ => self.held_twice(held, now),

@@ -35,6 +35,11 @@ impl Group {
         (0..seen.min(self.slots)).map(|index| self.slot(index)).filter(|slot| slot.get(Field::Taken) != 0)
     }
 
+    /// Returns whether the run has ever had as many processes as there are slots: later ones may have none.
+    pub fn was_full(&self) -> bool {
+        self.header[Header::SlotsSeen as usize].load(Acquire) >= self.slots as u64
+    }
+
     /// Releases the slots of processes that have died, as the launcher does, if that has died itself and this process
     /// can tell. `swap` is the path of the swap file for this process.
     pub fn sweep(&self, swap: Option<&PathBuf>) {
