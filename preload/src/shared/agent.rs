@@ -7,11 +7,12 @@ use super::pieces::Piece;
 use crate::call::kernel;
 use pagetide::group::{Field, ProcessSlot};
 use pagetide_page::{PAGE_SIZE, PageIndex};
+use pagetide_sys::engine_thread::Spawner;
 use pagetide_sys::handout::{self, Thing};
 use pagetide_sys::keeper::wire::{self, Ask};
 use pagetide_sys::signals::SignalsBlocked;
 use pagetide_sys::uffd::Uffd;
-use pagetide_sys::{engine_thread, lock, task, wait};
+use pagetide_sys::{lock, task, wait};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -106,14 +107,18 @@ pub(crate) struct Wanted {
 }
 
 impl Agent {
-    /// Starts the thread, and joins the keeper. `None` if that cannot be had. `close` is called when the keeper has
+    /// Starts the thread by `spawn`, and joins the keeper. `None` if that cannot be had. `close` is called when the keeper has
     /// ended, before this process is.
-    pub(crate) fn start(slot: ProcessSlot, close: impl Fn() + Send + 'static) -> Option<Self> {
+    pub(crate) fn start(
+        slot: ProcessSlot,
+        spawn: Spawner,
+        close: impl Fn() + Send + 'static,
+    ) -> Option<Self> {
         let _signals = SignalsBlocked::new();
         let jobs = Arc::new(Jobs::default());
         let joined = Answer::new();
         let (given, queue) = (Arc::clone(&joined), Arc::clone(&jobs));
-        let run = move || match Link::join(slot, close) {
+        let run = move || match Link::join(slot, spawn, close) {
             Ok(mut link) => {
                 given.give(true);
                 link.serve(&queue);
@@ -123,7 +128,7 @@ impl Agent {
                 given.give(false);
             }
         };
-        engine_thread::spawn_patiently("pagetide-share", Box::new(run)).ok()?;
+        spawn("pagetide-share", Box::new(run)).ok()?;
         joined.await_it().then_some(Self { jobs })
     }
 
@@ -310,7 +315,7 @@ fn drop_mapping(start: usize, length: usize) {
 }
 
 impl Link {
-    fn join(slot: ProcessSlot, close: impl Fn() + Send + 'static) -> Result<Self, Errno> {
+    fn join(slot: ProcessSlot, spawn: Spawner, close: impl Fn() + Send + 'static) -> Result<Self, Errno> {
         pagetide_sys::log::leave();
         // SAFETY: the thread is new and has used no descriptor.
         let _ = unsafe { task::leave_descriptor_table() };
@@ -325,7 +330,7 @@ impl Link {
             task::say("the keeper of the run's shared memory has ended: this process ends");
             task::kill_self();
         };
-        engine_thread::spawn_patiently("pagetide-watch", Box::new(watch)).map_err(|_| Errno::AGAIN)?;
+        spawn("pagetide-watch", Box::new(watch)).map_err(|_| Errno::AGAIN)?;
         Ok(Self { connection, _uffd: uffd, pending: None })
     }
 

@@ -24,6 +24,7 @@ pub(crate) use files::{
 pub(crate) use memfds::{note_memfd, set_aside};
 use pagetide::process::{Entered, Process};
 use pagetide_page::{PAGE_SIZE, PageIndex};
+use pagetide_sys::engine_thread::{self, Spawner};
 use pagetide_sys::{lock, task};
 use pieces::{Piece, Pieces};
 use std::ffi::c_int;
@@ -68,7 +69,11 @@ fn state_or_new() -> &'static State {
 
 impl State {
     fn agent(&'static self, process: &Process) -> Option<&'static Agent> {
-        self.agent.get_or_init(|| Agent::start(process.slot(), || self.close())).as_ref()
+        self.agent_by(process, engine_thread::spawn)
+    }
+
+    fn agent_by(&'static self, process: &Process, spawn: Spawner) -> Option<&'static Agent> {
+        self.agent.get_or_init(|| Agent::start(process.slot(), spawn, || self.close())).as_ref()
     }
 
     /// The agent, if it was started.
@@ -438,7 +443,9 @@ pub(crate) fn after_fork_in_child(process: &'static Process) {
     if inherited.is_empty() {
         return;
     }
-    let attached = state.agent(process).is_some_and(|agent| agent.inherit(inherited.iter()));
+    // Without it the memory is lost: where there may be no more threads just now it is tried again.
+    let agent = state.agent_by(process, engine_thread::spawn_patiently);
+    let attached = agent.is_some_and(|agent| agent.inherit(inherited.iter()));
     if !attached {
         // A child that only calls another program never misses it. Nothing else is to be mapped there.
         task::say("a forked child cannot map the shared memory of its parent: it cannot touch that");
