@@ -147,6 +147,15 @@ pub enum StartMode {
     Forked(&'static Runtime),
 }
 
+/// Makes a call that an engine needs to start: again where the kernel lacks memory for it and the engine is a forked child's, which
+/// cannot go on without.
+fn if_forked<T>(mode: &StartMode, mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    match mode {
+        StartMode::Forked(_) => patiently(call),
+        StartMode::None => call(),
+    }
+}
+
 impl Runtime {
     /// Does what takes a lock that a forked child could inherit, while the process has one thread.
     pub fn prepare() {
@@ -179,7 +188,7 @@ impl Runtime {
         let gate = Arc::new(Gate::default());
         let mask = group.setup().mask;
         let memory = match source {
-            MemorySource::Program(open) => open()
+            MemorySource::Program(open) => if_forked(&mode, open)
                 .map(|kernel| EngineMemory::Program(ProgramMemory::new(kernel, mask, pins, layout)))
                 .map_err(StartError::Userfault),
             MemorySource::Objects(objects) => Ok(EngineMemory::Objects(ObjectMemory::new(objects))),
@@ -227,7 +236,7 @@ impl Runtime {
         };
         let limits = Limits::for_cap(group.cap_pages());
         let trace = open_trace(&group, slot);
-        let slots = Kernel::slots(limits.slots()).map_err(|error| StartError::Resources(error.into()))?;
+        let slots = if_forked(&mode, || Ok(Kernel::slots(limits.slots())?)).map_err(StartError::Resources)?;
         let limits = if memory.is_shared() { limits.without_probation() } else { limits };
         let engine = Engine::new(Parts {
             swap,
