@@ -32,6 +32,8 @@ pub(crate) struct Peaks {
     pub(crate) ratio: Option<f64>,
     stored: u64,
     exact: Exact,
+    /// Pages that were counted more than once at the last look.
+    twice: u64,
     /// The cap at the last sample, in pages.
     cap: Option<u64>,
     /// After the cap was lowered, until memory has come down to it or stays above it.
@@ -57,6 +59,7 @@ impl Peaks {
             ratio: None,
             stored: 0,
             exact: Exact::new(now),
+            twice: 0,
             cap: None,
             settling: None,
         }
@@ -97,9 +100,11 @@ impl Peaks {
             false => Some(bytes),
         };
         let held = counted.unwrap_or(bytes);
-        // What was counted more than once is not needed so often; how much that is only a look tells.
-        let needed = counted
-            .map_or(0, |counted| now.pages.needed.saturating_sub(bytes.saturating_sub(counted) / PAGE));
+        // What was counted more than once is not needed so often; how much that is the last look has told.
+        if let Some(counted) = counted {
+            self.twice = bytes.saturating_sub(counted) / PAGE;
+        }
+        let needed = now.pages.needed.saturating_sub(self.twice);
         self.pages = self.pages.max(Pages { needed, ..now.pages });
         if let Some(settling) = self.settling.take() {
             // If it stays so, that is what is told of this cap.
