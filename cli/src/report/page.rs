@@ -159,8 +159,10 @@ fn plain_advice(series: &Series) -> Option<String> {
             "Its cap was changed while it went on: what another would have done is not estimated.".to_owned(),
         )
     } else if out == 0.0 && needed > 0.0 && needed < cap {
-        // What a process took unseen counts with its files. With less than a sixteenth free, or 16 MiB, swapping begins.
-        let needed = needed.max(series.number("/max_rss_bytes"));
+        // What a process of a short run took unseen counts with its files. With less than a sixteenth free, or 16 MiB, swapping
+        // begins.
+        let unseen = if series.number("/elapsed_s") < 1.0 { series.number("/max_rss_bytes") } else { 0.0 };
+        let needed = needed.max(unseen);
         let enough = (needed * 16.0 / 15.0).max(needed + MEMORY_MIN);
         (enough < cap).then(|| format!("It fitted: {} would have done.", show(enough)))
     } else if out > 0.0 && back < out / 10.0 && is_quick && series.last()["refault_distances"].is_array() {
@@ -362,8 +364,10 @@ mod tests {
         };
         assert!(said(json!({})).contains("It fitted: 46 MiB would have done."));
         assert!(said(json!({ "needed_bytes": 1 << 20 })).contains("17 MiB would have done"));
-        assert!(said(json!({ "max_rss_bytes": 32 << 20 })).contains("48 MiB would have done"));
-        assert!(!said(json!({ "max_rss_bytes": 50 << 20 })).contains("would have done"));
+        assert!(
+            said(json!({ "max_rss_bytes": 32 << 20, "elapsed_s": 0.5 })).contains("48 MiB would have done")
+        );
+        assert!(!said(json!({ "max_rss_bytes": 50 << 20, "elapsed_s": 0.5 })).contains("would have done"));
         assert!(said(json!({ "cap_changes": 2 })).contains("was changed"));
         for other in [
             json!({ "exit_status": null }),

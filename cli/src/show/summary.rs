@@ -9,14 +9,16 @@ use crate::units::{PAGE, show_bytes, show_count, show_nanos};
 use pagetide::census::Reason;
 use pagetide::latency;
 use pagetide_swap::Counter;
+use std::time::Duration;
 
 /// Exit statuses of programs that a signal has ended.
 const BY_SIGNAL: std::ops::RangeInclusive<u8> = 129..=192;
 /// A process is named if it holds at least one part in this many of the excess.
 const WORTH_A_NAME: u64 = 8;
 
-/// A process that had more in memory than twice what was seen of the whole run, and this (files are small beside it as a
-/// rule), held more than was seen.
+/// A process of a run that was shorter than this, and that had more in memory than twice what was seen of the whole run and
+/// 4 MiB, held more than was seen. (In a longer one files may have been as much, and there were many looks.)
+const SHORT: Duration = Duration::from_secs(1);
 const UNSEEN: u64 = 4 << 20;
 /// Unmanaged memory is blamed if it is at least one part in this many of all memory.
 const BLAMED: u64 = 4;
@@ -139,7 +141,7 @@ impl Report {
     /// Returns what a process had in memory by the kernel's count, if that is much more than was seen of the run: what a process
     /// takes between its last sample and its end nobody sees.
     fn unseen(&self) -> Option<u64> {
-        let bytes = self.usage?.max_rss;
+        let bytes = self.usage.filter(|_| self.elapsed < SHORT && self.cap_changes == 0)?.max_rss;
         (bytes > 2 * self.most.held_bytes() + UNSEEN).then_some(bytes)
     }
 
@@ -272,7 +274,8 @@ mod tests {
         let (_fd, group) = group();
         let pages = Pages { total: 256, needed: 256, ..Pages::default() };
         let usage = |mib: u64| Some(Usage { cpu: (0.0, 0.0), max_rss: mib << 20 });
-        let mut report = Report { usage: usage(6), ..report(&group, pages) };
+        let short = Duration::from_millis(300);
+        let mut report = Report { usage: usage(6), elapsed: short, ..report(&group, pages) };
         assert_eq!(lines(&report), ["fitted: 1 MiB of 250 MiB at most; nothing was swapped"]);
         report.usage = usage(7);
         assert_eq!(
@@ -282,6 +285,8 @@ mod tests {
             ]
         );
         assert_eq!(report.json()["max_rss_bytes"], 7 << 20);
+        report.elapsed = Duration::from_secs(2);
+        assert!(!lines(&report)[0].contains("as far as"), "there were many looks");
     }
 
     #[test]
