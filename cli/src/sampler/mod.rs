@@ -226,7 +226,9 @@ impl Sampler {
         let no_child = !self.unmanaged.has_forked();
         for (&index, watch) in &mut self.watches {
             self.answered |= watch.is(self.command);
-            watch.look(no_child && (nobody || self.group.has_lost_forker(self.group.slot(index))));
+            let is_fork = watch.process.pid == 0;
+            let lost = || self.group.has_lost_forker(self.group.slot(index));
+            watch.look(is_fork && no_child && (nobody || lost()));
             if let Some(fd) = &watch.pidfd {
                 polled.push(PollFd::new(fd, PollFlags::IN));
                 watched.push(&mut watch.gone);

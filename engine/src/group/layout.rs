@@ -208,7 +208,7 @@ pub enum Field {
     Keeps,
     /// Whether the kernel may hold pages of the process for I/O.
     Pins,
-    /// Until the process has a name: one more than the tenant that forks it.
+    /// One more than the tenant that forks, or has forked, the process; 0 if it was not forked.
     Forker,
     /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
     Stuck,
