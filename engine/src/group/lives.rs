@@ -182,6 +182,9 @@ impl Group {
 
     fn give_back(&self, slot: ProcessSlot) {
         pagetide_sys::log!(Info, "process {} has ended", slot.known_as());
+        // First what others may wait for: a process that does this itself, after exec, may be killed amid it.
+        [Field::Armed, Field::Listens].into_iter().for_each(|field| slot.set(field, 0));
+        self.give_granted(slot);
         let dead = self.dead();
         for &counter in Counter::ALL {
             dead.counters().add(counter, slot.counters().get(counter));
@@ -195,7 +198,6 @@ impl Group {
         }
         to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
         pagetide_swap::blocks::sweep(self.block_counts(), &self.held(slot), &self.frontiers());
-        self.give_granted(slot);
         slot.word(Field::Taken).store(0, Release);
     }
 
