@@ -129,7 +129,7 @@ impl Report {
                 // What is swapped when a process forks counts in both.
                 let up_to = if self.now.counter(Counter::forks) > 0 { "up to " } else { "" };
                 format!(
-                    "the cap of {of} held{but}: {held} in memory at most; {up_to}{} were needed ({:.1} ×), {} swapped",
+                    "the cap of {of} held{but}: {held} in memory at most; {up_to}{} were needed ({:.1} ×), {up_to}{} swapped",
                     show_bytes(peak.needed * PAGE),
                     peak.needed as f64 / cap.max(1) as f64,
                     show_bytes(peak.swapped * PAGE),
@@ -390,6 +390,18 @@ mod tests {
         report.most.counted = Some(Counted { bytes: 100 * PAGE, looks: 1 });
         report.most.certain = 64_000;
         assert_eq!(report.most.held_bytes(), 64_000 * PAGE);
+    }
+
+    #[test]
+    fn of_forks_what_is_swapped_may_be_less() {
+        let (_fd, group) = group();
+        let slot = group.claim(pagetide_sys::procfs::Identity::own()).unwrap();
+        slot.counters().add(Counter::forks, 1);
+        let pages = Pages { total: 60_000, swapped: 25_600, needed: 89_600, ..Pages::default() };
+        assert_eq!(
+            lines(&report(&group, pages))[0],
+            "the cap of 250 MiB held: 234 MiB in memory at most; up to 350 MiB were needed (1.4 ×), up to 100 MiB swapped"
+        );
     }
 
     #[test]
