@@ -7,6 +7,7 @@ use pagetide::group::{Group, OpenError, ProcessSlot};
 use pagetide_cli::options::{Cli, Command};
 use pagetide_sys::procfs::{self, Identity};
 use rustix::process::geteuid;
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs;
@@ -93,33 +94,40 @@ impl Run {
 }
 
 /// The processes of a run as this process sees them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Pids {
-    /// Whether the launcher sees the same pids.
-    is_launchers: bool,
+    /// By the tenants of the slots, where the launcher is in another pid namespace.
+    elsewhere: Option<HashMap<u64, u32>>,
 }
 
 impl Pids {
     /// Of the run of `group`.
     pub(crate) fn of(group: &Group) -> Self {
         let (own, launcher) = (Identity::own().namespace, group.setup().launcher.namespace);
-        Self { is_launchers: own == launcher }
+        if own == launcher {
+            return Self { elsewhere: None };
+        }
+        let slots: Vec<ProcessSlot> = group.live().collect();
+        let identities: Vec<_> = slots.iter().map(ProcessSlot::process).collect();
+        let pids = Identity::pids_of_all(&identities).unwrap_or_default();
+        let told = slots.iter().zip(pids).filter_map(|(slot, pids)| match pids[..] {
+            [pid] => Some((slot.tenant(), pid)),
+            _ => None,
+        });
+        Self { elsewhere: Some(told.collect()) }
     }
 
-    /// Returns the pid of a slot's process here; `None` if the launcher is in another pid namespace, and it cannot be told.
-    pub(crate) fn here(self, slot: ProcessSlot) -> Option<u32> {
-        if self.is_launchers {
-            return Some(slot.known_as() as u32);
-        }
-        match slot.process().pids().as_deref() {
-            Ok(&[pid]) => Some(pid),
-            _ => None,
+    /// Returns the pid of a slot's process here; `None` if it cannot be told.
+    pub(crate) fn here(&self, slot: ProcessSlot) -> Option<u32> {
+        match &self.elsewhere {
+            None => Some(slot.known_as() as u32),
+            Some(told) => told.get(&slot.tenant()).copied(),
         }
     }
 
     /// Returns the pid of a slot's process, and its name: that by which the launcher knows it, and no name, if it cannot be told
     /// who it is here.
-    pub(crate) fn named(self, slot: ProcessSlot) -> (u64, String) {
+    pub(crate) fn named(&self, slot: ProcessSlot) -> (u64, String) {
         match self.here(slot) {
             Some(pid) => (pid.into(), tree::name(pid)),
             None => (slot.known_as(), String::new()),

@@ -181,7 +181,7 @@ impl View<'_> {
         });
         // Those that are not managed come first: they are why a cap does not hold.
         let pids = Pids::of(self.group);
-        let managed = slots.into_iter().map(|slot| process(slot, pids));
+        let managed = slots.into_iter().map(|slot| process(slot, &pids));
         let lines: Vec<String> = outside.chain(managed).collect();
         let room = usize::from(area.height) - 1;
         let shown = if lines.len() > room { room.saturating_sub(1) } else { lines.len() };
@@ -209,7 +209,7 @@ fn part_at(sample: &Sample, height: u64, unit: u64) -> Option<Part> {
     }
 }
 
-fn process(slot: ProcessSlot, pids: Pids) -> String {
+fn process(slot: ProcessSlot, pids: &Pids) -> String {
     let pages = Pages::of(slot);
     let engine = table::engine(slot);
     let [total, resident, pool, swapped, disk] =

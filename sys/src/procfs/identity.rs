@@ -44,16 +44,56 @@ impl Identity {
         if self.namespace != 0 && self.namespace == namespace("self", "pid")? {
             return Ok(Vec::new());
         }
-        let mut found = Vec::new();
+        let (mut found, unseen) = Self::walk(&[self])?;
+        unseen.map_or_else(|| Ok(found.pop().unwrap_or_default()), Err)
+    }
+
+    /// The pids here that each of these may mean, by one walk through `/proc`, as far as it shows them: what ends meanwhile may
+    /// be missing.
+    ///
+    /// # Errors
+    /// The error of opening `/proc`.
+    ///
+    /// ```
+    /// use pagetide_sys::procfs::Identity;
+    ///
+    /// let own = Identity::own();
+    /// assert_eq!(Identity::pids_of_all(&[own, own])?, [[own.pid], [own.pid]]);
+    /// # Ok::<(), rustix::io::Errno>(())
+    /// ```
+    pub fn pids_of_all(all: &[Self]) -> Result<Vec<Vec<u32>>, Errno> {
+        let here = |one: &Self| if one.fits(one.pid) == Ok(true) { vec![one.pid] } else { Vec::new() };
+        let mut found: Vec<Vec<u32>> = all.iter().map(here).collect();
+        let sought: Vec<usize> = (0..all.len()).filter(|&nth| found[nth].is_empty()).collect();
+        if !sought.is_empty() {
+            let (walked, _) = Self::walk(&sought.iter().map(|&nth| all[nth]).collect::<Vec<_>>())?;
+            sought.into_iter().zip(walked).for_each(|(nth, pids)| found[nth] = pids);
+        }
+        Ok(found)
+    }
+
+    /// The pids here by which each of these may know itself in a namespace below, and the error of a process that could not be
+    /// seen.
+    fn walk(sought: &[Self]) -> Result<(Vec<Vec<u32>>, Option<Errno>), Errno> {
+        let mut found = vec![Vec::new(); sought.len()];
+        let mut unseen = None;
         for entry in directory("/proc")? {
             let Some(pid) = entry?.file_name().to_str().ok().and_then(|name| name.parse().ok()) else {
                 continue;
             };
-            if inner_pids(pid)?.contains(&self.pid) && self.fits(pid)? {
-                found.push(pid);
+            let inner = inner_pids(pid).unwrap_or_else(|error| {
+                unseen = Some(error);
+                Vec::new()
+            });
+            for (one, found) in sought.iter().zip(&mut found) {
+                match inner.contains(&one.pid).then(|| one.fits(pid)) {
+                    Some(Ok(true)) => found.push(pid),
+                    Some(Err(error)) => unseen = Some(error),
+                    _ => {}
+                }
             }
         }
-        Ok(found)
+        Ok((found, unseen))
     }
 
     fn fits(self, pid: u32) -> Result<bool, Errno> {
