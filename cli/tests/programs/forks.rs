@@ -1,6 +1,9 @@
 //! Families of processes: each keeps its own pages, however it came about and whoever of them ends.
 
 use crate::common::*;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -43,6 +46,37 @@ fn forks_do_not_wait_for_threads_that_a_collector_has_stopped() {
     for memory in ["1G", "100M"] {
         let command = [&*program("fork_malloc"), "--collect", "--forks", &times(20)];
         start(pagetide(memory, "", &[], &command)).end().succeeds();
+    }
+}
+
+/// A cgroup in which there may be so many tasks, and that goes with the test.
+struct FewTasks(PathBuf);
+
+impl Drop for FewTasks {
+    fn drop(&mut self) {
+        while fs::remove_dir(&self.0).is_err_and(|error| error.kind() == ErrorKind::ResourceBusy) {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// Each process has the threads of an engine: with 60 tasks some find none when they start it, and io_uring no workers.
+#[test]
+fn children_go_on_where_there_may_be_no_more_tasks() {
+    let _turn = turn();
+    let controller = Path::new("/sys/fs/cgroup/pids");
+    if !controller.join("cgroup.procs").exists() {
+        println!("skipped: the controller of tasks (version 1) is not there");
+        return;
+    }
+    let cgroup = FewTasks(controller.join(format!("pagetide-tasks-{}", std::process::id())));
+    fs::create_dir(&cgroup.0).unwrap();
+    fs::write(cgroup.0.join("pids.max"), "60").unwrap();
+    let procs = cgroup.0.join("cgroup.procs");
+    let job = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/jobs/few_tasks.py");
+    let command = format!("echo $$ > {} && exec /usr/bin/python3 {job}", procs.display());
+    for masks in ["", "ring"] {
+        start(pagetide("48M", masks, &[], &["sh", "-c", &command])).end().succeeds();
     }
 }
 
