@@ -74,7 +74,7 @@ impl Gathered {
     }
 
     /// Adds up what these processes hold, and what has no slot.
-    pub(crate) fn pages_of(group: &Group, slots: impl Iterator<Item = ProcessSlot>) -> Pages {
+    fn pages_of(group: &Group, slots: impl Iterator<Item = ProcessSlot>) -> Pages {
         let (shared, launcher) = group.own_pages();
         let mut pages = Pages::of_unmanaged(shared + launcher + group.unmanaged_pages());
         pages.add(Pages::of_shared(group.shared_pages()));

@@ -113,7 +113,6 @@ impl Sampler {
             self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
         self.watch(&slots);
         self.evict_replaced(&mut slots);
-        let before = self.held_before();
         for &slot in &slots {
             if !self.watches[&slot.index()].gone && slot.get(Field::StartTime) != 0 {
                 self.observe(slot);
@@ -133,13 +132,13 @@ impl Sampler {
             self.shared.note(pid, shared);
         }
         self.group.charge_shared(self.shared.count(self.group.own_pages().0));
+        // The last figures of the dead count for the peaks, beside those that came after them: nobody sees what short processes
+        // hold at one time, and too much is better told than too little.
         self.gather();
-        self.now.pages = self.held_now();
         let Self { peaks, group, launcher, now, unmanaged, .. } = self;
-        peaks.take(*group, *launcher, before, now, || holders(*group, now.pages, unmanaged));
+        peaks.take(*group, *launcher, now, || holders(*group, now.pages, unmanaged));
         self.group.release(slots.iter().copied().filter(|slot| self.watches[&slot.index()].gone));
         self.watches.retain(|_, watch| !watch.gone);
-        self.watches.values_mut().for_each(|watch| watch.sampled = true);
         self.group.note_look();
         self.gather();
         let programs = slots.iter().filter(|slot| slot.get(Field::Keeps) == 0).count();
@@ -292,24 +291,6 @@ impl Sampler {
             slot.word(Field::Added).fetch_add(more as u64, AcqRel);
             self.group.give(-more);
         }
-    }
-
-    /// Returns what the processes of the last sample held, if some of them have died since: their last figures count for the
-    /// peaks, but not beside those that came after them.
-    fn held_before(&self) -> Option<Pages> {
-        let sampled = |slot: &ProcessSlot| self.watches.get(&slot.index()).is_some_and(|watch| watch.sampled);
-        let died = self.watches.values().any(|watch| watch.gone && watch.sampled);
-        died.then(|| Gathered::pages_of(&self.group, self.group.live().filter(sampled)))
-    }
-
-    /// Returns what the living hold. Of each figure of the dead that no sample found alive the largest counts: they need not have
-    /// lived at one time.
-    fn held_now(&self) -> Pages {
-        let dead = |slot: &ProcessSlot| self.watches.get(&slot.index()).is_some_and(|watch| watch.gone);
-        let mut pages = Gathered::pages_of(&self.group, self.group.live().filter(|slot| !dead(slot)));
-        let short = self.group.live().filter(|slot| dead(slot) && !self.watches[&slot.index()].sampled);
-        pages.add(short.map(Pages::of).fold(Pages::default(), Pages::max));
-        pages
     }
 
     fn gather(&mut self) {

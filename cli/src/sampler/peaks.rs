@@ -65,21 +65,16 @@ impl Peaks {
         }
     }
 
-    /// Takes the figures of a sample of the run that `launcher` has launched. `before` has the last figures of the processes of
-    /// the last sample, if some of them have died since. `holders` names the processes that hold the most unmanaged memory.
+    /// Takes the figures of a sample of the run that `launcher` has launched. `holders` names its processes that hold
+    /// the most unmanaged memory.
     pub(crate) fn take(
         &mut self,
         group: Group,
         launcher: u32,
-        before: Option<Pages>,
         now: &Gathered,
         holders: impl FnOnce() -> Vec<Holder>,
     ) {
         self.follow(group.cap_pages());
-        if let Some(before) = before.filter(|before| !is_passed(before.total * PAGE, group.cap_pages())) {
-            self.pages = self.pages.max(before);
-            self.most.certain = self.most.certain.max(before.total);
-        }
         if now.stored.0 > self.stored
             && let Some(ratio) = now.ratio()
         {
@@ -150,7 +145,7 @@ mod tests {
         let (_fd, group) = group(1000);
         let mut peaks = Peaks::new(Instant::now());
         let mut take = |pages| {
-            peaks.take(group, std::process::id(), None, &holding(&group, pages), Vec::new);
+            peaks.take(group, std::process::id(), &holding(&group, pages), Vec::new);
             (peaks.most.pages.total, peaks.pages.total)
         };
         assert_eq!(take(900), (900, 900));
@@ -177,7 +172,7 @@ mod tests {
         let (_fd, group) = group(1000);
         let mut peaks = Peaks::new(start);
         let take = |peaks: &mut Peaks, pages| {
-            peaks.take(group, std::process::id(), None, &holding(&group, pages), Vec::new);
+            peaks.take(group, std::process::id(), &holding(&group, pages), Vec::new);
             peaks.most.pages.total
         };
         take(&mut peaks, 900);
@@ -200,7 +195,7 @@ mod tests {
         let mut peaks = Peaks::new(Instant::now());
         // This launcher has no descendants: each exact look finds nothing, whatever the upper bound.
         let nobody = u32::MAX;
-        let mut take = |pages| peaks.take(group, nobody, None, &holding(&group, pages), Vec::new);
+        let mut take = |pages| peaks.take(group, nobody, &holding(&group, pages), Vec::new);
         take(900);
         group.change_cap(500);
         take(790);
@@ -217,7 +212,7 @@ mod tests {
             let mut held = holding(&group, pages);
             held.pages.needed = needed;
             // No descendants: an exact look finds nothing.
-            peaks.take(group, u32::MAX, None, &held, Vec::new);
+            peaks.take(group, u32::MAX, &held, Vec::new);
             (peaks.pages.needed, peaks.most.held_bytes() / PAGE)
         };
         assert_eq!(take(490, 900), (900, 490));
@@ -236,7 +231,7 @@ mod tests {
         let _one = group.claim(pagetide_sys::procfs::Identity { pid: 1, ..own }).unwrap();
         group.charge_unmanaged(700);
         let mut peaks = Peaks::new(Instant::now());
-        peaks.take(group, u32::MAX, None, &holding(&group, 800), Vec::new);
+        peaks.take(group, u32::MAX, &holding(&group, 800), Vec::new);
         assert_eq!(peaks.most.counted.map(|counted| counted.looks), Some(1));
     }
 }

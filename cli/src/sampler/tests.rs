@@ -185,26 +185,3 @@ fn an_overdrawn_cap_is_asked_back_once_even_of_a_single_process() {
     assert_eq!(slot.get(Field::Asked), 50);
     end(child);
 }
-
-#[test]
-fn the_dead_do_not_count_beside_those_that_come_after_them() {
-    let (fd, group) = group(100_000);
-    let mut sampler = sampler(group, &fd);
-    let mut most = 0;
-    for _ in 0..3 {
-        let child = sleeper();
-        let slot = group.claim(identity(child.id())).unwrap();
-        sampler.sample();
-        most = most.max(slot.get(Field::Observed));
-        end(child);
-    }
-    assert!(most > 0 && sampler.peak().total == most, "{most}, {:?}", sampler.peak());
-    // Two that no sample has seen alive need not have lived at one time.
-    for pages in [3000, 2000] {
-        let child = sleeper();
-        group.claim(identity(child.id())).unwrap().set(Field::Observed, pages);
-        end(child);
-    }
-    sampler.sample();
-    assert_eq!(sampler.peak().total, 3000);
-}

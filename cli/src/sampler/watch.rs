@@ -40,8 +40,6 @@ pub(crate) struct Watch {
     statm: Option<OwnedFd>,
     /// Whether it has died.
     pub(crate) gone: bool,
-    /// Whether a sample has found it alive.
-    pub(crate) sampled: bool,
     /// Its memory at the last looks.
     pub(crate) memory: procfs::Watched,
     /// Pages that it was asked for, and samples since that has changed.
@@ -65,7 +63,6 @@ impl Watch {
             pidfd: None,
             statm: None,
             gone: false,
-            sampled: false,
             memory: procfs::Watched::default(),
             asked: (0, 0),
             held: ([0; 2], 0),
