@@ -58,6 +58,24 @@ impl Pieces {
 
     pub(crate) fn insert(&mut self, range: Range<PageIndex>, piece: Piece) {
         self.remove(&range);
+        self.put(range, piece);
+    }
+
+    /// Adds a piece where there is none, and makes it one with those beside it that go on in the same way, as the kernel does:
+    /// `mremap` moves what is one mapping.
+    fn put(&mut self, mut range: Range<PageIndex>, mut piece: Piece) {
+        if let Some((&start, &(end, before))) = self.0.range(..range.start).next_back()
+            && end == range.start
+            && before.from(end.0 - start.0) == piece
+        {
+            (range.start, piece) = (start, before);
+        }
+        if let Some(&(end, after)) = self.0.get(&range.end)
+            && piece.from(range.end.0 - range.start.0) == after
+        {
+            self.0.remove(&range.end);
+            range.end = end;
+        }
         self.0.insert(range.start, (range.end, piece));
     }
 
@@ -81,12 +99,38 @@ impl Pieces {
     pub(crate) fn change(&mut self, range: &Range<PageIndex>, change: impl Fn(&mut Piece)) {
         for (part, mut piece) in self.remove(range) {
             change(&mut piece);
-            self.0.insert(part.start, (part.end, piece));
+            self.put(part, piece);
         }
     }
 
     /// What a forked child has of them.
     pub(crate) fn inherited(&self) -> Self {
         Self(self.0.iter().filter(|(_, (_, piece))| !piece.omit).map(|(&start, &end)| (start, end)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_goes_on_in_the_same_way_is_one_piece() {
+        let range = |start: u64, end: u64| PageIndex(start)..PageIndex(end);
+        let at = |page: u64| Piece { page: PageIndex(page), protection: 3, ..Piece::NONE };
+        let mut pieces = Pieces::default();
+        pieces.insert(range(100, 120), at(7));
+        pieces.change(&range(104, 108), |piece| piece.protection = 1);
+        assert_eq!(pieces.iter().count(), 3);
+        pieces.change(&range(104, 108), |piece| piece.protection = 3);
+        assert_eq!(pieces.iter().collect::<Vec<_>>(), [(range(100, 120), at(7))]);
+        // What is unmapped and mapped again, from the same page on; then from another one.
+        pieces.remove(&range(110, 112));
+        pieces.insert(range(110, 112), at(17));
+        assert_eq!(pieces.iter().collect::<Vec<_>>(), [(range(100, 120), at(7))]);
+        pieces.insert(range(110, 112), at(18));
+        let parts = [(range(100, 110), at(7)), (range(110, 112), at(18)), (range(112, 120), at(19))];
+        assert_eq!(pieces.iter().collect::<Vec<_>>(), parts);
+        pieces.insert(range(112, 114), at(20));
+        assert_eq!(pieces.iter().nth(1), Some((range(110, 114), at(18))));
     }
 }
