@@ -7,10 +7,11 @@ use crate::call::{kernel, pointer, status};
 use crate::current::managed;
 use crate::range::pages;
 use crate::shared;
-use pagetide::process::Remapping;
+use pagetide::process::{Entered, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
+use std::ops::Range;
 
 /// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
 const MANAGED_MIN: usize = 4 * PAGE_SIZE;
@@ -128,11 +129,9 @@ unsafe fn map_once(
         None => (call(flags), 0),
     };
     let mut mapped = None;
-    // A small piece placed inside a managed range (a runtime that commits) belongs to it.
-    let manage = wanted || (private && released > 0);
     if let Ok(start) = result
-        && manage
         && let Some(range) = pages(start, length)
+        && (wanted || private && (released > 0 || joins(&entered, &range)))
     {
         released += entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
         mapped = Some(range);
@@ -145,11 +144,18 @@ unsafe fn map_once(
         (Ok(_), Some(range)) if access != Access::None => (range.end.0 - range.start.0) as i64,
         _ => 0,
     };
-    process.uncharge(released + charged - kept);
+    process.settle(released + charged - kept);
     if populate && let Some(range) = mapped {
         pagetide_sys::task::populate(range.start.address(), range.end.address() - range.start.address());
     }
     pointer(result)
+}
+
+/// Whether what is small belongs to a managed range: it is placed beside one (inside it a runtime commits), and the kernel makes
+/// the two one mapping. Else `mremap` of all would find two.
+fn joins(entered: &Entered<'_>, range: &Range<PageIndex>) -> bool {
+    let before = PageIndex(range.start.0.saturating_sub(1))..range.start;
+    entered.manages(before) || entered.manages(range.end..range.end.plus(1))
 }
 
 /// `mmap64`: the same where offsets have 64 bits.

@@ -115,6 +115,34 @@ static void part_and_meet(void) {
     unmap(at, n);
 }
 
+/* What was taken apart and is alike again is one mapping, which moves as a whole. */
+static void alike_again(void) {
+    size_t n = mapping_pages, half = n / 2, bytes = n * PAGE_BYTES;
+    begin("mremap moves what a small piece was unmapped of and mapped again");
+    char *at = map(NULL, n, PROT_READ | PROT_WRITE, 0), *away = map(NULL, n, PROT_NONE, 0);
+    fill(at, 0, n, 1);
+    press();
+    unmap(at + half * PAGE_BYTES, 1);
+    map(at + half * PAGE_BYTES, 1, PROT_READ | PROT_WRITE, MAP_FIXED);
+    check_zero(at + half * PAGE_BYTES, 1);
+    fill(at + half * PAGE_BYTES, half, 1, 1);
+    press();
+    if (mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, away) != away) fail("mremap");
+    check_and_refill(away, n, 1, 2);
+    unmap(away, n);
+    begin("mremap moves shared memory of which a part was read-only");
+    at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (at == MAP_FAILED) fail("mmap");
+    away = map(NULL, n, PROT_NONE, 0);
+    fill(at, 0, n, 1);
+    press();
+    protect(at + half * PAGE_BYTES, n / 4, PROT_READ);
+    protect(at + half * PAGE_BYTES, n / 4, PROT_READ | PROT_WRITE);
+    if (mremap(at, bytes, bytes, MREMAP_MAYMOVE | MREMAP_FIXED, away) != away) fail("mremap");
+    check_and_refill(away, n, 1, 2);
+    unmap(away, n);
+}
+
 static void holes(void) {
     size_t n = mapping_pages;
     begin("munmap of a part, and a new mapping over a part");
@@ -306,6 +334,7 @@ int main(int argc, char **argv) {
     grow_and_shrink();
     move();
     part_and_meet();
+    alike_again();
     holes();
     protections();
     half_a_protection();

@@ -186,6 +186,12 @@ impl Process {
         phase.end_call();
     }
 
+    /// Takes back a charge of so many pages; charges them if there are less than none.
+    pub fn settle(&'static self, surplus: i64) {
+        self.uncharge(surplus);
+        self.charge(-surplus);
+    }
+
     /// Returns the number of pages that would be charged more, before the engine runs, if `range` were accessible.
     pub fn charge_to_open(&self, range: Range<PageIndex>) -> i64 {
         if self.runtime().is_some() {
