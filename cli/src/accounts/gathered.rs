@@ -44,7 +44,7 @@ impl Gathered {
         let mut this = Self {
             counters: [0; Counter::ALL.len()],
             distances: [[0; distances::BUCKETS]; 2],
-            pages: Self::pages_of(group, group.live()),
+            pages: Pages::default(),
             stored: (0, 0),
             stored_raw: 0,
             same_filled: 0,
@@ -59,8 +59,12 @@ impl Gathered {
             armed: 0,
         };
         this.count(group.dead());
+        let (shared, launcher) = group.own_pages();
+        this.pages.add(Pages::of_unmanaged(shared + launcher + group.unmanaged_pages()));
+        this.pages.add(Pages::of_shared(group.shared_pages()));
         for slot in group.live() {
             this.count(slot);
+            this.pages.add(Pages::of(slot));
             this.stored.0 += slot.get(Field::StoredPages);
             this.stored.1 += slot.get(Field::StoredBytes);
             this.stored_raw += slot.get(Field::StoredRaw);
@@ -71,15 +75,6 @@ impl Gathered {
             this.armed += usize::from(slot.get(Field::Armed) != 0);
         }
         this
-    }
-
-    /// Adds up what these processes hold, and what has no slot.
-    fn pages_of(group: &Group, slots: impl Iterator<Item = ProcessSlot>) -> Pages {
-        let (shared, launcher) = group.own_pages();
-        let mut pages = Pages::of_unmanaged(shared + launcher + group.unmanaged_pages());
-        pages.add(Pages::of_shared(group.shared_pages()));
-        slots.for_each(|slot| pages.add(Pages::of(slot)));
-        pages
     }
 
     fn count(&mut self, slot: ProcessSlot) {
