@@ -203,7 +203,9 @@ impl Unmanaged {
         }
         self.seen.retain(|pid, _| !members.pids.contains(pid));
         // Asked after the walk: a process that was found and has a slot had it by then.
-        let (waits, forked) = (members.lack_one(group), Forked::of(group));
+        let waits = members.lack_one(group);
+        // A set of all slots, for those that may be children of `vfork` alone.
+        let forked = if self.has_forked() { Forked::of(group) } else { Forked::default() };
         for (&pid, process) in &mut self.seen {
             process.look(pid, now, waits, &forked);
             if process.program.is_none()
