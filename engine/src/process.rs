@@ -49,8 +49,6 @@ pub struct Process {
     pins: Arc<AtomicBool>,
     /// Whether other processes may share memory of this one since a fork.
     has_family: Arc<AtomicBool>,
-    /// Whether a thread has put itself into a sandbox, which may end the process for a call that starts a thread.
-    confined: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -168,7 +166,6 @@ impl Process {
             current: AtomicUsize::new(0),
             pins: Arc::default(),
             has_family: Arc::default(),
-            confined: AtomicBool::new(false),
         };
         let _ = this.generations[0].set(Box::new(Generation::new(slot, Regions::default(), 0)));
         Some(this)
@@ -252,9 +249,5 @@ impl Process {
         Entered { generation, runtime, _stack: stack, _signals: signals }
     }
 }
-
-impl Entered<'_> {}
-
-impl Process {}
 
 const _: () = assert!(pagetide_page::PAGE_SIZE == pagetide_swap::PAGE_SIZE);

@@ -5,7 +5,7 @@ use rustix::io::Errno;
 use rustix::mm::Advice;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// The kernel's number of the calling thread.
 pub fn tid() -> u32 {
@@ -37,6 +37,34 @@ pub fn share_memory(one: u32, other: u32) -> Result<bool, Errno> {
         -1 => Err(last_errno()),
         order => Ok(order == 0),
     }
+}
+
+/// Returns whether no process of this pid is left, all its threads and its memory: it was reaped. False in a sandbox, which
+/// may forbid to ask.
+pub fn has_ended(pid: u32) -> bool {
+    use rustix::process::{Pid, test_kill_process};
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_some_and(|pid| !is_confined() && test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// Whether a thread of this process has put itself into a sandbox.
+static CONFINED: AtomicBool = AtomicBool::new(false);
+
+/// Notes that a thread of this process is about to put itself into a sandbox (seccomp), which may end it for calls that the
+/// program does not make itself. Children inherit the sandbox, and this.
+pub fn confine() {
+    CONFINED.store(true, Relaxed);
+}
+
+/// Returns whether [`confine`] was called, here or in a parent.
+pub fn is_confined() -> bool {
+    CONFINED.load(Relaxed)
+}
+
+/// Returns the time since the system has started, in milliseconds: the same for all processes.
+pub fn monotonic_ms() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    time.tv_sec.unsigned_abs() * 1000 + time.tv_nsec.unsigned_abs() / 1_000_000
 }
 
 /// Ties the calling thread to these processors. Best effort.

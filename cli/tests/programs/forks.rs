@@ -80,6 +80,20 @@ fn children_go_on_where_there_may_be_no_more_tasks() {
     }
 }
 
+/// Twelve children of 12 MiB: of whom the launcher has not looked at, their successors take over what they had.
+#[test]
+fn children_in_turn_need_no_swap_where_each_fits() {
+    let _turn = turn();
+    let stats = std::env::temp_dir().join(format!("pagetide-turns-{}.json", std::process::id()));
+    let python = python();
+    let options = ["--stats", stats.to_str().unwrap()];
+    let run = pagetide("80M", "", &options, &[&python, &job("children_in_turn.py")]);
+    start(run).end().succeeds();
+    let told: serde_json::Value = serde_json::from_str(&fs::read_to_string(&stats).unwrap()).unwrap();
+    fs::remove_file(&stats).unwrap();
+    assert_eq!(told["counters"]["pgsteal"], 0, "{told}");
+}
+
 #[test]
 fn handlers_of_signals_fork_whatever_their_thread_is_doing() {
     let _turn = turn();

@@ -65,6 +65,8 @@ pub(super) enum Header {
     Swapoffs,
     /// Looks of the launcher so far, at each of which it gives back the slots of the dead.
     Looks,
+    /// When a process that was short last looked for others that have ended, in milliseconds of the monotonic clock.
+    Sought,
     /// The tiers of the device, several words each: see [`TierWord`].
     Tiers,
     /// The [`Frontier`] of each tier, in several words.
@@ -183,6 +185,8 @@ pub enum Field {
     Spare,
     /// The process's pid namespace; 0 if it is not known.
     Namespace,
+    /// The pid that `getpid` tells the process: of its namespace, whichever `/proc` it sees.
+    OwnPid,
     /// The pid by which the launcher knows it; 0 before it has looked.
     KnownAs,
     /// The state of the engine's swapoff, and the number of the order that it follows: see [`super::OffState`].
@@ -215,12 +219,34 @@ pub enum Field {
 }
 
 impl Field {
+    /// What says how much memory a process has, that it counts as its own.
+    pub(super) const MEMORY: [Self; 17] = [
+        Self::Observed,
+        Self::Armed,
+        Self::Listens,
+        Self::Resident,
+        Self::Frames,
+        Self::Pool,
+        Self::Metadata,
+        Self::Unmanaged,
+        Self::Swapped,
+        Self::Cached,
+        Self::StoredPages,
+        Self::StoredBytes,
+        Self::StoredRaw,
+        Self::SameFilled,
+        Self::Loose,
+        Self::Stalled,
+        Self::Spare,
+    ];
+
     /// Returns `value`, or the nearest value that is possible in this word.
     pub(crate) fn bounded(self, value: u64) -> u64 {
         match self {
             Self::Taken
             | Self::Tenancy
             | Self::Pid
+            | Self::OwnPid
             | Self::StartTime
             | Self::Bell
             | Self::Armed

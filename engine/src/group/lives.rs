@@ -11,6 +11,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
 
+/// Milliseconds between two looks of processes that are short for others that have ended: each takes 0.3 µs a process.
+const SEEK_MS: u64 = 2;
+
 /// Between looks for a slot where all are taken.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -151,6 +154,50 @@ impl Group {
             self.await_writes(&self.swap_path());
         }
         self.give_back(slot);
+    }
+
+    /// Takes back what processes were granted that have ended since the launcher's last look, for `own`, which is short. Once in 2 ms
+    /// in the whole run; what this process cannot see is left to the launcher, and so are slots. Returns whether
+    /// there was any.
+    pub fn collect_from_ended(&self, own: ProcessSlot) -> bool {
+        let (sought, now) = (&self.header[Header::Sought as usize], task::monotonic_ms());
+        let before = sought.load(Relaxed);
+        if now.wrapping_sub(before) < SEEK_MS
+            || sought.compare_exchange(before, now, Relaxed, Relaxed).is_err()
+        {
+            return false;
+        }
+        let namespace = own.get(Field::Namespace);
+        let may_have_ended = |slot: &ProcessSlot| {
+            slot.index != own.index && slot.granted() > 0 && Self::has_ended(*slot, namespace)
+        };
+        self.live().filter(may_have_ended).filter(|slot| self.collect_from(*slot, namespace)).count() > 0
+    }
+
+    /// Returns whether the process of a slot has ended, all its threads and its memory: nobody is left to be reaped. Only of one in
+    /// this namespace. What forks share stays charged until somebody else is charged for it.
+    fn has_ended(slot: ProcessSlot, namespace: u64) -> bool {
+        slot.get(Field::StartTime) != 0
+            && slot.get(Field::Namespace) == namespace
+            && namespace != 0
+            && slot.get(Field::PoolShared) == 0
+            && task::has_ended(slot.get(Field::OwnPid) as u32)
+    }
+
+    /// Takes back what an ended process was granted, if the slot is not another's by now.
+    fn collect_from(&self, slot: ProcessSlot, namespace: u64) -> bool {
+        // Nobody else gives it back or takes it meanwhile.
+        if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {
+            return false;
+        }
+        let ended = Self::has_ended(slot, namespace);
+        if ended {
+            // It is not to be counted beside who has its memory next, nor asked for any.
+            Field::MEMORY.into_iter().for_each(|field| slot.set(field, 0));
+            self.give_granted(slot);
+        }
+        slot.word(Field::Taken).store(1, Release);
+        ended
     }
 
     /// Returns the path of the swap file for the launcher; any, if there is none.

@@ -49,11 +49,12 @@ impl ProcessSlot {
         self.word(field).store(value, Release);
     }
 
-    /// Notes the process that has the slot.
+    /// Notes the process that has the slot: the calling one, or one that is still unknown.
     pub fn name(&self, process: Identity) {
         // The start time last: whoever sees it may go by the name.
         self.set(Field::Namespace, process.namespace);
         self.set(Field::Pid, process.pid.into());
+        self.set(Field::OwnPid, std::process::id().into());
         self.set(Field::StartTime, process.start_time);
     }
 

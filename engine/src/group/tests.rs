@@ -74,6 +74,48 @@ fn a_dead_process_leaves_its_counts_and_gives_back_the_rest() {
     assert_eq!(blocks.allocate(200).unwrap().length, 128);
 }
 
+/// A process that has ended, for which nobody waits any more.
+fn ended() -> u32 {
+    let mut child = std::process::Command::new("true").spawn().unwrap();
+    child.wait().unwrap();
+    child.id()
+}
+
+#[test]
+fn who_is_short_takes_what_the_ended_had_before_the_launcher_looks() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let own = Identity::own();
+    let [short, over, lives, forks, shares, far] = [own; 6].map(|process| group.claim(process).unwrap());
+    let pid = ended();
+    for slot in [short, over, lives, forks, shares, far] {
+        assert!(group.take(100, 0));
+        slot.set(Field::Grant, 100);
+        slot.set(Field::Observed, 90);
+        slot.set(Field::OwnPid, pid.into());
+    }
+    short.set(Field::OwnPid, own.pid.into());
+    lives.set(Field::OwnPid, own.pid.into());
+    // A child that has no name yet, one by which others share the pool, and one of which the pid says nothing here.
+    forks.set(Field::StartTime, 0);
+    shares.set(Field::PoolShared, 1);
+    far.set(Field::Namespace, own.namespace + 1);
+    let look = || {
+        // At once it would be too soon.
+        std::thread::sleep(Duration::from_millis(5));
+        group.collect_from_ended(short)
+    };
+    let taken = [90, 0, 90, 90, 90, 90];
+    for found in [true, false] {
+        assert_eq!(look(), found);
+        assert_eq!(group.free(), 500, "only of the one that is over");
+        let slots = [short, over, lives, forks, shares, far];
+        assert_eq!(slots.map(|slot| slot.get(Field::Observed)), taken);
+        assert_eq!(group.live().count(), slots.len(), "slots are the launcher's to give back");
+    }
+    group.release([over]);
+    assert_eq!(group.free(), 500);
+}
+
 #[test]
 fn tiers_have_frontiers_of_their_own_and_no_extent_lies_in_two() {
     let told = Setup { tiers: tiers(1024, 300), ..setup(0) };

@@ -7,6 +7,7 @@ use crate::regions::{Access, Attributes, Charging, Region};
 use pagetide_swap::PageIndex;
 use pagetide_sys::engine_thread;
 use pagetide_sys::signals::SignalsBlocked;
+use pagetide_sys::task;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -54,7 +55,11 @@ impl Process {
         // For one that is so small that an engine would take more than it could give, from others if need be; unless
         // those small ones are so many that others have not given for a while.
         let most = self.group.cap_pages() as i64 / SMALL_PART;
-        let granted = !armed && (self.group.take(wanted, reserve) || small && self.group.take(wanted, -most));
+        let take = |reserve| self.group.take(wanted, reserve);
+        let granted = !armed
+            && (take(reserve)
+                || self.group.collect_from_ended(*slot) && take(reserve)
+                || small && take(-most));
         if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);
@@ -74,7 +79,7 @@ impl Process {
 
     /// Blocks signals, unless a sandbox may not allow that call.
     fn signals_blocked(&self) -> Option<SignalsBlocked> {
-        (!self.confined.load(Relaxed)).then(SignalsBlocked::new)
+        (!task::is_confined()).then(SignalsBlocked::new)
     }
 
     /// Posts a sentry where others may want some of what the process holds.
@@ -125,7 +130,7 @@ impl Process {
     /// itself may wait for somebody for hours, and make no call that would tell it. A small one is let alone.
     pub(super) fn post_sentry(&'static self) {
         let generation = self.generation();
-        if generation.watched.load(Relaxed) || self.confined.load(Relaxed) || !self.is_current() {
+        if generation.watched.load(Relaxed) || task::is_confined() || !self.is_current() {
             return;
         }
         let _signals = SignalsBlocked::new();
@@ -147,7 +152,7 @@ impl Process {
     /// that runs makes only the calls that a sandbox has to allow. Children that are forked inherit the sandbox, and this.
     pub fn confine(&self) {
         if self.is_current() {
-            self.confined.store(true, Relaxed);
+            task::confine();
             pagetide_sys::mapping::discard_one_by_one();
         }
     }
@@ -155,7 +160,7 @@ impl Process {
     fn keep_watch(&'static self, generation: &Generation) {
         while !generation.has_started() {
             let seen = generation.slot.get(Field::Bell);
-            if self.confined.load(Relaxed) {
+            if task::is_confined() {
                 // The sandbox may be of all threads: this one goes on with the call that it is in, and no other.
                 generation.slot.set(Field::Listens, 0);
             } else if generation.slot.get(Field::Asked) > 0 {

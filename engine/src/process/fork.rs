@@ -47,7 +47,8 @@ impl Process {
             if small {
                 self.group.take_anyway(grant);
             }
-            if small || self.group.take(grant, 0) {
+            let take = || self.group.take(grant, 0);
+            if small || take() || self.group.collect_from_ended(own) && take() {
                 slot.set(Field::Grant, handed_out);
                 slot.set(Field::Added, added);
                 slot.set(Field::Spared, own.get(Field::Spared));
@@ -183,7 +184,11 @@ fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
     loop {
         let usage = engine.usage();
         let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
-        let missing = needed - group.free() - engine.budget().free().max(0);
+        let missing = || needed - group.free() - engine.budget().free().max(0);
+        if missing() > 0 {
+            group.collect_from_ended(runtime.slot());
+        }
+        let missing = missing();
         if missing <= 0 || stuck > 64 {
             // Taken from our own first: what we freed above is in our budget.
             let own = engine.budget().free().clamp(0, needed);

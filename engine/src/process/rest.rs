@@ -5,6 +5,7 @@ use crate::group::{Field, RestOrder};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs;
 use pagetide_sys::signals::SignalsBlocked;
+use pagetide_sys::task;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -24,7 +25,7 @@ impl Process {
             // A sandbox may allow no further calls, and a child of `vfork` keeps its parent waiting.
             slot.is_resting()
                 && !generation.has_started()
-                && !self.confined.load(Relaxed)
+                && !task::is_confined()
                 && self.is_current()
                 && has_one_thread(generation)
         };

@@ -38,7 +38,11 @@ impl Runtime {
         if wanted <= 0 || clock() < self.borrow_after.load(Relaxed) {
             return 0;
         }
-        let taken = self.group.take_up_to(wanted.max(step));
+        let wanted = wanted.max(step);
+        let mut taken = self.group.take_up_to(wanted);
+        if taken == 0 && self.group.collect_from_ended(self.slot) {
+            taken = self.group.take_up_to(wanted);
+        }
         if taken > 0 {
             self.slot.word(Field::Grant).fetch_add(taken as u64, SeqCst);
             self.engine.budget().give(taken);
