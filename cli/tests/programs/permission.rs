@@ -68,6 +68,7 @@ fn a_container_without_the_device_runs_by_the_broker_of_its_machine() {
         }
         let ended = image.pagetide_beside(socket, &options, &run(&["--swap-dir", volume]));
         let said = String::from_utf8_lossy(&ended.stderr);
-        assert!(ended.status.success() && said.contains("swapped"), "{said}");
+        // Of two processes each may overdraw half a MiB, which is more than 40 MiB bear without a warning.
+        assert!(ended.status.success() && said.contains("pagetide: out "), "{said}");
     }
 }
