@@ -246,6 +246,19 @@ pub fn pagetide(memory: &str, mask: &str, options: &[&str], command: &[&str]) ->
     run
 }
 
+/// Runs such a command to its end, and returns its last statistics beside how it ended.
+pub fn reported(memory: &str, mask: &str, options: &[&str], command: &[&str]) -> (Ended, serde_json::Value) {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let nth = NEXT.fetch_add(1, Relaxed);
+    let stats =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("stats-{}-{nth}.json", std::process::id()));
+    let options = [options, &["--stats", stats.to_str().unwrap()]].concat();
+    let ended = start(pagetide(memory, mask, &options, command)).end();
+    let report = serde_json::from_str(&fs::read_to_string(&stats).unwrap()).unwrap();
+    fs::remove_file(&stats).unwrap();
+    (ended, report)
+}
+
 /// The interpreter itself: what the name finds may be a chain of shell scripts.
 pub fn python() -> String {
     let found = Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output().unwrap();

@@ -2,7 +2,6 @@
 
 use crate::common::*;
 use std::io::{Read, Write};
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -99,18 +98,12 @@ fn top_shows_a_run_on_a_terminal_changes_its_cap_and_ends_with_it() {
 fn the_cap_changes_while_a_program_runs() {
     let _turn = turn();
     let job = house().join("tests/programs/resized.py");
-    let stats = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("resized-{}.json", std::process::id()));
     for mask in ["", "move"] {
-        let options = ["--stats", stats.to_str().unwrap()];
-        start(pagetide("160M", mask, &options, &[&python(), job.to_str().unwrap(), PAGETIDE]))
-            .end()
-            .succeeds();
-        let report: serde_json::Value =
-            serde_json::from_str(&std::fs::read_to_string(&stats).unwrap()).unwrap();
+        let (ended, report) = reported("160M", mask, &[], &[&python(), job.to_str().unwrap(), PAGETIDE]);
+        ended.succeeds();
         let told = ["cap_bytes", "cap_changes", "cap_held"].map(|name| report[name].to_string());
         assert_eq!(told, [(400 << 20).to_string(), "6".to_owned(), "true".to_owned()]);
     }
-    std::fs::remove_file(stats).unwrap();
 }
 
 #[test]

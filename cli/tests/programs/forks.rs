@@ -84,13 +84,8 @@ fn children_go_on_where_there_may_be_no_more_tasks() {
 #[test]
 fn children_in_turn_need_no_swap_where_each_fits() {
     let _turn = turn();
-    let stats = std::env::temp_dir().join(format!("pagetide-turns-{}.json", std::process::id()));
-    let python = python();
-    let options = ["--stats", stats.to_str().unwrap()];
-    let run = pagetide("80M", "", &options, &[&python, &job("children_in_turn.py")]);
-    start(run).end().succeeds();
-    let told: serde_json::Value = serde_json::from_str(&fs::read_to_string(&stats).unwrap()).unwrap();
-    fs::remove_file(&stats).unwrap();
+    let (ended, told) = reported("80M", "", &[], &[&python(), &job("children_in_turn.py")]);
+    ended.succeeds();
     assert_eq!(told["counters"]["pgsteal"], 0, "{told}");
 }
 

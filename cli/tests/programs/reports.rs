@@ -11,13 +11,9 @@ use std::time::Duration;
 #[test]
 fn a_program_that_is_killed_gives_137_and_its_statistics() {
     let _turn = turn();
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}.json", std::process::id()));
-    let path = file.to_str().unwrap();
     // Its pages are out of memory when the signal comes.
-    let ended = start(pagetide("48M", "", &["--stats", path], &[&python(), &job("killed.py")])).end();
+    let (ended, report) = reported("48M", "", &[], &[&python(), &job("killed.py")]);
     assert_eq!((ended.status.code(), ended.status.signal()), (Some(137), None), "{}", ended.stderr);
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    fs::remove_file(&file).unwrap();
     assert_eq!(report["exit_status"], 137);
     assert!(report["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{report}");
 }
@@ -25,12 +21,9 @@ fn a_program_that_is_killed_gives_137_and_its_statistics() {
 #[test]
 fn the_time_that_threads_wait_for_pages_is_the_sum_of_all_their_waits() {
     let _turn = turn();
-    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("waits-{}.json", std::process::id()));
-    let path = file.to_str().unwrap();
     let command = [&*program("waits"), "--mib", "80", "--rounds", "3", "--random", "1", "--threads", "3"];
-    start(pagetide("56M", "", &["--no-disk", "--stats", path], &command)).end().succeeds();
-    let report: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file).unwrap()).unwrap();
-    fs::remove_file(&file).unwrap();
+    let (ended, report) = reported("56M", "", &["--no-disk"], &command);
+    ended.succeeds();
     let counter = |name: &str| report["counters"][name].as_u64().unwrap();
     // Nothing is read from a disk, and room is rarely waited for: these are waits for the pool.
     let faults = counter("pgmajfault");
