@@ -31,8 +31,10 @@ pub fn room() -> usize {
     let limited = if limit == usize::MAX {
         limit
     } else {
-        let pages =
-            read(c"/proc/self/statm", &mut text).split(' ').next().and_then(|pages| pages.parse().ok());
+        let pages = read(c"/proc/thread-self/statm", &mut text)
+            .split(' ')
+            .next()
+            .and_then(|pages| pages.parse().ok());
         limit.saturating_sub(pages.unwrap_or(0) * PAGE_SIZE)
     };
     // Read once: a process that starts asks several times, and each takes it 12 µs.

@@ -45,7 +45,7 @@ impl Maps {
     /// # Errors
     /// The error of the file in `/proc`, if it cannot be opened and the launcher hands out no descriptor of it.
     pub fn open() -> Result<Self, Errno> {
-        crate::pagemap::open_own("/proc/self/maps", crate::handout::Thing::Maps).map(Self)
+        crate::pagemap::open_own("maps", crate::handout::Thing::Maps).map(Self)
     }
 
     /// The mapping in which an address lies, if there is one.

@@ -2,6 +2,7 @@
 
 use crate::handout::{self, Thing};
 use crate::mapping::last_errno;
+use crate::procfs;
 use pagetide_page::{CLUSTER_PAGES, CLUSTER_SIZE, PAGE_SIZE, PageSet};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -49,15 +50,15 @@ struct Ask {
     tell: u64,
 }
 
-/// Opens a file of `/proc` that tells of the calling process's memory. In another root there may be none: it is asked
-/// for.
+/// Opens a file of `/proc/PID` that tells of the calling process's memory: the calling thread's, for that of a first thread which
+/// has ended tells of none. In another root there may be none: it is asked for.
 ///
 /// In a process that is not to be dumped, which cannot open it unless it is root's, that is suspended for a moment.
-pub(crate) fn open_own(path: &str, thing: Thing) -> Result<OwnedFd, Errno> {
+pub(crate) fn open_own(name: &str, thing: Thing) -> Result<OwnedFd, Errno> {
     use rustix::process::{DumpableBehavior, dumpable_behavior, set_dumpable_behavior};
     let open = || {
         let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::CLOEXEC;
-        rustix::fs::open(path, flags, rustix::fs::Mode::empty())
+        rustix::fs::open(format!("/proc/{}/{name}", procfs::OWN), flags, rustix::fs::Mode::empty())
     };
     match open() {
         Err(Errno::ACCESS) if dumpable_behavior()? != DumpableBehavior::Dumpable => {
@@ -92,7 +93,7 @@ impl Pagemap {
     /// # Errors
     /// The error of the file in `/proc`, if it cannot be opened and the launcher hands out no descriptor of it.
     pub fn open() -> Result<Self, Errno> {
-        let fd = open_own("/proc/self/pagemap", Thing::Pagemap)?;
+        let fd = open_own("pagemap", Thing::Pagemap)?;
         Ok(Self { fd, scan: AtomicBool::new(true) })
     }
 

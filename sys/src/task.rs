@@ -133,18 +133,26 @@ pub(crate) fn write_error(text: &[u8]) {
 }
 
 /// The program's standard error, from an engine thread: it has a descriptor table of its own, the program's is that of
-/// its first thread.
+/// its first thread, or of any other where that has ended.
 fn program_stderr() -> Option<OwnedFd> {
     use rustix::fs::{Mode, OFlags};
-    use rustix::process::{PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
-    let first = pidfd_open(getpid(), PidfdFlags::empty());
-    if let Ok(shared) = first.and_then(|first| pidfd_getfd(first, 2, PidfdGetfdFlags::empty())) {
-        return Some(shared);
-    }
-    // A sandbox may forbid that. Opened anew, a file has its own position: what the program writes next may
-    // overwrite this.
-    let path = format!("/proc/{}/fd/2", crate::procfs::own_pid());
-    rustix::fs::open(path.as_str(), OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY, Mode::empty()).ok()
+    use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, getpid, pidfd_getfd, pidfd_open};
+    /// `PIDFD_THREAD` (6.9).
+    const THREAD: PidfdFlags = PidfdFlags::from_bits_retain(libc::O_EXCL as u32);
+    let of =
+        |thread: Pid, flags| pidfd_getfd(pidfd_open(thread, flags).ok()?, 2, PidfdGetfdFlags::empty()).ok();
+    let process = format!("/proc/{}", crate::procfs::own_pid());
+    let others = || crate::procfs::program_tasks(&process);
+    let tid = |task: String| Pid::from_raw(task.rsplit('/').next()?.parse().ok()?);
+    of(getpid(), PidfdFlags::empty()).or_else(|| others().find_map(|task| of(tid(task)?, THREAD))).or_else(
+        || {
+            // A sandbox may forbid that. Opened anew, a file has its own position: what the program writes next may
+            // overwrite this.
+            let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOCTTY;
+            let open = |task: &str| rustix::fs::open(format!("{task}/fd/2"), flags, Mode::empty()).ok();
+            open(&process).or_else(|| others().find_map(|task| open(&task)))
+        },
+    )
 }
 
 /// The word in which [`kill_self`] counts, for whoever tells who killed a process.

@@ -46,6 +46,39 @@ fn reservations_that_shrink_and_move_do_not_lift_the_cap() {
     assert!(resident < 40 << 10, "{resident} KiB under a cap of 32 MiB");
 }
 
+/// Of such a process `/proc/PID` shows no memory, and no descriptors.
+#[test]
+fn what_a_process_maps_whose_first_thread_has_ended_is_managed() {
+    let _turn = turn();
+    let first_thread = program("first_thread");
+    for options in [&[][..], &["--early"], &["--shared"], &["--early", "--shared"]] {
+        println!("first_thread {options:?}");
+        let command = [&[&*first_thread, "--mib", "48"][..], options].concat();
+        let (ended, told) = reported("40M", "", &[], &command);
+        ended.succeeds();
+        assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{told}");
+    }
+}
+
+/// Where pages cannot move, nothing leaves once they may be pinned; and something does where none can be.
+#[test]
+fn what_pins_is_seen_though_the_first_thread_has_ended() {
+    let _turn = turn();
+    let file = std::env::temp_dir().join(format!("pagetide-pins-{}", std::process::id()));
+    std::fs::write(&file, "pins").unwrap();
+    let first_thread = program("first_thread");
+    for pins in [None, Some(file.to_str().unwrap())] {
+        let mut command = vec![&*first_thread, "--mib", "48"];
+        command.extend(pins.iter().flat_map(|file| ["--pins", file]));
+        let ended = start(pagetide("40M", "move", &[], &command)).end();
+        match pins {
+            None => drop(ended.succeeds()),
+            Some(_) => assert_eq!(ended.status.code(), Some(137), "{}", ended.stderr),
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
+}
+
 #[test]
 fn huge_pages_or_none_make_no_difference() {
     // What it changes is right for the others too.

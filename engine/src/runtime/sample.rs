@@ -6,7 +6,7 @@ use crate::group::{DeviceKind, Field, Knobs};
 use crate::mask::Mask;
 use pagetide_swap::balance::{ReclaimLoad, Totals};
 use pagetide_swap::cost::Load;
-use pagetide_sys::procfs::{Memory, Watched, counted_anonymous};
+use pagetide_sys::procfs::{self, Memory, Watched, counted_anonymous};
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
@@ -111,7 +111,7 @@ impl Runtime {
     pub(super) fn sample(&self) {
         let mut watched = lock(&self.watched);
         // Until the end: whoever samples at the same time would charge what was before.
-        let Some(memory) = watched.look("self") else { return };
+        let Some(memory) = watched.look(procfs::OWN) else { return };
         self.charge_unmanaged(memory, self.engine.usage());
     }
 
@@ -121,11 +121,11 @@ impl Runtime {
         lock(&self.discount).next = Instant::now();
         let mut watched = lock(&self.watched);
         *watched = Watched::default();
-        let Some(mut memory) = watched.look("self") else { return };
+        let Some(mut memory) = watched.look(procfs::OWN) else { return };
         // Before the walk: what the program drops meanwhile is not to count as unmanaged.
         let usage = self.engine.usage();
         // From 6.2 to 6.15 the kernel's own count leaves out some pages of each processor.
-        memory.anonymous = counted_anonymous("self").unwrap_or(memory.anonymous);
+        memory.anonymous = counted_anonymous(procfs::OWN).unwrap_or(memory.anonymous);
         self.charge_unmanaged(memory, usage);
     }
 
@@ -166,7 +166,7 @@ impl Runtime {
                 managed.get(at).is_some_and(|range| range.start < to)
                     || pagetide_sys::mapping::is_counted(from, to)
             };
-            let pages = pagetide_sys::procfs::counted_elsewhere("self", counted).unwrap_or(0) as i64;
+            let pages = procfs::counted_elsewhere(procfs::OWN, counted).unwrap_or(0) as i64;
             // A fork that has begun since this look waits until its end, and notes it anew.
             self.has_family.store(pages > 0, Relaxed);
             let end = Instant::now();

@@ -1,6 +1,6 @@
 //! Descriptors that are open in processes, and whether the kernel may pin memory through them.
 
-use super::file::{field, open_directory, read, read_at};
+use super::file::{field, open_directory, read, read_at, small, tasks};
 use super::identity::own_pid;
 use crate::mapped_files::FileId;
 use rustix::io::Errno;
@@ -73,15 +73,33 @@ pub fn has_open(pid: u32, file: FileId) -> Option<bool> {
     Some(entries.any(|entry| is_it(entry.file_name())))
 }
 
+/// Returns the threads of a process that have its program's descriptors, as paths below `process`. Those of an engine, and those that
+/// work for an io_uring (of the program or of an engine), have others, or may have.
+pub(crate) fn program_tasks(process: &str) -> impl Iterator<Item = String> {
+    let is_other = |name: String| name.starts_with("pagetide") || name.starts_with("iou-");
+    tasks(process).filter(move |task| !small(&format!("{task}/comm")).is_none_or(is_other))
+}
+
 /// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
-/// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all: the
-/// descriptors of a process whose first thread has ended are not shown. `None` if this process lacks memory or a descriptor to
-/// look: the next look may tell.
+/// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all. `None` if this
+/// process lacks memory or a descriptor to look: the next look may tell.
 pub fn may_pin(pid: u32) -> Option<bool> {
+    let process = format!("/proc/{pid}");
+    // Of a first thread that has ended none are shown.
+    let mut tasks = program_tasks(&process);
+    let seen = match seen_to_pin(&process) {
+        Ok(None) => tasks.find_map(|task| seen_to_pin(&task).transpose()).transpose(),
+        seen => seen,
+    };
+    seen.ok().map(|pins| pins.unwrap_or(true))
+}
+
+/// The same of a thread: nothing where no descriptor is to be seen, and the error of a look for which something is lacking.
+fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
     // What is opened by a name within a directory costs half as much as by a path, and this is done often.
-    let open = |name| open_directory(&format!("/proc/{pid}/{name}"));
+    let open = |name| open_directory(&format!("{task}/{name}"));
     let is_want = |error| matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
-    let unseen = |error| (!is_want(error)).then_some(true);
+    let unseen = |error| if is_want(error) { Err(error) } else { Ok(None) };
     let (links, infos) = match (open("fd"), open("fdinfo")) {
         (Ok(links), Ok(infos)) => (links, infos),
         (Err(error), _) | (_, Err(error)) => return unseen(error),
@@ -105,19 +123,19 @@ pub fn may_pin(pid: u32) -> Option<bool> {
         // The beginning says enough.
         let target = match rustix::fs::readlinkat_raw(&links, name, &mut target[..]) {
             Ok((target, _)) => target,
-            Err(error) if is_want(error) => return None,
+            Err(error) if is_want(error) => return Err(error),
             // It is closed by now.
             Err(_) => continue,
         };
         let is = |prefixes: &[&str]| prefixes.iter().any(|prefix| target.starts_with(prefix.as_bytes()));
         if is_pinning(target) {
-            return Some(true);
+            return Ok(Some(true));
         }
         if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
             continue;
         }
         let length = match read_at(&infos, name, &mut text) {
-            Err(error) if is_want(error) => return None,
+            Err(error) if is_want(error) => return Err(error),
             length => length.unwrap_or(0),
         };
         if let Some(flags) =
@@ -125,10 +143,10 @@ pub fn may_pin(pid: u32) -> Option<bool> {
             && let Ok(flags) = u32::from_str_radix(String::from_utf8_lossy(flags).trim(), 8)
             && flags & libc::O_DIRECT as u32 != 0
         {
-            return Some(true);
+            return Ok(Some(true));
         }
     }
-    Some(!any)
+    Ok(any.then_some(false))
 }
 
 #[cfg(test)]

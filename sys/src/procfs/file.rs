@@ -60,6 +60,13 @@ pub(super) fn directory(path: &str) -> Result<rustix::fs::Dir, Errno> {
     rustix::fs::Dir::new(open_directory(path)?)
 }
 
+/// Returns the threads of a process, as paths below its directory.
+pub fn tasks(process: &str) -> impl Iterator<Item = String> {
+    let tasks = directory(&format!("{process}/task")).into_iter().flatten().flatten();
+    let names = tasks.filter_map(|task| Some(task.file_name().to_str().ok()?.to_owned()));
+    names.filter(|name| !name.starts_with('.')).map(move |name| format!("{process}/task/{name}"))
+}
+
 pub(super) fn open_directory(path: &str) -> Result<OwnedFd, Errno> {
     let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
     rustix::fs::open(path, flags, rustix::fs::Mode::empty())

@@ -1,9 +1,13 @@
 //! Memory of processes.
 
-use super::file::{directory, field, small};
+use super::file::{field, small, tasks};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::os::fd::BorrowedFd;
+
+/// The calling process among processes, where their memory is asked for. By its calling thread: the kernel shows none of a process
+/// by its first one where that has ended.
+pub const OWN: &str = "thread-self";
 
 /// Memory of a process, in pages.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -25,13 +29,9 @@ impl Memory {
 
 /// Reads the memory of a process. `None` when it is gone.
 pub fn memory(pid: &str) -> Option<Memory> {
-    memory_of(&format!("/proc/{pid}")).or_else(|| {
-        // The first thread may have ended before the others: then its memory is not shown.
-        let mut tasks = directory(&format!("/proc/{pid}/task")).ok()?;
-        tasks.find_map(|task| {
-            memory_of(&format!("/proc/{pid}/task/{}", task.ok()?.file_name().to_str().ok()?))
-        })
-    })
+    let process = format!("/proc/{pid}");
+    // The first thread may have ended before the others: then its memory is not shown.
+    memory_of(&process).or_else(|| tasks(&process).find_map(|task| memory_of(&task)))
 }
 
 /// Reads a file of `/proc/PID` that shows the process's memory, such as `smaps`. `None` when it is gone, or not to be seen.
@@ -44,11 +44,10 @@ pub fn memory(pid: &str) -> Option<Memory> {
 /// ```
 pub fn of_memory(pid: u32, file: &str) -> Option<String> {
     let read = |path: String| std::fs::read_to_string(path).ok().filter(|text| !text.is_empty());
-    read(format!("/proc/{pid}/{file}")).or_else(|| {
-        // As in `memory`.
-        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-        tasks.flatten().find_map(|task| read(format!("{}/{file}", task.path().display())))
-    })
+    let process = format!("/proc/{pid}");
+    // As in `memory`.
+    read(format!("{process}/{file}"))
+        .or_else(|| tasks(&process).find_map(|task| read(format!("{task}/{file}"))))
 }
 
 /// Looks that are cheap between two whole ones, and how many pages may come and go until then.
@@ -112,7 +111,7 @@ impl Watched {
 
 /// The memory of this process when it starts, which is cheaper to learn: page tables are guessed, 64 KiB.
 pub fn young_memory() -> Option<Memory> {
-    let (anonymous, _) = counts("self")?;
+    let (anonymous, _) = counts(OWN)?;
     // What it shares with others it maps by calls that are yet to come.
     Some(Memory { anonymous, shared: 0, tables: 16 })
 }
@@ -338,7 +337,7 @@ mod tests {
         child.wait().unwrap();
         assert!(seen.unwrap().anonymous > 0);
         assert!(memory(&pid).is_none());
-        assert_eq!(pins, Some(true), "nobody can tell");
+        assert_eq!(pins, Some(false), "the other thread has the same descriptors");
     }
 
     #[test]
