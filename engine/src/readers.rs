@@ -6,6 +6,7 @@
 //! on when it wakes: the fault of another processor has a reader of its own, and a thread that has just
 //! faulted here sleeps anyway.
 
+use crate::clock::clock;
 use pagetide_sys::task;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -16,6 +17,11 @@ pub(crate) const READERS_MAX: usize = 4;
 const LOOK: u32 = 128;
 /// The number of faults of other threads among those that is no accident.
 const SEVERAL: u32 = 16;
+/// Nanoseconds for which reclaim works on one processor before it goes on on the next.
+const TURN: u64 = 4_000_000;
+/// Looks in a row at which one thread alone has faulted after which it is taken for the only one: about 15 ms. Another thread may
+/// not have run meanwhile, for a time slice (3 ms) of whoever runs in its place.
+const ALONE_LOOKS: u32 = 16;
 /// Looks after which a reader that serves several threads, while another has little to do, sends one of them
 /// to the other's processor.
 const SPREAD_LOOKS: u32 = 2;
@@ -75,6 +81,15 @@ impl Readers {
         self.processors.len() <= READERS_MAX
     }
 
+    /// Returns whether as many threads fault as there are processors: each reader has read another one's fault last.
+    fn fill_all(&self) -> bool {
+        let seats = &self.seats[..self.count()];
+        let last = |seat: &Seat| seat.last.load(Relaxed);
+        let is_new =
+            |(nth, seat)| last(seat) != 0 && seats[..nth].iter().all(|other| last(other) != last(seat));
+        self.cover() && seats.iter().enumerate().all(is_new)
+    }
+
     fn set_crowd(&self, crowd: bool) {
         if self.is_crowd() != crowd {
             let _guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,12 +116,19 @@ impl Readers {
         self.home.store(home.map_or(0, |home| home + 1), Relaxed);
     }
 
-    /// Returns where a thread that works beside the readers should run: a reader and the only thread that it serves
-    /// take turns on one processor, and that is left to them.
+    /// Returns where a thread that works beside the readers should run:
+    ///
+    /// - Where one thread faults, not on its processor: its reader and it take turns there, and that is left to them.
+    /// - Where as many fault as there are processors, on each in turn. No processor is free; on a single one it would slow one of
+    ///   them down.
     pub(crate) fn elsewhere(&self) -> Place {
         match self.home.load(Relaxed) {
             // Who follows may have begun before several faulted.
             home if home > 0 && !self.is_crowd() => Place::Off(home - 1),
+            _ if self.is_crowd() && self.fill_all() => {
+                let turn = clock() / TURN;
+                Place::At(self.processors[turn as usize % self.processors.len()])
+            }
             _ => Place::Anywhere,
         }
     }
@@ -159,6 +181,8 @@ pub(crate) struct Reader<'a> {
     gentle: bool,
     /// Faults that came from another thread than the one before.
     changes: u32,
+    /// Looks in a row at which one thread alone faulted.
+    alone: u32,
     /// Looks at which this reader served several threads, and another next to none.
     crowded: u32,
     /// The faults that each reader had served at the last look.
@@ -174,6 +198,7 @@ impl<'a> Reader<'a> {
             place: Place::Anywhere,
             gentle: false,
             changes: 0,
+            alone: 0,
             crowded: 0,
             seen: [0; READERS_MAX],
         }
@@ -202,7 +227,8 @@ impl<'a> Reader<'a> {
     /// should leave its own. `processor_of` tells where a thread runs.
     pub(crate) fn note(&mut self, tid: u32, processor_of: impl Fn(u32) -> Option<usize>) -> Option<usize> {
         let (scene, other) = self.look(tid)?;
-        let crowd = scene != Scene::Alone;
+        self.alone = if scene == Scene::Alone { self.alone + 1 } else { 0 };
+        let crowd = scene != Scene::Alone || self.readers.is_crowd() && self.alone < ALONE_LOOKS;
         self.readers.set_crowd(crowd);
         self.readers.alone.store(if crowd { 0 } else { tid }, Relaxed);
         self.readers.follow(&processor_of);
@@ -318,7 +344,38 @@ mod tests {
         assert_eq!(readers.elsewhere(), Place::Anywhere, "nobody knows");
         readers.follow(procfs::processor_of);
         readers.set_crowd(true);
-        assert_eq!(readers.elsewhere(), Place::Anywhere, "each has a reader");
+        let fills_all = all.len() == 1;
+        assert_eq!(readers.elsewhere() == Place::Anywhere, !fills_all, "others have not faulted");
+    }
+
+    #[test]
+    fn reclaim_takes_turns_where_each_processor_has_a_thread_that_faults() {
+        let readers = Readers::new(vec![4, 6]);
+        let (mut first, mut second) = (Reader::new(&readers, 0), Reader::new(&readers, 1));
+        let nowhere = |_| None;
+        for _ in 0..LOOK {
+            first.note(7, nowhere);
+            second.note(8, nowhere);
+        }
+        let seen = || {
+            let place = readers.elsewhere();
+            assert!([Place::At(4), Place::At(6)].contains(&place), "{place:?}");
+            place
+        };
+        let one = seen();
+        while seen() == one {}
+        // For so long one of them may only have had no processor.
+        for looks in 1..=ALONE_LOOKS {
+            assert_ne!(readers.elsewhere(), Place::Anywhere);
+            (0..LOOK).for_each(|_| _ = first.note(7, nowhere));
+            assert_eq!(readers.is_crowd(), looks < ALONE_LOOKS);
+        }
+        assert_eq!(readers.elsewhere(), Place::Anywhere, "nobody knows where it runs");
+        (0..LOOK).for_each(|nth| _ = first.note(7 + nth % 2, nowhere));
+        assert!(readers.is_crowd());
+        second.note(8, nowhere);
+        first.note(8, nowhere);
+        assert_eq!(readers.elsewhere(), Place::Anywhere, "one processor has none");
     }
 
     #[test]

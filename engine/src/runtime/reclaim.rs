@@ -209,7 +209,7 @@ impl Runtime {
     /// idle, and the scheduler moves the faulting thread there each time it is woken: away from its reader.
     /// Returns whether there is something to do, be it that this is no longer its `place`.
     fn spin(&self, place: Place, policy: &mut SpinPolicy) -> bool {
-        if place == Place::Anywhere || !policy.allows(self.faults.load(Relaxed), clock()) {
+        if !matches!(place, Place::Off(_)) || !policy.allows(self.faults.load(Relaxed), clock()) {
             return false;
         }
         let Some(before) = procfs::run_times(task::tid()) else { return false };
