@@ -109,6 +109,7 @@ impl Sampler {
             self.shared.count_anew();
             self.watches.values_mut().for_each(|watch| watch.memory = procfs::Watched::default());
         }
+        self.group.free_from_collectors();
         let mut slots: Vec<ProcessSlot> =
             self.group.live().filter(|slot| slot.get(Field::Taken) == 1).collect();
         self.watch(&slots);

@@ -214,6 +214,8 @@ pub enum Field {
     Pins,
     /// One more than the tenant that forks, or has forked, the process; 0 if it was not forked.
     Forker,
+    /// One more than the tenant that takes back what the process was granted, which has ended; 0 if none does.
+    Collector,
     /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
     Stuck,
 }

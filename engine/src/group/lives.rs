@@ -157,26 +157,28 @@ impl Group {
     }
 
     /// Takes back what processes were granted that have ended since the launcher's last look, for `own`, which is short. Once in 2 ms
-    /// in the whole run; what this process cannot see is left to the launcher, and so are slots. Returns whether
-    /// there was any.
-    pub fn collect_from_ended(&self, own: ProcessSlot) -> bool {
+    /// in the whole run; what this process cannot see is left to the launcher, and so are slots.
+    pub fn collect_from_ended(&self, own: ProcessSlot) {
+        // In a child that works in its parent's memory the pids may be those of another namespace.
+        if own.get(Field::OwnPid) != u64::from(std::process::id()) {
+            return;
+        }
         let (sought, now) = (&self.header[Header::Sought as usize], task::monotonic_ms());
         let before = sought.load(Relaxed);
         if now.wrapping_sub(before) < SEEK_MS
             || sought.compare_exchange(before, now, Relaxed, Relaxed).is_err()
         {
-            return false;
+            return;
         }
-        let namespace = own.get(Field::Namespace);
-        let may_have_ended = |slot: &ProcessSlot| {
-            slot.index != own.index && slot.granted() > 0 && Self::has_ended(*slot, namespace)
-        };
-        self.live().filter(may_have_ended).filter(|slot| self.collect_from(*slot, namespace)).count() > 0
+        let may_have_ended =
+            |slot: &ProcessSlot| slot.index != own.index && slot.granted() > 0 && Self::has_ended(*slot, own);
+        self.live().filter(may_have_ended).for_each(|slot| self.collect_from(slot, own));
     }
 
     /// Returns whether the process of a slot has ended, all its threads and its memory: nobody is left to be reaped. Only of one in
-    /// this namespace. What forks share stays charged until somebody else is charged for it.
-    fn has_ended(slot: ProcessSlot, namespace: u64) -> bool {
+    /// the namespace of `own`. What forks share stays charged until somebody else is charged for it.
+    fn has_ended(slot: ProcessSlot, own: ProcessSlot) -> bool {
+        let namespace = own.get(Field::Namespace);
         slot.get(Field::StartTime) != 0
             && slot.get(Field::Namespace) == namespace
             && namespace != 0
@@ -185,19 +187,30 @@ impl Group {
     }
 
     /// Takes back what an ended process was granted, if the slot is not another's by now.
-    fn collect_from(&self, slot: ProcessSlot, namespace: u64) -> bool {
+    fn collect_from(&self, slot: ProcessSlot, own: ProcessSlot) {
         // Nobody else gives it back or takes it meanwhile.
         if slot.word(Field::Taken).compare_exchange(1, 2, AcqRel, Relaxed).is_err() {
-            return false;
+            return;
         }
-        let ended = Self::has_ended(slot, namespace);
-        if ended {
+        slot.set(Field::Collector, own.tenant() + 1);
+        if Self::has_ended(slot, own) {
             // It is not to be counted beside who has its memory next, nor asked for any.
             Field::MEMORY.into_iter().for_each(|field| slot.set(field, 0));
             self.give_granted(slot);
         }
+        slot.set(Field::Collector, 0);
         slot.word(Field::Taken).store(1, Release);
-        ended
+    }
+
+    /// Frees slots from processes that were killed while they took back what had been granted there. For the launcher to call.
+    pub fn free_from_collectors(&self) {
+        for slot in self.live().filter(|slot| slot.word(Field::Taken).load(Acquire) == 2) {
+            let collector = slot.get(Field::Collector);
+            if collector != 0 && !self.has_tenant(collector) {
+                slot.set(Field::Collector, 0);
+                slot.word(Field::Taken).store(1, Release);
+            }
+        }
     }
 
     /// Returns the path of the swap file for the launcher; any, if there is none.

@@ -58,7 +58,10 @@ impl Process {
         let take = |reserve| self.group.take(wanted, reserve);
         let granted = !armed
             && (take(reserve)
-                || self.group.collect_from_ended(*slot) && take(reserve)
+                || {
+                    self.group.collect_from_ended(*slot);
+                    take(reserve)
+                }
                 || small && take(-most));
         if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);

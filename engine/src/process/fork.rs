@@ -48,7 +48,11 @@ impl Process {
                 self.group.take_anyway(grant);
             }
             let take = || self.group.take(grant, 0);
-            if small || take() || self.group.collect_from_ended(own) && take() {
+            let take_again = || {
+                self.group.collect_from_ended(own);
+                take()
+            };
+            if small || take() || take_again() {
                 slot.set(Field::Grant, handed_out);
                 slot.set(Field::Added, added);
                 slot.set(Field::Spared, own.get(Field::Spared));

@@ -40,7 +40,8 @@ impl Runtime {
         }
         let wanted = wanted.max(step);
         let mut taken = self.group.take_up_to(wanted);
-        if taken == 0 && self.group.collect_from_ended(self.slot) {
+        if taken == 0 {
+            self.group.collect_from_ended(self.slot);
             taken = self.group.take_up_to(wanted);
         }
         if taken > 0 {
