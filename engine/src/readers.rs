@@ -19,9 +19,9 @@ const LOOK: u32 = 128;
 const SEVERAL: u32 = 16;
 /// Nanoseconds for which reclaim works on one processor before it goes on on the next.
 const TURN: u64 = 4_000_000;
-/// Looks in a row at which one thread alone has faulted after which it is taken for the only one: about 15 ms. Another thread may
-/// not have run meanwhile, for a time slice (3 ms) of whoever runs in its place.
-const ALONE_LOOKS: u32 = 16;
+/// Nanoseconds without a fault of another thread after which one is taken for the only one that faults. Another may not have run
+/// meanwhile, for some time slices (3 ms) of whoever runs in its place.
+const ALONE: u64 = 15_000_000;
 /// Looks after which a reader that serves several threads, while another has little to do, sends one of them
 /// to the other's processor.
 const SPREAD_LOOKS: u32 = 2;
@@ -181,8 +181,8 @@ pub(crate) struct Reader<'a> {
     gentle: bool,
     /// Faults that came from another thread than the one before.
     changes: u32,
-    /// Looks in a row at which one thread alone faulted.
-    alone: u32,
+    /// The time of the last look at which several threads had faulted.
+    several: u64,
     /// Looks at which this reader served several threads, and another next to none.
     crowded: u32,
     /// The faults that each reader had served at the last look.
@@ -198,7 +198,7 @@ impl<'a> Reader<'a> {
             place: Place::Anywhere,
             gentle: false,
             changes: 0,
-            alone: 0,
+            several: 0,
             crowded: 0,
             seen: [0; READERS_MAX],
         }
@@ -223,12 +223,19 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Notes a fault of a thread, which sleeps now. Says to which processor it should go when it wakes, if it
+    /// Notes a fault of a thread, which sleeps now; `now` is the time by the clock. Says to which processor it should go when it wakes, if it
     /// should leave its own. `processor_of` tells where a thread runs.
-    pub(crate) fn note(&mut self, tid: u32, processor_of: impl Fn(u32) -> Option<usize>) -> Option<usize> {
+    pub(crate) fn note(
+        &mut self,
+        tid: u32,
+        now: u64,
+        processor_of: impl Fn(u32) -> Option<usize>,
+    ) -> Option<usize> {
         let (scene, other) = self.look(tid)?;
-        self.alone = if scene == Scene::Alone { self.alone + 1 } else { 0 };
-        let crowd = scene != Scene::Alone || self.readers.is_crowd() && self.alone < ALONE_LOOKS;
+        if scene != Scene::Alone {
+            self.several = now;
+        }
+        let crowd = scene != Scene::Alone || self.readers.is_crowd() && now < self.several + ALONE;
         self.readers.set_crowd(crowd);
         self.readers.alone.store(if crowd { 0 } else { tid }, Relaxed);
         self.readers.follow(&processor_of);
@@ -329,7 +336,7 @@ mod tests {
         readers.follow(procfs::processor_of);
         assert_eq!(readers.elsewhere(), Place::Anywhere, "none has faulted");
         for _ in 0..LOOK {
-            assert_eq!(reader.note(task::tid(), procfs::processor_of), None);
+            assert_eq!(reader.note(task::tid(), 0, procfs::processor_of), None);
         }
         for (find, &at) in
             [procfs::processor_of, procfs::processor_of_any].into_iter().zip(all.iter().cycle())
@@ -354,8 +361,8 @@ mod tests {
         let (mut first, mut second) = (Reader::new(&readers, 0), Reader::new(&readers, 1));
         let nowhere = |_| None;
         for _ in 0..LOOK {
-            first.note(7, nowhere);
-            second.note(8, nowhere);
+            first.note(7, 1, nowhere);
+            second.note(8, 1, nowhere);
         }
         let seen = || {
             let place = readers.elsewhere();
@@ -365,16 +372,15 @@ mod tests {
         let one = seen();
         while seen() == one {}
         // For so long one of them may only have had no processor.
-        for looks in 1..=ALONE_LOOKS {
-            assert_ne!(readers.elsewhere(), Place::Anywhere);
-            (0..LOOK).for_each(|_| _ = first.note(7, nowhere));
-            assert_eq!(readers.is_crowd(), looks < ALONE_LOOKS);
+        for (now, crowd) in [(2, true), (ALONE, true), (ALONE + 1, false)] {
+            (0..LOOK).for_each(|_| _ = first.note(7, now, nowhere));
+            assert_eq!(readers.is_crowd(), crowd);
+            assert_eq!(readers.elsewhere() == Place::Anywhere, !crowd, "nobody knows where it runs");
         }
-        assert_eq!(readers.elsewhere(), Place::Anywhere, "nobody knows where it runs");
-        (0..LOOK).for_each(|nth| _ = first.note(7 + nth % 2, nowhere));
+        (0..LOOK).for_each(|nth| _ = first.note(7 + nth % 2, 2 * ALONE, nowhere));
         assert!(readers.is_crowd());
-        second.note(8, nowhere);
-        first.note(8, nowhere);
+        second.note(8, 2 * ALONE, nowhere);
+        first.note(8, 2 * ALONE, nowhere);
         assert_eq!(readers.elsewhere(), Place::Anywhere, "one processor has none");
     }
 

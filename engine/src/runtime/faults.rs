@@ -29,7 +29,7 @@ impl Runtime {
                     self.injection.strike(Fault::StallFault, Fault::PanicFault);
                     let memory = self.engine.memory();
                     // Other processes' threads stay where they are: noted is whether several fault.
-                    if let Some(processor) = reader.note(fault.tid, |tid| self.processor_of(tid))
+                    if let Some(processor) = reader.note(fault.tid, since, |tid| self.processor_of(tid))
                         && !memory.is_shared()
                     {
                         // Woken in vain it faults again at once, over there.
