@@ -49,13 +49,20 @@ pub struct FileMapping {
 /// # Errors
 /// The process is dead, or not to be looked at.
 pub fn of_process(pid: u32) -> std::io::Result<Vec<FileMapping>> {
-    let mut text = fs::read(format!("/proc/{pid}/maps"))?;
-    if text.is_empty() {
-        // The first thread may have ended before the others: then its mappings are not shown.
-        let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
-        let maps = |task: fs::DirEntry| fs::read(task.path().join("maps")).ok();
-        text = tasks.filter_map(maps).find(|text| !text.is_empty()).unwrap_or_default();
-    }
+    let first = fs::read(format!("/proc/{pid}/maps"));
+    let text = match first {
+        Ok(text) if !text.is_empty() => text,
+        Err(error) if error.raw_os_error() != Some(libc::ESRCH) => return Err(error),
+        // The first thread may have ended before the others: then its mappings are not shown (ESRCH in newer kernels).
+        first => {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task"))?.flatten();
+            let maps = |task: fs::DirEntry| fs::read(task.path().join("maps")).ok();
+            match tasks.filter_map(maps).find(|text| !text.is_empty()) {
+                Some(text) => text,
+                None => first?,
+            }
+        }
+    };
     Ok(text.split(|&byte| byte == b'\n').filter_map(mapping).collect())
 }
 

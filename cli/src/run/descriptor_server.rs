@@ -9,7 +9,7 @@ use crate::handout_server::{Giver, Server};
 use crate::keeper::link::KeeperLink;
 use crate::processes::tree;
 use pagetide_sys::handout::{self, Address, Thing};
-use pagetide_sys::procfs;
+use pagetide_sys::procfs::{self, Stat};
 use pagetide_sys::uffd::DEVICE;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{Mode, OFlags};
@@ -161,12 +161,14 @@ impl Descriptors {
         let of = |to: &Member, name: &str| {
             let process = format!("/proc/{}", to.pid);
             let open = |task: &str| open(&format!("{task}/{name}"), OFlags::RDONLY);
-            // A first thread that has ended shows no memory of its process.
-            let file = match open(&process) {
-                Err(Errno::SRCH) => {
-                    procfs::tasks(&process).find_map(|task| open(&task).ok()).ok_or(Errno::SRCH)?
+            // A first thread that has ended shows no memory of its process, though older kernels open its files.
+            let file = match Stat::of(to.pid).is_some_and(|stat| stat.state == b'Z') {
+                false => open(&process)?,
+                true => {
+                    let first = format!("/task/{}", to.pid);
+                    let mut others = procfs::tasks(&process).filter(|task| !task.ends_with(&first));
+                    others.find_map(|task| open(&task).ok()).ok_or(Errno::SRCH)?
                 }
-                other => other?,
             };
             // Else the pid may be another process's by now.
             if lives(&to.process) { Ok(file) } else { Err(Errno::SRCH) }

@@ -2,17 +2,19 @@
 
 use super::file::{field, open_directory, read, read_at, small, tasks};
 use super::identity::own_pid;
+use super::stat::Stat;
 use crate::mapped_files::FileId;
 use rustix::io::Errno;
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
 
 /// Returns whether a pidfd is that of this process; a negative number stands for the caller (`PIDFD_SELF`, Linux 6.14).
 /// Allocates nothing.
 pub fn is_own_pidfd(pidfd: i32) -> bool {
     use std::io::Write;
     let (mut path, mut text) = ([0; 64], [0; 512]);
-    let _ = write!(&mut path[..], "/proc/self/fdinfo/{pidfd}\0");
+    let _ = write!(&mut path[..], "/proc/thread-self/fdinfo/{pidfd}\0");
     let path = CStr::from_bytes_until_nul(&path).unwrap_or_default();
     pidfd < 0 || field(read(path, &mut text), "Pid:") == Some(own_pid().into())
 }
@@ -61,16 +63,36 @@ fn is_pinning(target: &[u8]) -> bool {
 
 /// Returns whether a process has a descriptor of a file, of whatever kind; `None` if that is not to be seen.
 pub fn has_open(pid: u32, file: FileId) -> Option<bool> {
-    let Ok(directory) = open_directory(&format!("/proc/{pid}/fd")) else {
-        return (!std::path::Path::new(&format!("/proc/{pid}")).exists()).then_some(false);
-    };
+    let process = format!("/proc/{pid}");
+    match has_open_in(&process, file) {
+        // Of a first thread that has ended none are shown.
+        Some(None) if Stat::of(pid).is_some_and(|stat| stat.state == b'Z' && !stat.is_dead()) => {
+            let seen: Vec<bool> =
+                program_tasks(&process).filter_map(|task| has_open_in(&task, file).flatten()).collect();
+            (!seen.is_empty()).then(|| seen.contains(&true))
+        }
+        Some(has) => Some(has.unwrap_or(false)),
+        None => (!std::path::Path::new(&process).exists()).then_some(false),
+    }
+}
+
+/// The same of a thread: nothing within if it shows no descriptor, nothing at all if those are not to be seen.
+fn has_open_in(task: &str, file: FileId) -> Option<Option<bool>> {
+    let directory = open_directory(&format!("{task}/fd")).ok()?;
     let entries = rustix::fs::Dir::read_from(&directory).ok()?;
     let is_it = |name: &CStr| {
         rustix::fs::statat(&directory, name, rustix::fs::AtFlags::empty())
             .is_ok_and(|stat| FileId::of(&stat) == file)
     };
-    let mut entries = entries.flatten().filter(|entry| !entry.file_name().to_bytes().starts_with(b"."));
-    Some(entries.any(|entry| is_it(entry.file_name())))
+    let entries = entries.flatten().filter(|entry| !entry.file_name().to_bytes().starts_with(b"."));
+    let mut seen = None;
+    for entry in entries {
+        if is_it(entry.file_name()) {
+            return Some(Some(true));
+        }
+        seen = Some(false);
+    }
+    Some(seen)
 }
 
 /// Returns the threads of a process that have its program's descriptors, as paths below `process`. Those of an engine, and those that
@@ -81,17 +103,24 @@ pub(crate) fn program_tasks(process: &str) -> impl Iterator<Item = String> {
 }
 
 /// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
-/// with O_DIRECT, an io_uring, a device that is not known to copy. So there may be where none is seen at all. `None` if this
-/// process lacks memory or a descriptor to look: the next look may tell.
+/// with O_DIRECT, an io_uring, a device that is not known to copy. `None` if none is to be seen, or this process lacks memory or a
+/// descriptor to look: then there may be, and the next look may tell.
 pub fn may_pin(pid: u32) -> Option<bool> {
     let process = format!("/proc/{pid}");
-    // Of a first thread that has ended none are shown.
-    let mut tasks = program_tasks(&process);
-    let seen = match seen_to_pin(&process) {
-        Ok(None) => tasks.find_map(|task| seen_to_pin(&task).transpose()).transpose(),
-        seen => seen,
-    };
-    seen.ok().map(|pins| pins.unwrap_or(true))
+    match seen_to_pin(&process) {
+        Ok(Some(pins)) => Some(pins),
+        Ok(None) => {
+            // Of a first thread that has ended none are shown. Other threads may have tables of their own.
+            let looks: Vec<_> = program_tasks(&process).map(|task| seen_to_pin(&task)).collect();
+            let all = || looks.iter().flatten().flatten();
+            match looks.iter().any(Result::is_err) {
+                _ if all().any(|&pins| pins) => Some(true),
+                true => None,
+                false => all().next().copied(),
+            }
+        }
+        Err(_) => None,
+    }
 }
 
 /// The same of a thread: nothing where no descriptor is to be seen, and the error of a look for which something is lacking.
@@ -100,6 +129,7 @@ fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
     let open = |name| open_directory(&format!("{task}/{name}"));
     let is_want = |error| matches!(error, Errno::MFILE | Errno::NFILE | Errno::NOMEM);
     let unseen = |error| if is_want(error) { Err(error) } else { Ok(None) };
+    let unseen_any = |error| if is_want(error) { Err(error) } else { Ok(false) };
     let (links, infos) = match (open("fd"), open("fdinfo")) {
         (Ok(links), Ok(infos)) => (links, infos),
         (Err(error), _) | (_, Err(error)) => return unseen(error),
@@ -146,7 +176,15 @@ fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
             return Ok(Some(true));
         }
     }
-    Ok(any.then_some(false))
+    // A thread that has ended meanwhile shows no more, and what it showed cannot be looked at.
+    let is_there = lists_any(&links).or_else(unseen_any)?;
+    Ok((any && is_there).then_some(false))
+}
+
+/// Returns whether a directory of descriptors lists any.
+fn lists_any(links: &OwnedFd) -> Result<bool, Errno> {
+    let mut entries = rustix::fs::Dir::read_from(links)?;
+    Ok(entries.any(|entry| entry.is_ok_and(|entry| !entry.file_name().to_bytes().starts_with(b"."))))
 }
 
 #[cfg(test)]

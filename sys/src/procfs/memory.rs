@@ -231,7 +231,8 @@ impl Shares {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::procfs::may_pin;
+    use crate::mapped_files::FileId;
+    use crate::procfs::{has_open, may_pin};
     use rustix::process::{Pid, Signal, kill_process};
     use std::io::Write;
     use std::os::fd::AsFd;
@@ -326,18 +327,23 @@ mod tests {
     fn memory_is_seen_after_the_first_thread_has_ended() {
         const SCRIPT: &str = "import ctypes, threading, time; \
             threading.Thread(target=time.sleep, args=(1000,)).start(); ctypes.CDLL(None).pthread_exit(None)";
-        let mut child = std::process::Command::new("python3").args(["-c", SCRIPT]).spawn().unwrap();
+        let mut child = Command::new("python3").args(["-c", SCRIPT]).stdin(Stdio::null()).spawn().unwrap();
         let pid = child.id().to_string();
         let ended = || small(&format!("/proc/{pid}/stat")).is_some_and(|stat| stat.contains(") Z "));
         while !ended() {
             std::thread::yield_now();
         }
         let (seen, pins) = (memory(&pid), may_pin(child.id()));
+        let file = |name| FileId::of(&rustix::fs::stat(name).unwrap());
+        let has = ["/dev/null", "/dev/zero"].map(|name| has_open(child.id(), file(name)));
+        let maps = crate::mapped_files::of_process(child.id()).unwrap();
         child.kill().unwrap();
         child.wait().unwrap();
         assert!(seen.unwrap().anonymous > 0);
         assert!(memory(&pid).is_none());
-        assert_eq!(pins, Some(false), "the other thread has the same descriptors");
+        // The other thread has the same.
+        assert_eq!((pins, has), (Some(false), [Some(true), Some(false)]));
+        assert!(!maps.is_empty());
     }
 
     #[test]
