@@ -48,7 +48,11 @@ fn one(out: &mut String, process: &Process, dump: &Dump) {
         _ if process.armed => "engine runs",
         _ => "engine asleep",
     };
-    let _ = write!(out, "process {} {}: {state}", process.pid, process.name);
+    let _ = match process.pid {
+        // What it is to have is set aside already.
+        0 => write!(out, "a child that is being forked: not there yet"),
+        pid => write!(out, "process {pid} {}: {state}", process.name),
+    };
     match process.faulting {
         None | Some(0) => out.push('\n'),
         Some(1) => out.push_str(", 1 thread sleeps in a page fault\n"),

@@ -129,6 +129,8 @@ impl Pids {
     /// who it is here.
     pub(crate) fn named(&self, slot: ProcessSlot) -> (u64, String) {
         match self.here(slot) {
+            // A child has its slot before it is there.
+            _ if slot.known_as() == 0 => (0, "being forked".to_owned()),
             Some(pid) => (pid.into(), tree::name(pid)),
             None => (slot.known_as(), String::new()),
         }

@@ -4,6 +4,7 @@ use super::charts;
 use super::series::{Series, number};
 use super::what_if::WhatIf;
 use crate::accounts::memory::Memory;
+use crate::sampler::outside::of_several;
 use crate::units::{show_bytes, show_count};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use serde_json::Value;
@@ -296,6 +297,12 @@ fn figures(series: &Series) -> Markup {
     }
 }
 
+/// The most memory of such a program, and in how many processes that was.
+fn most(program: &Value) -> String {
+    let number = |name: &str| program[name].as_u64().unwrap_or(0);
+    format!("{}{}", show_bytes(number("peak_bytes")), of_several(number("peak_processes") as usize))
+}
+
 /// The programs that ran without Pagetide.
 fn programs(report: &Value) -> Markup {
     let programs = report["unmanaged_programs"].as_array().cloned().unwrap_or_default();
@@ -303,12 +310,13 @@ fn programs(report: &Value) -> Markup {
         @if !programs.is_empty() {
             h2 { "Programs that ran without Pagetide" }
             table {
-                thead { tr { th { "program" } th { "pid" } th { "why" } } }
+                thead { tr { th { "program" } th { "pid" } th { "most memory" } th { "why" } } }
                 tbody {
                     @for program in &programs {
                         tr {
                             td { code { (program["name"].as_str().unwrap_or_default()) } }
                             td { (program["pid"]) }
+                            td { (most(program)) }
                             td { (program["reason"].as_str().unwrap_or_default()) }
                         }
                     }

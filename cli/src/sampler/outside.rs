@@ -92,10 +92,12 @@ pub(crate) struct Program {
     pub(crate) pid: u32,
     /// The reason.
     pub(crate) reason: Reason,
-    /// Pages charged for all its processes.
+    /// Pages charged for all its processes, and how many processes these are.
     pub(crate) pages: u64,
-    /// The most pages charged for them.
+    pub(crate) processes: usize,
+    /// The most pages charged for them, and for how many that was.
     pub(crate) peak: u64,
+    peak_processes: usize,
 }
 
 impl Program {
@@ -105,9 +107,9 @@ impl Program {
     }
 
     fn summary(&self) -> String {
-        let Self { name, pid, reason, peak, .. } = self;
-        let most = show_bytes(peak * PAGE);
-        format!("without Pagetide: {name} (pid {pid}), {most} at most: {}", reason.text())
+        let Self { name, pid, reason, peak, peak_processes, .. } = self;
+        let (most, of) = (show_bytes(peak * PAGE), of_several(*peak_processes));
+        format!("without Pagetide: {name} (pid {pid}), {most} at most{of}: {}", reason.text())
     }
 
     fn json(&self) -> Value {
@@ -116,9 +118,16 @@ impl Program {
             "pid": self.pid,
             "reason": self.reason.text(),
             "bytes": self.pages * PAGE,
+            "processes": self.processes,
             "peak_bytes": self.peak * PAGE,
+            "peak_processes": self.peak_processes,
         })
     }
+}
+
+/// Returns words for the number of processes that memory is of, where they are several.
+pub(crate) fn of_several(processes: usize) -> String {
+    if processes > 1 { format!(" in {processes} processes") } else { String::new() }
 }
 
 /// The programs of a run without Pagetide.
@@ -145,7 +154,8 @@ impl Outside {
             return known;
         }
         if self.programs.len() < MOST {
-            self.programs.push(Program { name, pid, reason, pages: 0, peak: 0 });
+            let (pages, processes, peak, peak_processes) = (0, 0, 0, 0);
+            self.programs.push(Program { name, pid, reason, pages, processes, peak, peak_processes });
         }
         self.programs.len() - 1
     }
@@ -157,11 +167,16 @@ impl Outside {
         }
     }
 
-    /// Sets the pages charged for each program; `charges` are pairs of the number of a program and pages.
+    /// Sets the pages charged for each program; `charges` are pairs of the number of a program and pages, one a process.
     pub(crate) fn charge(&mut self, charges: impl Iterator<Item = (usize, u64)>) {
-        self.programs.iter_mut().for_each(|program| program.pages = 0);
-        charges.for_each(|(number, pages)| self.programs[number].pages += pages);
-        self.programs.iter_mut().for_each(|program| program.peak = program.peak.max(program.pages));
+        self.programs.iter_mut().for_each(|program| (program.pages, program.processes) = (0, 0));
+        for (number, pages) in charges {
+            let program = &mut self.programs[number];
+            (program.pages, program.processes) = (program.pages + pages, program.processes + 1);
+        }
+        for program in self.programs.iter_mut().filter(|program| program.pages > program.peak) {
+            (program.peak, program.peak_processes) = (program.pages, program.processes);
+        }
     }
 
     /// Returns warnings about programs noted since the last call.
@@ -230,8 +245,9 @@ mod tests {
         );
         assert_eq!(
             outside.summary()[0],
-            "without Pagetide: /a (pid 7), 1 MiB at most: it is statically linked"
+            "without Pagetide: /a (pid 7), 1 MiB at most in 2 processes: it is statically linked"
         );
+        assert!(outside.summary()[1].contains("1 MiB at most: "), "{:?}", outside.summary());
         assert_eq!(outside.json()[1]["peak_bytes"], 1 << 20);
     }
 

@@ -2,7 +2,7 @@
 
 use crate::accounts::pages::Pages;
 use crate::processes::runs::Pids;
-use crate::sampler::outside::Program;
+use crate::sampler::outside::{Program, of_several};
 use crate::show::report::Report;
 use crate::units::{PAGE, show_bytes};
 use pagetide::group::{Field, Group, ProcessSlot};
@@ -91,8 +91,9 @@ fn processes(out: &mut String, report: &Report, group: &Group) {
         }
         let _ = writeln!(out, "  {engine}");
     }
-    for Program { name, pid, reason, pages, .. } in report.outside.iter() {
-        let _ = writeln!(out, "{pid:>8}  {name}: {} without Pagetide: {}", bytes(*pages), reason.text());
+    for Program { name, pid, reason, pages, processes, .. } in report.outside.iter() {
+        let (pages, of) = (bytes(*pages), of_several(*processes));
+        let _ = writeln!(out, "{pid:>8}  {name}: {pages}{of} without Pagetide: {}", reason.text());
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::accounts::memory::Memory;
 use crate::accounts::pages::Pages;
 use crate::processes::runs::Pids;
-use crate::sampler::outside::Program;
+use crate::sampler::outside::{Program, of_several};
 use crate::show::ps::show_age;
 use crate::show::report::Report;
 use crate::show::table;
@@ -175,10 +175,11 @@ impl View<'_> {
         buffer.set_stringn(area.x, area.y, heading, width, self.style(Part::Strong));
         let mut slots: Vec<_> = self.group.live().collect();
         slots.sort_by_key(|&slot| std::cmp::Reverse(Pages::of(slot).total));
-        let outside = self.report.outside.iter().map(|Program { name, pid, reason, pages, .. }| {
-            let pages = show_bytes(*pages * PAGE);
-            format!("{pid:>8}  {name:<15}{pages:>9}  without Pagetide: {}", reason.text())
-        });
+        let outside =
+            self.report.outside.iter().map(|Program { name, pid, reason, pages, processes, .. }| {
+                let (pages, of) = (show_bytes(*pages * PAGE), of_several(*processes));
+                format!("{pid:>8}  {name:<15}{pages:>9}{of}  without Pagetide: {}", reason.text())
+            });
         // Those that are not managed come first: they are why a cap does not hold.
         let pids = Pids::of(self.group);
         let managed = slots.into_iter().map(|slot| process(slot, &pids));
