@@ -170,7 +170,7 @@ impl Outside {
     /// Sets the pages charged for each program; `charges` are pairs of the number of a program and pages, one a process.
     pub(crate) fn charge(&mut self, charges: impl Iterator<Item = (usize, u64)>) {
         self.programs.iter_mut().for_each(|program| (program.pages, program.processes) = (0, 0));
-        for (number, pages) in charges {
+        for (number, pages) in charges.filter(|&(_, pages)| pages > 0) {
             let program = &mut self.programs[number];
             (program.pages, program.processes) = (program.pages + pages, program.processes + 1);
         }

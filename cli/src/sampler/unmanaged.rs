@@ -214,8 +214,7 @@ impl Unmanaged {
                 process.program = Some(self.outside.note(pid, reason));
             }
         }
-        self.outside
-            .charge(self.seen.values().filter_map(|process| Some((process.program?, process.charged))));
+        self.tell_outside();
         self.charged = self.seen.values().map(|process| process.charged).sum();
         group.charge_unmanaged(self.charged);
     }
@@ -255,6 +254,18 @@ impl Unmanaged {
             self.walked = None;
         }
         found
+    }
+
+    /// Tells of each program what its processes are charged for. What such a process has forked runs the same one.
+    fn tell_outside(&mut self) {
+        let known = self.seen.iter().filter_map(|(&pid, process)| Some((pid, process.program?)));
+        let known: HashMap<u32, usize> = known.collect();
+        let is_fork = |process: &&mut Process| process.program.is_none() && !process.stat.has_execed;
+        for process in self.seen.values_mut().filter(is_fork) {
+            process.program = known.get(&process.stat.parent).copied();
+        }
+        let charges = self.seen.values().filter_map(|process| Some((process.program?, process.charged)));
+        self.outside.charge(charges);
     }
 
     /// Returns the programs in them.
@@ -302,15 +313,15 @@ pub(crate) fn survey(group: &Group, launcher: u32) -> Outside {
     let pids: HashSet<u32> = group.live().filter_map(|slot| known.here(slot)).collect();
     let Unmanaged { seen, outside, .. } = &mut unmanaged;
     seen.retain(|pid, _| !pids.contains(pid));
+    let forked = Forked::of(group);
     for (&pid, process) in seen {
-        process.look(pid, Instant::now(), true, &Forked::default());
+        process.look(pid, Instant::now(), false, &forked);
         // As if it had been looked at all the while.
         process.looks =
             if procfs::age(process.stat.start_time) > Some(Duration::from_secs(1)) { LOOKS } else { 1 };
         process.program = process.reason(pid).map(|reason| outside.note(pid, reason));
     }
-    let charges = unmanaged.seen.values().filter_map(|process| Some((process.program?, process.charged)));
-    unmanaged.outside.charge(charges);
+    unmanaged.tell_outside();
     unmanaged.outside
 }
 
@@ -438,6 +449,31 @@ mod tests {
             assert!(program.pages > 0);
         }
         end(parent, child);
+    }
+
+    #[test]
+    fn what_such_a_program_has_forked_counts_as_the_same_program() {
+        const SCRIPT: &str =
+            "import os, signal\nos.fork()\nkept = bytearray(b'x') * (20 << 20)\nsignal.pause()\n";
+        let (_fd, group) = crate::testing::group(100_000);
+        // A shell between, as above.
+        let mut shell =
+            Command::new("sh").args(["-c", "env -i python3 -c \"$0\" & wait", SCRIPT]).spawn().unwrap();
+        let pages = 20 << 20 >> 12;
+        let held = |outside: &Outside| {
+            let programs: Vec<_> = outside.iter().filter(|program| program.name.contains("python")).collect();
+            programs.first().map_or((0, 0), |program| (program.pages / pages, program.processes))
+        };
+        let mut unmanaged = Unmanaged::new();
+        while held(unmanaged.outside()) != (2, 2) {
+            unmanaged.look_now(Instant::now(), &group, shell.id(), &Members::default());
+        }
+        assert_eq!(held(&survey(&group, shell.id())), (2, 2));
+        for pid in tree::descendants(shell.id()) {
+            let pid = rustix::process::Pid::from_raw(pid as i32).unwrap();
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        }
+        shell.wait().unwrap();
     }
 
     #[test]
