@@ -199,9 +199,12 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
             // As beyond RLIMIT_MEMLOCK: it could never leave again.
             return status(Err(libc::ENOMEM));
         }
+        if !shared::hold(&range) {
+            entered.recount_locked();
+            return status(Err(libc::ENOMEM));
+        }
         let before = entered.holds(range.clone());
         entered.hold(range.clone(), true);
-        shared::hold(&range);
         before
     };
     // The kernel touches every page: what is out comes in. Nothing may be entered meanwhile.
@@ -279,17 +282,19 @@ pub(crate) unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
     if flags & libc::MCL_CURRENT != 0 && !process.lock_more(entered.managed_pages()) {
         return status(Err(libc::ENOMEM));
     }
-    entered.hold_new(flags & libc::MCL_FUTURE != 0);
     if flags & libc::MCL_CURRENT != 0 {
+        let shared = shared::ranges();
+        if !shared.iter().all(shared::hold) {
+            entered.recount_locked();
+            return status(Err(libc::ENOMEM));
+        }
         entered.hold_all(true);
         for range in entered.ranges() {
             out.extend(entered.out(range));
         }
-        for range in shared::ranges() {
-            shared::hold(&range);
-            out.push(range);
-        }
+        out.extend(shared);
     }
+    entered.hold_new(flags & libc::MCL_FUTURE != 0);
     drop(entered);
     if flags & libc::MCL_ONFAULT == 0 {
         bring_in(&out, || true);

@@ -104,12 +104,32 @@ static void everything(void) {
     check(at, 0, 28 * MIB, 1);
 }
 
+static void shared_memory(void) {
+    begin("shared memory");
+    char *shared = mmap(NULL, bytes(60), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) fail("60 MiB");
+    fill(shared, 0, 60 * MIB, 3);
+    refused(mlock(shared, bytes(46)), ENOMEM, "46 MiB of shared memory are locked");
+    locks(mlock(shared, bytes(8)), "8 MiB");
+    locks(mlock(shared, bytes(8)), "the same once more");
+    refused(mlockall(MCL_CURRENT), ENOMEM, "all is locked");
+    check(shared, 0, 60 * MIB, 3);
+    unmap(shared, 60 * MIB);
+    /* The keeper forgets it when it is told, which nobody waits for. */
+    for (int tries = 0; mlock(part(46), bytes(34)); tries++) {
+        if (tries > 30000) fail("34 MiB when the shared memory is gone");
+        usleep(1000);
+    }
+    locks(munlock(part(46), bytes(34)), "munlock");
+}
+
 int main(int count, char **arguments) {
     raw = count > 1 && !strcmp(arguments[1], "--raw");
     at = map(NULL, 100 * MIB, PROT_READ | PROT_WRITE, 0);
     fill(at, 0, 100 * MIB, 1);
     one_process();
     several_processes();
+    shared_memory();
     locked_mappings();
     everything();
     return 0;

@@ -230,7 +230,14 @@ impl Keeper {
             }
             Ask::Detach => self.objects.detach(member, a as usize..a.saturating_add(b) as usize),
             Ask::Discard => self.discard(self.claimed(nth, member, a, b)?),
-            Ask::Lock => self.process.enter().hold(self.claimed(nth, member, a, b)?, true),
+            Ask::Lock => {
+                let (range, entered) = (self.claimed(nth, member, a, b)?, self.process.enter());
+                if !self.process.lock_more(entered.unlocked(range.clone())) {
+                    // It could never leave again.
+                    return Err(Errno::NOMEM);
+                }
+                entered.hold(range, true);
+            }
             Ask::Fork => {
                 let index = usize::try_from(a).ok().filter(|&index| index < SLOTS).ok_or(Errno::INVAL)?;
                 let mapped = self.objects.mapped_by(member);

@@ -232,9 +232,10 @@ impl Agent {
         self.tell(Ask::Discard, [page.0, count, 0, 0]);
     }
 
-    /// Has pages stay in memory.
-    pub(crate) fn hold(&self, page: PageIndex, count: u64) {
-        self.tell(Ask::Lock, [page.0, count, 0, 0]);
+    /// Has pages stay in memory, if the cap leaves room for that.
+    pub(crate) fn hold(&self, page: PageIndex, count: u64) -> bool {
+        let held = self.run(move |link| link.ask(Ask::Lock, [page.0, count, 0, 0]));
+        held != Err(Errno::NOMEM)
     }
 
     /// Has all that is mapped kept for a child that is about to be forked.

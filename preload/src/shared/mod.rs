@@ -304,13 +304,12 @@ fn cover(parts: &[(Range<PageIndex>, Piece)], range: &Range<PageIndex>) -> bool 
     parts.iter().map(|(part, _)| part.end.0 - part.start.0).sum::<u64>() == range.end.0 - range.start.0
 }
 
-/// What is shared memory of `range` stays in memory from now on.
-pub(crate) fn hold(range: &Range<PageIndex>) {
-    let Some(state) = active() else { return };
-    let Some(agent) = state.running() else { return };
-    for (part, piece) in lock(&state.pieces).parts(range) {
-        agent.hold(piece.page, part.end.0 - part.start.0);
-    }
+/// What is shared memory of `range` stays in memory from now on, if the cap leaves room for all of it. If not, a part may.
+pub(crate) fn hold(range: &Range<PageIndex>) -> bool {
+    let Some(state) = active() else { return true };
+    let Some(agent) = state.running() else { return true };
+    let pieces = lock(&state.pieces);
+    pieces.parts(range).all(|(part, piece)| agent.hold(piece.page, part.end.0 - part.start.0))
 }
 
 /// Ranges of shared memory.
