@@ -44,7 +44,8 @@ impl Runtime {
         self.engine.budget().take(more);
         let mut sharing = lock(&self.sharing);
         sharing.charged += more;
-        // Before the next look, which this process may not live to see.
+        // Before the next look, which this process may not live to see. They count no more among its own.
+        self.slot.set(Field::Pool, self.engine.usage().pool.max(0) as u64);
         self.slot.set(Field::PoolShared, sharing.charged.max(0) as u64);
         child.set(Field::Frozen, self.engine.swap().zswap().frozen_pages() as u64);
         sharing.heirs.push((child.index(), child.get(Field::Tenancy)));
