@@ -61,12 +61,6 @@ pub fn is_confined() -> bool {
     CONFINED.load(Relaxed)
 }
 
-/// Returns the time since the system has started, in milliseconds: the same for all processes.
-pub fn monotonic_ms() -> u64 {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    time.tv_sec.unsigned_abs() * 1000 + time.tv_nsec.unsigned_abs() / 1_000_000
-}
-
 /// Ties the calling thread to these processors. Best effort.
 pub fn run_on(processors: &[usize]) {
     let mut set = rustix::thread::CpuSet::new();

@@ -65,7 +65,7 @@ pub(super) enum Header {
     Swapoffs,
     /// Looks of the launcher so far, at each of which it gives back the slots of the dead.
     Looks,
-    /// When a process that was short last looked for others that have ended, in milliseconds of the monotonic clock.
+    /// When a process that was short last looked for others that have ended, by the kernel's clock.
     Sought,
     /// The tiers of the device, several words each: see [`TierWord`].
     Tiers,

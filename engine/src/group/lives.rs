@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
 use std::time::Duration;
 
-/// Milliseconds between two looks of processes that are short for others that have ended: each takes 0.3 µs a process.
-const SEEK_MS: u64 = 2;
+/// Nanoseconds between two looks of processes that are short for others that have ended: each takes 0.3 µs a process.
+const SEEK: u64 = 2_000_000;
 
 /// Between looks for a slot where all are taken.
 const LOOK: Duration = Duration::from_millis(5);
@@ -156,6 +156,15 @@ impl Group {
         self.give_back(slot);
     }
 
+    /// Takes `pages` for the process of a slot if at least `reserve` remain, with what ended processes have left if need be. Returns
+    /// whether it did.
+    pub fn take_for(&self, own: ProcessSlot, pages: i64, reserve: i64) -> bool {
+        self.take(pages, reserve) || {
+            self.collect_from_ended(own);
+            self.take(pages, reserve)
+        }
+    }
+
     /// Takes back what processes were granted that have ended since the launcher's last look, for `own`, which is short. Once in 2 ms
     /// in the whole run; what this process cannot see is left to the launcher, and so are slots.
     pub fn collect_from_ended(&self, own: ProcessSlot) {
@@ -163,10 +172,9 @@ impl Group {
         if own.get(Field::OwnPid) != u64::from(std::process::id()) {
             return;
         }
-        let (sought, now) = (&self.header[Header::Sought as usize], task::monotonic_ms());
+        let (sought, now) = (&self.header[Header::Sought as usize], pagetide_sys::log::now());
         let before = sought.load(Relaxed);
-        if now.wrapping_sub(before) < SEEK_MS
-            || sought.compare_exchange(before, now, Relaxed, Relaxed).is_err()
+        if now.wrapping_sub(before) < SEEK || sought.compare_exchange(before, now, Relaxed, Relaxed).is_err()
         {
             return;
         }

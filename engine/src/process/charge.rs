@@ -55,14 +55,8 @@ impl Process {
         // For one that is so small that an engine would take more than it could give, from others if need be; unless
         // those small ones are so many that others have not given for a while.
         let most = self.group.cap_pages() as i64 / SMALL_PART;
-        let take = |reserve| self.group.take(wanted, reserve);
         let granted = !armed
-            && (take(reserve)
-                || {
-                    self.group.collect_from_ended(*slot);
-                    take(reserve)
-                }
-                || small && take(-most));
+            && (self.group.take_for(*slot, wanted, reserve) || small && self.group.take(wanted, -most));
         if granted {
             slot.word(Field::Grant).fetch_add(wanted as u64, Relaxed);
             unspent.fetch_add(wanted, Relaxed);

@@ -47,12 +47,7 @@ impl Process {
             if small {
                 self.group.take_anyway(grant);
             }
-            let take = || self.group.take(grant, 0);
-            let take_again = || {
-                self.group.collect_from_ended(own);
-                take()
-            };
-            if small || take() || take_again() {
+            if small || self.group.take_for(own, grant, 0) {
                 slot.set(Field::Grant, handed_out);
                 slot.set(Field::Added, added);
                 slot.set(Field::Spared, own.get(Field::Spared));
