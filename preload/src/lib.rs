@@ -23,6 +23,7 @@ mod loader;
 mod locks;
 mod malloc;
 mod mappings;
+mod memory_locks;
 mod next;
 mod objects;
 mod originals;

@@ -2,7 +2,7 @@
 //!
 //! What a program does with the instruction itself is beyond our sight (see the limits in the documentation).
 
-use crate::advice::{mlock, mlock2, mlockall, munlock, munlockall, process_madvise, take_advice};
+use crate::advice::{mlockall, munlockall, process_madvise, take_advice};
 use crate::call::count;
 use crate::clones;
 use crate::confined;
@@ -10,6 +10,7 @@ use crate::current::managed;
 use crate::descriptors;
 use crate::exec::{execve_by_number, execveat_by_number};
 use crate::mappings::{change_access, map, mremap, pkey_mprotect, remap_file_pages, unmap};
+use crate::memory_locks::{mlock, mlock2, munlock};
 use crate::references::{self, setsockopt, vmsplice};
 use crate::threads::keep;
 use crate::userfault::control;
