@@ -21,6 +21,7 @@ mod starving;
 mod wakeup;
 
 pub use start::{MemorySource, OpenKernel, StartArgs, StartError, StartMode, Started};
+pub(crate) use starving::Turns;
 
 use crate::clock::clock;
 use crate::dump::board::Board;

@@ -91,8 +91,13 @@ impl<M: Memory> Engine<M> {
     /// does not hold up those to the other), and twice as many in all, for that tier may be full.
     pub(super) fn is_writing(&self) -> bool {
         let Some(next) = self.swap.blocks().next_tier() else { return false };
-        let (most, to) = (writes_max(self.watermarks.high()), |tier| self.requests.writes_to(tier));
-        to(next) >= most || (0..TIERS).map(to).sum::<usize>() >= 2 * most
+        let most = writes_max(self.watermarks.high());
+        self.requests.writes_to(next) >= most || self.writes() >= 2 * most
+    }
+
+    /// Returns the number of writes under way.
+    pub fn writes(&self) -> usize {
+        (0..TIERS).map(|tier| self.requests.writes_to(tier)).sum()
     }
 
     /// Blocks to write to, while the device is in use.

@@ -4,7 +4,7 @@ use super::stack::StackInPlace;
 use super::{GENERATIONS, Generation, Process, lock};
 use crate::engine::{Progress, Workspace};
 use crate::group::{Field, ProcessSlot};
-use crate::runtime::{Runtime, StartMode};
+use crate::runtime::{Runtime, StartMode, Turns};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::signals::SignalsBlocked;
@@ -15,6 +15,11 @@ use std::time::Duration;
 
 /// Pages that processes without an engine leave to others: 16 MiB.
 pub(super) const ASLEEP_RESERVE: i64 = 4096;
+
+/// Steps in vain after which a fork goes on without the room that it lacks.
+const STUCK_MAX: usize = 64;
+/// The steps in vain that a round through all clusters counts for: a cluster of hot pages leaves in its second round.
+const STUCK_ROUND: usize = 16;
 
 impl Process {
     /// Answers the faults that rest or wait for room, room or not, before a fork that their threads keep waiting.
@@ -179,7 +184,7 @@ impl Process {
 /// Evicts until what is in the program fits twice.
 fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
     let (engine, group) = (runtime.engine(), runtime.group());
-    let mut stuck = 0;
+    let (mut stuck, mut in_vain) = (0, Turns::default());
     loop {
         let usage = engine.usage();
         let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
@@ -188,7 +193,7 @@ fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
             group.collect_from_ended(runtime.slot());
         }
         let missing = missing();
-        if missing <= 0 || stuck > 64 {
+        if missing <= 0 || stuck > STUCK_MAX {
             // Taken from our own first: what we freed above is in our budget.
             let own = engine.budget().free().clamp(0, needed);
             engine.budget().take(own);
@@ -204,12 +209,19 @@ fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
             return;
         }
         group.ask(runtime.slot(), missing);
-        match engine.reclaim(work) {
+        let progress = engine.reclaim(work);
+        // Locked pages come round again and again; what the pool has may leave all the same.
+        let round = in_vain.note(progress == Progress::Moved, engine);
+        let stays = round || progress == Progress::Nothing;
+        let gives = if stays { engine.reclaim_pool(work) } else { progress };
+        match gives {
             Progress::Freed(_) => stuck = 0,
             // Its completions go on while all else is frozen.
-            Progress::Waits => std::thread::sleep(Duration::from_millis(1)),
+            _ if gives == Progress::Waits || engine.writes() > 0 => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
             _ => {
-                stuck += 1;
+                stuck += if round { STUCK_ROUND } else { usize::from(stays) };
                 std::thread::yield_now();
             }
         }

@@ -381,11 +381,11 @@ fn reasons(stuck: &Tally, unmanaged: u64) -> String {
 
 /// Steps in a row of one kind, up to as many as give each cluster its turn.
 #[derive(Debug, Default)]
-pub(super) struct Turns(usize);
+pub(crate) struct Turns(usize);
 
 impl Turns {
     /// Notes a step, and whether it is of that kind. True if all clusters have had their turn by such steps.
-    pub(super) fn note(&mut self, is_one: bool, engine: &RunningEngine) -> bool {
+    pub(crate) fn note(&mut self, is_one: bool, engine: &RunningEngine) -> bool {
         if !is_one {
             self.0 = 0;
             return false;
