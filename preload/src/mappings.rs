@@ -5,9 +5,10 @@
 
 use crate::call::{kernel, pointer, status};
 use crate::current::managed;
+use crate::memory_locks::mlock;
 use crate::range::pages;
-use crate::shared;
-use pagetide::process::{Entered, Remapping};
+use crate::shared::{self, Mapping};
+use pagetide::process::{Entered, Process, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
@@ -17,7 +18,7 @@ use std::ops::Range;
 const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
 /// Private mappings of these kinds are not managed.
-const UNFIT: c_int = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+const UNFIT: c_int = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB;
 
 fn access(protection: c_int) -> Access {
     if protection & libc::PROT_WRITE != 0 {
@@ -76,34 +77,98 @@ unsafe fn map_once(
     fd: c_int,
     offset: i64,
 ) -> *mut c_void {
-    let call = |flags: c_int| {
+    let mapping = Mapping { address: address as usize, length, protection, flags, fd, offset };
+    let Some(process) = managed() else {
         // SAFETY: the caller's contract.
-        unsafe {
-            kernel(
-                libc::SYS_mmap,
-                [address as usize, length, protection as usize, flags as usize, fd as usize, offset as usize],
-            )
-        }
+        return pointer(unsafe { map_in_kernel(&mapping) });
     };
-    let Some(process) = managed() else { return pointer(call(flags)) };
-    let mapping = shared::Mapping { address: address as usize, length, protection, flags, fd, offset };
+    let locks = flags & libc::MAP_LOCKED != 0 && flags & (libc::MAP_ANONYMOUS | libc::MAP_SHARED) != 0;
+    // SAFETY: the caller's contract.
+    unsafe { if locks { map_locked(process, mapping) } else { map_unlocked(process, mapping) } }
+}
+
+/// # Safety
+/// As of `mmap`.
+unsafe fn map_in_kernel(mapping: &Mapping) -> Result<usize, c_int> {
+    let Mapping { address, length, protection, flags, fd, offset } = *mapping;
+    let arguments = [address, length, protection as usize, flags as usize, fd as usize, offset as usize];
+    // SAFETY: the caller's contract.
+    unsafe { kernel(libc::SYS_mmap, arguments) }
+}
+
+/// Maps memory that is locked from the start. What can be managed is mapped first and locked then, as by `mlock`: the
+/// kernel's own call would fill all of it before anything else can leave for it.
+///
+/// # Safety
+/// As of `mmap`.
+unsafe fn map_locked(process: &'static Process, mapping: Mapping) -> *mut c_void {
+    let Mapping { length, protection, flags, .. } = mapping;
+    let anonymous = flags & libc::MAP_ANONYMOUS != 0;
+    if anonymous && !process.may_lock_unmanaged(length.div_ceil(PAGE_SIZE) as u64) {
+        // As beyond RLIMIT_MEMLOCK.
+        return pointer(Err(libc::EAGAIN));
+    }
+    let unlocked = Mapping { flags: flags & !libc::MAP_LOCKED, ..mapping };
+    let fills = access(protection) != Access::None && unlocked.flags & UNFIT == 0 && length >= MANAGED_MIN;
+    if !fills {
+        // SAFETY: the caller's contract.
+        let start = unsafe { map_unlocked(process, mapping) };
+        if anonymous && start != libc::MAP_FAILED {
+            process.count_unmanaged();
+        }
+        return start;
+    }
+    if let Err(error) = may_lock(length) {
+        return pointer(Err(error));
+    }
+    // SAFETY: the caller's contract.
+    let start = unsafe { map_unlocked(process, unlocked) };
+    if start == libc::MAP_FAILED {
+        return start;
+    }
+    // SAFETY: what was mapped just now.
+    unsafe {
+        if mlock(start, length) != 0 {
+            // Others have locked meanwhile what was left.
+            unmap(start, length);
+            return pointer(Err(libc::EAGAIN));
+        }
+    }
+    let is_counted =
+        |range: &Range<PageIndex>| process.knows(range.clone()) || shared::touches(process, range);
+    if anonymous && !pages(start as usize, length).is_some_and(|range| is_counted(&range)) {
+        process.count_unmanaged();
+    }
+    start
+}
+
+/// Asks the kernel whether the process may lock `length` bytes more (RLIMIT_MEMLOCK).
+fn may_lock(length: usize) -> Result<(), c_int> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_LOCKED;
+    // SAFETY: a mapping of its own, which nothing can touch and so nothing fills, and which goes at once.
+    unsafe {
+        let start =
+            kernel(libc::SYS_mmap, [0, length, libc::PROT_NONE as usize, flags as usize, usize::MAX, 0])?;
+        kernel(libc::SYS_munmap, [start, length, 0, 0, 0, 0]).map(|_| ())
+    }
+}
+
+/// # Safety
+/// As of `mmap`.
+unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_void {
+    let Mapping { address, length, protection, flags, .. } = mapping;
+    // SAFETY: the caller's contract.
+    let call = |flags: c_int| unsafe { map_in_kernel(&Mapping { flags, ..mapping }) };
     if let Some(result) = shared::map(process, mapping) {
         return pointer(result);
     }
     let fixed = flags & libc::MAP_FIXED != 0;
-    let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & UNFIT == 0;
+    let unfit = UNFIT | libc::MAP_LOCKED;
+    let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
     let wanted = private && length >= MANAGED_MIN;
     let count = length.div_ceil(PAGE_SIZE) as u64;
-    let locks = flags & (libc::MAP_LOCKED | libc::MAP_ANONYMOUS) == libc::MAP_LOCKED | libc::MAP_ANONYMOUS;
-    if locks && !process.may_lock_unmanaged(count) {
-        // As beyond RLIMIT_MEMLOCK.
-        return pointer(Err(libc::EAGAIN));
-    }
     if !wanted && !fixed {
         let result = call(flags);
-        if locks && result.is_ok() {
-            process.count_unmanaged();
-        }
         if let Some(range) = result.ok().and_then(|start| pages(start, length))
             && (process.knows(range.clone()) || shared::touches(process, &range))
         {
@@ -124,7 +189,7 @@ unsafe fn map_once(
     // Populated before it is registered, it would not be counted: afterwards will do.
     let populate = wanted && flags & libc::MAP_POPULATE != 0;
     let flags = if populate { flags & !libc::MAP_POPULATE } else { flags };
-    let (result, mut released) = match pages(address as usize, length).filter(|_| fixed) {
+    let (result, mut released) = match pages(address, length).filter(|_| fixed) {
         Some(range) => shared::over(&entered, range, || call(flags)),
         None => (call(flags), 0),
     };

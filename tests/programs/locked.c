@@ -27,8 +27,8 @@ static void locks(int result, const char *what) {
     if (result) fail(what);
 }
 
-static void *map_locked(size_t mib) {
-    return mmap(NULL, bytes(mib), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_LOCKED, -1, 0);
+static void *map_locked(size_t mib, int kind) {
+    return mmap(NULL, bytes(mib), PROT_READ | PROT_WRITE, kind | MAP_ANONYMOUS | MAP_LOCKED, -1, 0);
 }
 
 static void one_process(void) {
@@ -77,13 +77,34 @@ static void several_processes(void) {
     locks(munlock(part(0), bytes(24)), "munlock");
 }
 
+/* Filled while everything else is pressed out, and still there afterwards. */
+static void stays(char *locked, size_t mib, uint64_t tag) {
+    if (locked == MAP_FAILED) fail("a locked mapping");
+    demand(absent(locked, mib * MIB) == 0, "a locked mapping is in memory at once");
+    check_zero(locked, mib * MIB);
+    fill(locked, 0, mib * MIB, tag);
+    check(part(46), 46 * MIB, 54 * MIB, 1);
+    demand(absent(locked, mib * MIB) == 0, "a locked mapping stays in memory");
+    check(locked, 0, mib * MIB, tag);
+}
+
 static void locked_mappings(void) {
     begin("MAP_LOCKED");
-    demand(map_locked(44) == MAP_FAILED && errno == EAGAIN, "EAGAIN for 44 MiB");
-    char *small = map_locked(4);
-    if (small == MAP_FAILED) fail("4 MiB");
-    int mapped = 1;
-    while (map_locked(4) != MAP_FAILED) mapped++;
+    demand(map_locked(44, MAP_PRIVATE) == MAP_FAILED && errno == EAGAIN, "EAGAIN for 44 MiB");
+    demand(map_locked(44, MAP_SHARED) == MAP_FAILED && errno == EAGAIN, "EAGAIN for 44 MiB of shared memory");
+    char *shared = map_locked(8, MAP_SHARED);
+    stays(shared, 8, 4);
+    unmap(shared, 8 * MIB);
+    char *small = map_locked(8, MAP_PRIVATE);
+    stays(small, 8, 5);
+    small = mremap(small, bytes(8), bytes(12), MREMAP_MAYMOVE);
+    if (small == MAP_FAILED) fail("mremap");
+    demand(absent(small, 12 * MIB) == 0, "what a locked mapping grows by is in memory at once");
+    check(small, 0, 8 * MIB, 5);
+    check_zero(small + 8 * MIB * PAGE_BYTES, 4 * MIB);
+    unmap(small, 12 * MIB);
+    int mapped = 0;
+    while (map_locked(4, MAP_PRIVATE) != MAP_FAILED) mapped++;
     demand(errno == EAGAIN && mapped > 1 && mapped < 12, "EAGAIN after some");
     check(at, 0, 28 * MIB, 1);
     check(part(46), 46 * MIB, 54 * MIB, 1);
