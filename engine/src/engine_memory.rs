@@ -112,8 +112,16 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.copies_out())
     }
 
-    fn may_pin(&self) -> bool {
-        either!(self, memory => memory.may_pin())
+    fn begin_taking(&self) -> bool {
+        either!(self, memory => memory.begin_taking())
+    }
+
+    fn is_crossed(&self) -> bool {
+        either!(self, memory => memory.is_crossed())
+    }
+
+    fn end_taking(&self, pins: bool) {
+        either!(self, memory => memory.end_taking(pins));
     }
 
     fn wake(&self, page: PageIndex, count: usize) {

@@ -386,7 +386,7 @@ impl Memory for FakeMemory {
         !self.no_move.load(Relaxed)
     }
 
-    fn may_pin(&self) -> bool {
+    fn begin_taking(&self) -> bool {
         self.pins.load(Relaxed)
     }
 
@@ -449,7 +449,7 @@ impl Memory for FakeMemory {
                 continue;
             }
             assert!(
-                way != TakeOutWay::Remap || !(self.may_pin() && pinned),
+                way != TakeOutWay::Remap || !(self.pins.load(Relaxed) && pinned),
                 "page {page:#x} is pinned: its memory must not be reused"
             );
             state.shared.remove(&page);

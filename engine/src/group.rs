@@ -19,6 +19,7 @@
 
 mod asking;
 mod board;
+mod crossing;
 mod device_spec;
 mod figures;
 #[cfg(test)]

@@ -70,9 +70,15 @@ pub trait Memory: Send + Sync + 'static {
     fn copies_out(&self) -> bool {
         false
     }
-    /// Returns whether the kernel may hold pages of the program for I/O just now: then only ways that refuse those may
-    /// take any.
-    fn may_pin(&self) -> bool;
+    /// Begins a take-out. Returns whether the kernel may hold pages of the program until its end, for I/O or for another
+    /// process: then only ways that refuse those may take any.
+    fn begin_taking(&self) -> bool;
+    /// Returns whether a call is under way for which nothing may be taken out, and whose faults would so wait for room for ever.
+    fn is_crossed(&self) -> bool {
+        false
+    }
+    /// Ends a take-out that began with this answer.
+    fn end_taking(&self, _pins: bool) {}
     /// Wakes the threads that wait for `count` pages from `page` on: they touch their page again.
     fn wake(&self, page: PageIndex, count: usize);
     /// Wakes the threads that have come to wait for pages since these were copied or moved in; they were unlocked just

@@ -5,6 +5,7 @@
 //! - A cluster leaves by a copy too, with its mappings protected against writes meanwhile.
 //! - While a process that maps objects may pin memory, nothing leaves: a hole takes pinned pages away without a word.
 
+use crate::group::Group;
 use crate::memory::{Mapped, Memory, Presence, TakeOutWay};
 use crate::program_memory::{PoolMemory, mapped};
 use pagetide_page::{PageIndex, PageSet};
@@ -20,12 +21,13 @@ const SCANS: usize = 64;
 #[derive(Clone, Debug)]
 pub struct ObjectMemory {
     objects: Arc<Objects>,
+    group: Group,
 }
 
 impl ObjectMemory {
-    /// The memory of these objects.
-    pub fn new(objects: Arc<Objects>) -> Self {
-        Self { objects }
+    /// The memory of these objects, which processes of the group map.
+    pub fn new(objects: Arc<Objects>, group: Group) -> Self {
+        Self { objects, group }
     }
 
     /// Returns whether a range is of an object, whose mappings are registered when processes attach them.
@@ -59,8 +61,13 @@ impl Memory for ObjectMemory {
         true
     }
 
-    fn may_pin(&self) -> bool {
+    fn begin_taking(&self) -> bool {
+        // Cross-memory attach is looked for once writes are held up: see `Objects::take_out`.
         self.objects.may_pin()
+    }
+
+    fn is_crossed(&self) -> bool {
+        self.group.is_crossing()
     }
 
     fn wake(&self, page: PageIndex, count: usize) {
@@ -89,7 +96,7 @@ impl Memory for ObjectMemory {
     }
 
     fn take_out(&self, range: Range<PageIndex>, _: bool, way: TakeOutWay, slot: &mut staging::Slot) -> bool {
-        way == TakeOutWay::Remap && self.objects.take_out(range, slot).is_ok()
+        way == TakeOutWay::Remap && self.objects.take_out(range, slot, &|| self.is_crossed()).is_ok()
     }
 
     fn unshare(&self, _: Range<PageIndex>) -> bool {

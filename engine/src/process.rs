@@ -224,6 +224,16 @@ impl Process {
         }
     }
 
+    /// Runs `call`, for which the kernel pins pages of a process of the run: none leaves meanwhile in a way that takes pinned ones
+    /// along.
+    pub fn crossing<T>(&self, call: impl FnOnce() -> T) -> T {
+        let slot = self.generation().slot;
+        self.group.begin_crossing(slot);
+        let result = call();
+        self.group.end_crossing(slot);
+        result
+    }
+
     /// Returns whether the table has a page of `range` that is no hole. Takes no lock.
     pub fn knows(&self, range: Range<PageIndex>) -> bool {
         self.runtime().is_some_and(|runtime| words(runtime, range).any(|(_, word)| word != Word::HOLE))

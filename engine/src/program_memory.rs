@@ -1,5 +1,6 @@
 //! A program's memory, as the kernel has it: userfaultfd, `mremap`, page tables.
 
+use crate::group::{Group, ProcessSlot};
 use crate::injection::{Fault, Injection};
 use crate::mask::Mask;
 use crate::memory::{MapError, Mapped, Memory, PageSet, Presence, StagingSlot, TakeOutWay};
@@ -25,6 +26,8 @@ pub struct ProgramMemory {
     /// Whether nobody could look when it was to be looked last.
     unsure: AtomicBool,
     layout: Arc<Mutex<()>>,
+    group: Group,
+    slot: ProcessSlot,
 }
 
 /// The source of the pool's memory in this process.
@@ -68,12 +71,19 @@ impl std::ops::DerefMut for PoolSpan {
 
 impl ProgramMemory {
     /// Returns the memory behind `kernel`, which moves pages in ways that are not masked. `may_pin` tells whether the
-    /// kernel may pin pages of it; `layout` is held while a mapping moves.
-    pub fn new(kernel: Kernel, mask: Mask, may_pin: Arc<AtomicBool>, layout: Arc<Mutex<()>>) -> Self {
+    /// kernel may pin pages of it through a descriptor; `layout` is held while a mapping moves. The process has `slot`.
+    pub fn new(
+        kernel: Kernel,
+        may_pin: Arc<AtomicBool>,
+        layout: Arc<Mutex<()>>,
+        group: Group,
+        slot: ProcessSlot,
+    ) -> Self {
+        let mask = group.setup().mask;
         if mask.masks(Mask::NO_SCAN) {
             kernel.pagemap().mask_scan();
         }
-        Self { kernel, mask, may_pin, unsure: AtomicBool::new(false), layout }
+        Self { kernel, mask, may_pin, unsure: AtomicBool::new(false), layout, group, slot }
     }
 
     /// Returns the kernel's side of the memory.
@@ -136,8 +146,18 @@ impl Memory for ProgramMemory {
         self.kernel.can_move() && !self.mask.masks(Mask::NO_MOVE)
     }
 
-    fn may_pin(&self) -> bool {
-        self.may_pin.load(SeqCst) || self.unsure.load(SeqCst)
+    fn begin_taking(&self) -> bool {
+        self.may_pin.load(SeqCst) || self.unsure.load(SeqCst) || !self.group.begin_taking(self.slot)
+    }
+
+    fn is_crossed(&self) -> bool {
+        !self.can_move() && self.group.is_crossing()
+    }
+
+    fn end_taking(&self, pins: bool) {
+        if !pins {
+            self.group.end_taking(self.slot);
+        }
     }
 
     fn wake(&self, page: PageIndex, count: usize) {

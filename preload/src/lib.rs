@@ -11,6 +11,7 @@ mod clones;
 mod confined;
 mod constructor;
 mod credentials;
+mod cross_memory;
 mod current;
 mod descriptors;
 mod dump;

@@ -6,6 +6,7 @@ use crate::advice::{mlockall, munlockall, process_madvise, take_advice};
 use crate::call::count;
 use crate::clones;
 use crate::confined;
+use crate::cross_memory;
 use crate::current::managed;
 use crate::descriptors;
 use crate::exec::{execve_by_number, execveat_by_number};
@@ -57,6 +58,9 @@ pub(crate) unsafe extern "C" fn syscall(
             libc::SYS_mlockall => int(mlockall(a as c_int)),
             libc::SYS_munlockall => int(munlockall()),
             libc::SYS_vmsplice => vmsplice(a as c_int, b as *const _, c, d as u32) as c_long,
+            libc::SYS_process_vm_readv | libc::SYS_process_vm_writev => {
+                cross_memory::by_number(number, [a, b, c, d, e, f]) as c_long
+            }
             libc::SYS_setsockopt => {
                 int(setsockopt(a as c_int, b as c_int, c as c_int, d as *const _, e as u32))
             }

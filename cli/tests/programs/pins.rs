@@ -37,6 +37,20 @@ fn pages_that_were_pinned_before_there_is_an_engine_stay() {
     }
 }
 
+/// While the kernel copies it has pages of one side pinned, and waits for pages of the other.
+#[test]
+fn what_is_copied_between_processes_arrives() {
+    let _turn = turn();
+    let crossing = program("crossing");
+    for (mask, option) in [("", None), ("", Some("--raw")), ("remap", None), ("move", None)] {
+        println!("PAGETIDE_MASK={mask} crossing {}", option.unwrap_or_default());
+        let command: Vec<&str> = std::iter::once(&*crossing).chain(option).collect();
+        let (ended, told) = reported("48M", mask, &[], &command);
+        assert_eq!(ended.succeeds(), "all copied\n");
+        assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{told}");
+    }
+}
+
 /// Natively it needs 208 MiB.
 #[test]
 fn memory_that_may_not_be_written_leaves_though_pages_may_be_pinned() {

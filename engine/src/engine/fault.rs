@@ -207,7 +207,7 @@ impl<M: Memory> Engine<M> {
         }
         // Each is tried once a call: what finds no room waits again, behind the others.
         for _ in 0..self.waiting() {
-            let overdrawing = self.parked.overdrawing.load(SeqCst);
+            let overdrawing = self.parked.overdrawing.load(SeqCst) || self.memory.is_crossed();
             if (self.budget.free() <= 0 && !overdrawing) || self.parked.held.load(SeqCst) {
                 return;
             }
@@ -219,11 +219,12 @@ impl<M: Memory> Engine<M> {
     }
 
     /// Returns whether a fault must be answered though there is no room. The forking thread's own: nobody would retry
-    /// it before the fork, which waits for it. Or reclaim's: nobody else makes room.
+    /// it before the fork, which waits for it. Or reclaim's: nobody else makes room. Or while nothing may be taken out.
     pub(super) fn cannot_wait(&self) -> bool {
         self.parked.held.load(SeqCst)
             || self.parked.overdrawing.load(SeqCst)
             || self.unsharing.thread.load(SeqCst) != 0
+            || self.memory.is_crossed()
     }
 }
 

@@ -122,9 +122,13 @@ impl<M: Memory> Engine<M> {
     ) -> usize {
         let number = cluster.number();
         let (taking, protected) = self.protection.begin_taking(number);
-        let pins = self.memory.may_pin();
-        if protected || (pins && !self.memory.can_move()) {
+        let pins = self.memory.begin_taking();
+        let end_taking = || {
+            self.memory.end_taking(pins);
             self.protection.end_taking(taking);
+        };
+        if protected || (pins && !self.memory.can_move()) {
+            end_taking();
             if let Some(stays) = stays {
                 stays.leave_out(0..CLUSTER_PAGES, if protected { Reason::Used } else { Reason::Pinned });
                 stays.are_there(self.memory.presence(pages_of(number)).present);
@@ -135,7 +139,8 @@ impl<M: Memory> Engine<M> {
         }
         let mut slot = lock(&self.staging[slot_id]);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
-        let checks = pins || self.mask.masks(Mask::NO_REMAP);
+        // What leaves by copies has one way only.
+        let checks = pins || (self.mask.masks(Mask::NO_REMAP) && !self.memory.copies_out());
         let spare = slot.spare_pages();
         let hot = if self.memory.can_move() { hot } else { PageSet::default() };
         // MOVE leaves them where they are; `mremap` takes all.
@@ -170,7 +175,7 @@ impl<M: Memory> Engine<M> {
             |offset| populated.contains(offset),
             |offset| !moves && !still.contains(offset),
         );
-        self.protection.end_taking(taking);
+        end_taking();
         self.note(|| Event::TakenOut { page: number.page(0), pages: out.taken as u64 });
         if out.taken == 0 && cluster.present() > 0 {
             self.count(Counter::pgsteal_fail, 1);

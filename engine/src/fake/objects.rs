@@ -269,7 +269,7 @@ impl Memory for FakeObjects {
         true
     }
 
-    fn may_pin(&self) -> bool {
+    fn begin_taking(&self) -> bool {
         self.pieces_until_pin.load(Relaxed) == 1
     }
 
@@ -335,7 +335,7 @@ impl Memory for FakeObjects {
         let state = &mut *state;
         let there: Vec<u64> = state.pages.range(numbers(&range)).map(|(&page, _)| page).collect();
         for piece in there.chunks(PIECE_PAGES) {
-            if self.may_pin() {
+            if self.begin_taking() {
                 return false;
             }
             let left = self.pieces_until_pin.load(Relaxed);

@@ -216,6 +216,10 @@ pub enum Field {
     Forker,
     /// One more than the tenant that takes back what the process was granted, which has ended; 0 if none does.
     Collector,
+    /// The number of its calls under way for which the kernel pins pages of any process; see [`super::Group::begin_crossing`].
+    Crossing,
+    /// The number of its take-outs under way that would take pinned pages along.
+    Taking,
     /// The first of the words for pages that could not leave when it looked last, one a [`crate::census::Reason`].
     Stuck,
 }
@@ -263,7 +267,9 @@ impl Field {
             | Self::Responsiveness
             | Self::Keeps
             | Self::Unshares
-            | Self::Pins => value,
+            | Self::Pins
+            | Self::Crossing
+            | Self::Taking => value,
             // The highest bit stands for all.
             Self::Locked => value & 1 << 63 | (value & !(1 << 63)).min(PAGES_MAX as u64),
             // These may be less than nothing.

@@ -186,12 +186,11 @@ impl Runtime {
     fn build(args: StartArgs) -> Option<&'static Self> {
         let StartArgs { group, slot, mode, source, pins, has_family, layout, stop, ended } = args;
         let gate = Arc::new(Gate::default());
-        let mask = group.setup().mask;
         let memory = match source {
             MemorySource::Program(open) => if_forked(&mode, open)
-                .map(|kernel| EngineMemory::Program(ProgramMemory::new(kernel, mask, pins, layout)))
+                .map(|kernel| EngineMemory::Program(ProgramMemory::new(kernel, pins, layout, group, slot)))
                 .map_err(StartError::Userfault),
-            MemorySource::Objects(objects) => Ok(EngineMemory::Objects(ObjectMemory::new(objects))),
+            MemorySource::Objects(objects) => Ok(EngineMemory::Objects(ObjectMemory::new(objects, group))),
         };
         let started = memory.and_then(|memory| {
             group.join_log();

@@ -138,13 +138,8 @@ impl Objects {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         epoll::add(&epoll, &bell, epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
-        Ok(Self {
-            epoll,
-            bell,
-            layout: RwLock::default(),
-            waiting: Mutex::default(),
-            taking: Mutex::default(),
-        })
+        let (layout, waiting, taking) = Default::default();
+        Ok(Self { epoll, bell, layout, waiting, taking })
     }
 
     fn layout(&self) -> RwLockReadGuard<'_, Layout> {
@@ -520,26 +515,31 @@ impl Objects {
     ///
     /// # Errors
     /// BUSY if a process may have pinned them; NOENT if a mapping has changed and its process has not said so yet.
-    pub fn take_out(&self, range: Range<PageIndex>, slot: &mut Slot) -> Result<(), Errno> {
+    pub fn take_out(
+        &self,
+        range: Range<PageIndex>,
+        slot: &mut Slot,
+        is_crossed: &dyn Fn() -> bool,
+    ) -> Result<(), Errno> {
         let layout = self.layout();
         let (first, object) = layout.object(range.start).ok_or(Errno::NOENT)?;
         let cluster = range.start.cluster();
         lock(&self.taking).insert(cluster, Vec::new());
-        let result = self.take_out_protected(&layout, (first, object), &range, slot);
+        let result = Self::take_out_protected(&layout, (first, object), &range, slot, is_crossed);
         for member in layout.members.values() {
             member.mappings.parts(&range).for_each(|(address, length)| member.unprotect(address, length));
         }
-        let waiters = lock(&self.taking).remove(&cluster).unwrap_or_default();
-        waiters.into_iter().for_each(|waiter| layout.wake(waiter));
+        let waiters = lock(&self.taking).remove(&cluster);
+        waiters.into_iter().flatten().for_each(|waiter| layout.wake(waiter));
         result
     }
 
     fn take_out_protected(
-        &self,
         layout: &Layout,
         (first, object): (PageIndex, &Object),
         range: &Range<PageIndex>,
         slot: &mut Slot,
+        is_crossed: &dyn Fn() -> bool,
     ) -> Result<(), Errno> {
         for member in layout.members.values() {
             for (address, length) in member.mappings.parts(range) {
@@ -549,6 +549,10 @@ impl Objects {
                     other => other?,
                 }
             }
+        }
+        // Cross-memory attach: who begins from now on faults first.
+        if is_crossed() {
+            return Err(Errno::BUSY);
         }
         let pages = range.start.0 - first.0..range.end.0 - first.0;
         let runs = object.memfd.present(pages.clone())?;
