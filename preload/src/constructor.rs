@@ -65,6 +65,9 @@ unsafe fn join(environment: *const *const c_char) -> bool {
         ));
         task::exit(FAILED);
     }
+    if is_emulated() {
+        return false;
+    }
     // SAFETY: as above.
     let ticket = unsafe { variable(environment, ticket::ENVIRONMENT) }.and_then(|text| text.parse().ok());
     let joined = ticket.map_or(Err(OpenError::Foreign), |ticket| Group::join(Path::new(&path), &ticket));
@@ -115,6 +118,15 @@ fn sanitizer() -> Option<&'static str> {
             (is_library && object.defines(c"__asan_init")).then_some("AddressSanitizer")
         }
     })
+}
+
+/// Whether valgrind runs the program, on a processor of its own making: it has neither the kernel's vDSO nor threads other than those
+/// of the C library.
+fn is_emulated() -> bool {
+    let is_valgrinds = |path: &[u8]| {
+        path.rsplit(|&byte| byte == b'/').next().is_some_and(|name| name.starts_with(b"vgpreload_"))
+    };
+    objects::find(|object| is_valgrinds(object.name().to_bytes()).then_some(())).is_some()
 }
 
 /// Runs on the engine's control thread, before it opens anything.

@@ -14,6 +14,7 @@ const ALLOWED: &[(&[&str], &str)] = &[
         "moves or compares bytes, no more",
     ),
     (&["__errno_location", "environ", "stdout", "stderr", "_r_debug"], "a variable"),
+    (&["getauxval"], "whether there is a vDSO, once: reads what is there"),
     (&["getenv", "sysconf"], "mimalloc's options and sizes, when it starts: reads what is there"),
     (
         &[

@@ -35,6 +35,16 @@ fn a_program_at_a_fixed_place_that_takes_an_address_of_the_allocator_is_managed(
     }
 }
 
+/// The library is loaded there, too, and finds neither the kernel's vDSO nor a processor that does all that its engine needs.
+#[test]
+fn a_program_runs_under_valgrind_as_without_pagetide() {
+    let _turn = turn();
+    let command = ["valgrind", "-q", "--error-exitcode=9", "/bin/true"];
+    let (ended, told) = reported("200M", "", &[], &command);
+    assert_eq!(ended.succeeds(), "");
+    assert!(told["unmanaged_programs"][0]["name"].as_str().unwrap().contains("valgrind"), "{told}");
+}
+
 #[test]
 fn an_mmap_of_the_programs_that_calls_by_number_is_no_endless_circle() {
     let _turn = turn();
