@@ -224,6 +224,11 @@ impl Process {
         }
     }
 
+    /// Returns whether it was noted that pages of the program may be pinned.
+    pub fn may_pin(&self) -> bool {
+        self.pins.load(Relaxed)
+    }
+
     /// Runs `call`, for which the kernel pins pages of a process of the run: none leaves meanwhile in a way that takes pinned ones
     /// along.
     pub fn crossing<T>(&self, call: impl FnOnce() -> T) -> T {

@@ -77,7 +77,8 @@ pub(crate) unsafe extern "C" fn syscall(
                     libc::SYS_set_robust_list => keep(a, b),
                     _ => {}
                 }
-                count(descriptors::by_descriptor(number, [a, b, c, d, e, f])) as c_long
+                let result = count(descriptors::by_descriptor(number, [a, b, c, d, e, f]));
+                references::done_by_number(number, result as c_long)
             }
         }
     }

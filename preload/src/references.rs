@@ -9,6 +9,7 @@ use crate::current::managed;
 use crate::descriptors;
 use crate::next::Next;
 use crate::shared;
+use pagetide_sys::procfs::mount_may_pin;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
@@ -87,6 +88,38 @@ pub(crate) fn opening(flags: c_int) {
     }
 }
 
+/// Notes pins of a file that has been opened on a file system that is not known to copy, once pages may leave: before that the
+/// engine looks for itself. Returns the file.
+fn opened(fd: c_int) -> c_int {
+    if fd >= 0
+        && let Some(process) = managed().filter(|process| process.runtime().is_some() && !process.may_pin())
+        && let Some(mount) = mount_of(fd)
+    {
+        let pins = {
+            // What this allocates nobody else holds at a fork.
+            let _entered = process.enter();
+            mount_may_pin("/proc/thread-self", mount)
+        };
+        if pins != Ok(false) {
+            process.note_pins();
+        }
+    }
+    fd
+}
+
+/// Returns the number of the mount on which a file is open.
+fn mount_of(fd: c_int) -> Option<u64> {
+    // SAFETY: the kernel fills the structure, for which all zero is a value.
+    let mut found: libc::statx = unsafe { std::mem::zeroed() };
+    // Nobody is asked but the kernel itself.
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let mask = libc::STATX_MNT_ID as usize;
+    let arguments = [fd as usize, c"".as_ptr() as usize, flags as usize, mask, (&raw mut found).addr(), 0];
+    // SAFETY: a name and room for one structure.
+    unsafe { kernel(libc::SYS_statx, arguments) }.ok()?;
+    (found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id)
+}
+
 /// Opens a file, which may be shared memory of the run.
 ///
 /// # Safety
@@ -96,7 +129,7 @@ unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: lib
     // SAFETY: the caller's contract.
     unsafe {
         shared::open_front(directory, path, flags)
-            .unwrap_or_else(|| next_openat()(directory, path, flags, mode))
+            .unwrap_or_else(|| opened(next_openat()(directory, path, flags, mode)))
     }
 }
 
@@ -153,7 +186,7 @@ macro_rules! other_openings {
             // SAFETY: the function of that name has this type; the rest is the caller's contract.
             unsafe {
                 let next = std::mem::transmute::<*mut c_void, unsafe extern "C-unwind" fn($($type,)* c_int) -> c_int>(NEXT.get());
-                next($($argument,)* $flags)
+                opened(next($($argument,)* $flags))
             }
         }
     )+};
@@ -189,6 +222,13 @@ pub(crate) unsafe fn by_number(number: c_long, [_, b, c, ..]: [usize; 6]) {
         libc::SYS_io_uring_setup | libc::SYS_io_setup => note_pins(),
         _ => {}
     }
+}
+
+/// Notices what such a call has opened. Returns its result.
+pub(crate) fn done_by_number(number: c_long, result: c_long) -> c_long {
+    const OPENING: [c_long; 4] =
+        [libc::SYS_open, libc::SYS_openat, libc::SYS_openat2, libc::SYS_open_by_handle_at];
+    if OPENING.contains(&number) { opened(result as c_int).into() } else { result }
 }
 
 /// Returns whether a pipe's end is the one that is written. `None` if it is no pipe.
@@ -260,8 +300,16 @@ pub(crate) unsafe extern "C" fn vmsplice(
     count(unsafe { kernel(libc::SYS_vmsplice, [fd as usize, vector as usize, number, flags as usize, 0, 0]) })
 }
 
-/// Options by which sockets of two kinds pin memory: `XDP_UMEM_REG`, `RDS_GET_MR` and `RDS_GET_MR_FOR_DEST`.
-const PINNING: [(c_int, c_int); 3] = [(libc::SOL_XDP, 4), (libc::SOL_RDS, 2), (libc::SOL_RDS, 7)];
+/// Options by which sockets pin memory: `XDP_UMEM_REG`, `RDS_GET_MR` and `RDS_GET_MR_FOR_DEST`; `TLS_TX` and `TLS_RX` (the kernel
+/// encrypts and decrypts in the program's pages), and `ALG_SET_KEY`.
+const PINNING: [(c_int, c_int); 6] = [
+    (libc::SOL_XDP, 4),
+    (libc::SOL_RDS, 2),
+    (libc::SOL_RDS, 7),
+    (libc::SOL_TLS, 1),
+    (libc::SOL_TLS, 2),
+    (libc::SOL_ALG, libc::ALG_SET_KEY),
+];
 
 /// `setsockopt(2)`: SO_ZEROCOPY is not supported, as for sockets that never could; without it the kernel
 /// ignores MSG_ZEROCOPY. Sockets that pin memory are noticed.

@@ -37,6 +37,21 @@ fn pages_that_were_pinned_before_there_is_an_engine_stay() {
     }
 }
 
+/// Natively it needs 104 MiB.
+#[test]
+fn what_is_read_past_the_page_cache_arrives_though_no_descriptor_says_so() {
+    let _turn = turn();
+    let direct = program("direct_file");
+    for (mask, option) in [("", None), ("", Some("--early")), ("scan", Some("--raw"))] {
+        println!("PAGETIDE_MASK={mask} direct_file {}", option.unwrap_or_default());
+        let fuse = job("fuse.py");
+        let command: Vec<&str> = ["python3", &fuse, &direct].into_iter().chain(option).collect();
+        let (ended, told) = reported("56M", mask, &[], &command);
+        assert_eq!(ended.succeeds(), "all read\n");
+        assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{told}");
+    }
+}
+
 /// While the kernel copies it has pages of one side pinned, and waits for pages of the other.
 #[test]
 fn what_is_copied_between_processes_arrives() {

@@ -2,6 +2,7 @@
 
 use super::file::{field, open_directory, read, read_at, small, tasks};
 use super::identity::own_pid;
+use super::mounts::mount_may_pin;
 use super::stat::Stat;
 use crate::mapped_files::FileId;
 use rustix::io::Errno;
@@ -61,6 +62,10 @@ fn is_pinning(target: &[u8]) -> bool {
     begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
 }
 
+fn is_direct(flags: u32) -> bool {
+    flags & libc::O_DIRECT as u32 != 0
+}
+
 /// Returns whether a process has a descriptor of a file, of whatever kind; `None` if that is not to be seen.
 pub fn has_open(pid: u32, file: FileId) -> Option<bool> {
     let process = format!("/proc/{pid}");
@@ -103,7 +108,7 @@ pub(crate) fn program_tasks(process: &str) -> impl Iterator<Item = String> {
 }
 
 /// Returns whether a descriptor is open in this process through which the kernel may pin memory: a file opened
-/// with O_DIRECT, an io_uring, a device that is not known to copy. `None` if none is to be seen, or this process lacks memory or a
+/// with O_DIRECT or on a file system that is not known to copy, an io_uring, a device that is not. `None` if none is to be seen, or this process lacks memory or a
 /// descriptor to look: then there may be, and the next look may tell.
 pub fn may_pin(pid: u32) -> Option<bool> {
     let process = format!("/proc/{pid}");
@@ -168,12 +173,17 @@ fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
             Err(error) if is_want(error) => return Err(error),
             length => length.unwrap_or(0),
         };
-        if let Some(flags) =
-            text[..length].split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(b"flags:"))
-            && let Ok(flags) = u32::from_str_radix(String::from_utf8_lossy(flags).trim(), 8)
-            && flags & libc::O_DIRECT as u32 != 0
-        {
+        let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
+        if flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok()).is_some_and(is_direct) {
             return Ok(Some(true));
+        }
+        match field(text, "mnt_id:").map_or(Ok(false), |mount| mount_may_pin(task, mount)) {
+            Ok(false) => {}
+            Ok(true) => return Ok(Some(true)),
+            Err(error) if is_want(error) => return Err(error),
+            // It has ended.
+            Err(_) => {}
         }
     }
     // A thread that has ended meanwhile shows no more, and what it showed cannot be looked at.

@@ -1,0 +1,126 @@
+//! Mounts by their numbers, and whether a file system copies what it reads and writes.
+//!
+//! Most do, by the page cache, unless a file is opened with O_DIRECT. Some go straight to the pages of the program, which they
+//! pin: FUSE where its server says so (FOPEN_DIRECT_IO), SMB without a cache.
+
+use rustix::io::Errno;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// File systems that copy, by their names in `mountinfo`. All others may pin: nobody here knows them.
+const COPYING: [&str; 51] = [
+    "autofs",
+    "bcachefs",
+    "binfmt_misc",
+    "bpf",
+    "btrfs",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "cramfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "ecryptfs",
+    "efivarfs",
+    "erofs",
+    "exfat",
+    "ext2",
+    "ext3",
+    "ext4",
+    "f2fs",
+    "fuse.fuse-overlayfs",
+    "fusectl",
+    "hfs",
+    "hfsplus",
+    "hugetlbfs",
+    "iso9660",
+    "jfs",
+    "minix",
+    "mqueue",
+    "msdos",
+    "nfs",
+    "nfs4",
+    "nilfs2",
+    "nsfs",
+    "ntfs3",
+    "overlay",
+    "proc",
+    "pstore",
+    "ramfs",
+    "reiserfs",
+    "rootfs",
+    "rpc_pipefs",
+    "securityfs",
+    "selinuxfs",
+    "squashfs",
+    "sysfs",
+    "tmpfs",
+    "tracefs",
+    "udf",
+    "vfat",
+    "xfs",
+];
+
+/// What was found of mounts: one more than twice the number, plus whether files there may pin; 0 for none. The kernel gives a number
+/// again when its mount is gone.
+static FOUND: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+
+/// Returns whether the kernel may pin memory for files on the mount with this number, which a process sees. One that it does not
+/// see is the kernel's own (of memfds, for one), or of another namespace.
+///
+/// # Errors
+/// There is no descriptor or memory to look.
+pub fn mount_may_pin(process: &str, mount: u64) -> Result<bool, Errno> {
+    let word = |pins: bool| (mount << 1 | u64::from(pins)) + 1;
+    if let Some(found) =
+        FOUND.iter().map(|cell| cell.load(Relaxed)).find(|&found| found != 0 && (found - 1) >> 1 == mount)
+    {
+        return Ok(found == word(true));
+    }
+    let mounts = std::fs::read_to_string(format!("{process}/mountinfo"))
+        .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let pins = mounts.lines().find_map(|line| of_line(line, mount)).unwrap_or(false);
+    if let Some(empty) = FOUND.iter().find(|cell| cell.load(Relaxed) == 0) {
+        // Of two that come at a time one is looked for again.
+        empty.store(word(pins), Relaxed);
+    }
+    Ok(pins)
+}
+
+/// The same of a line of `mountinfo`, if it is that mount's.
+fn of_line(line: &str, mount: u64) -> Option<bool> {
+    let number: u64 = line.split(' ').next()?.parse().ok()?;
+    let system = line.split(" - ").nth(1)?.split(' ').next()?;
+    (number == mount).then(|| !COPYING.contains(&system))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_nobody_knows_to_copy_may_pin() {
+        let line = |system: &str| {
+            format!("42 27 0:39 / /mnt/a\\040b rw,relatime shared:1 - {system} source rw,user_id=0")
+        };
+        let of = |system: &str| of_line(&line(system), 42);
+        assert_eq!(["ext4", "overlay", "fuse.fuse-overlayfs", "nfs4"].map(of), [Some(false); 4]);
+        assert_eq!(["fuse", "fuse.sshfs", "virtiofs", "9p", "cifs", "unheard-of"].map(of), [Some(true); 6]);
+        assert_eq!(of_line(&line("fuse"), 43), None);
+        assert_eq!(of_line("42", 42), None);
+        assert!(COPYING.is_sorted(), "names in order are found and not repeated");
+    }
+
+    #[test]
+    fn what_the_kernel_has_mounted_for_itself_does_not_pin() {
+        let all = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let proc = all.lines().find(|line| line.contains(" - proc ")).unwrap().split(' ').next().unwrap();
+        for mount in [proc.parse().unwrap(), u64::MAX >> 2] {
+            // The second time it is known.
+            for _ in 0..2 {
+                assert_eq!(mount_may_pin("/proc/self", mount), Ok(false));
+            }
+        }
+        assert!(mount_may_pin("/proc/nobody", 1 << 40).is_err());
+    }
+}
