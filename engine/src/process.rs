@@ -151,14 +151,14 @@ impl Process {
     /// Returns `None` if the run has as many processes as it may have.
     pub fn join(group: Group, source: MemorySource) -> Option<Self> {
         Runtime::prepare();
-        let own = Identity::own();
+        let (own, stack) = Identity::own_with_stack();
         Self::leave_as(group, own);
         let slot = group.claim_after_the_dead(own)?;
         let observed = pagetide_sys::procfs::young_memory().map_or(256, |memory| memory.charged()) as i64;
         group.take_anyway(observed);
         slot.set(Field::Grant, observed as u64);
         slot.set(Field::Observed, observed as u64);
-        slot.set_stack(pagetide_sys::procfs::Stat::of("self").map_or(0, |stat| stat.stack));
+        slot.set_stack(stack);
         let this = Self {
             group,
             source,

@@ -1,7 +1,7 @@
 //! Names of processes, across pid namespaces.
 
 use super::file::{directory, field, of_process, parsed, read};
-use super::stat::{life, stat_fields};
+use super::stat::{Stat, life, stat_fields};
 use rustix::io::Errno;
 use std::fs;
 
@@ -22,14 +22,20 @@ impl Identity {
 
     /// Returns the identity of this process.
     pub fn own() -> Self {
+        Self::own_with_stack().0
+    }
+
+    /// The same, and the address where the stack of its program begins; 0 if that cannot be read.
+    pub fn own_with_stack() -> (Self, u64) {
         let mut text = [0; pagetide_page::PAGE_SIZE];
-        // One file says both: each takes a small process as long as five page faults.
+        // One file says all: each takes a small process as long as five page faults.
         let stat = read(c"/proc/self/stat", &mut text);
         let Some(pid) = stat.split(' ').next().and_then(|pid| pid.parse().ok()).or_else(pid_of_self) else {
-            return Self { pid: std::process::id(), start_time: 0, namespace: 0 };
+            return (Self { pid: std::process::id(), start_time: 0, namespace: 0 }, 0);
         };
         let namespace = namespace("self", "pid").unwrap_or(0);
-        Self { pid, start_time: stat_fields(stat).nth(19).and_then(parsed).unwrap_or(0), namespace }
+        let start_time = stat_fields(stat).nth(19).and_then(parsed).unwrap_or(0);
+        (Self { pid, start_time, namespace }, Stat::parse(stat).map_or(0, |stat| stat.stack))
     }
 
     /// The pids that it may mean here. None if the process is dead for sure; several if it is in another pid namespace

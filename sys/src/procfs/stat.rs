@@ -101,7 +101,7 @@ impl Stat {
         Self::parse(&small(&format!("/proc/{pid}/stat"))?)
     }
 
-    fn parse(text: &str) -> Option<Self> {
+    pub(super) fn parse(text: &str) -> Option<Self> {
         // The name may hold anything: count from the last parenthesis.
         let fields: Vec<_> = text.rsplit_once(") ")?.1.split_ascii_whitespace().collect();
         let number = |at: usize| fields.get(at)?.parse::<u64>().ok();
