@@ -4,12 +4,14 @@
 //! MSG_ZEROCOPY hold pages in a way that nobody can see: such a page could leave, its frame be used again, and
 //! the pipe or socket carry another page's bytes. So `vmsplice` copies, and sockets do without MSG_ZEROCOPY.
 
-use crate::call::{count, kernel, status};
+use crate::call::{count, keeping_errno, kernel, status};
 use crate::current::managed;
 use crate::descriptors;
 use crate::next::Next;
 use crate::shared;
-use pagetide_sys::procfs::mount_may_pin;
+use pagetide::process::Process;
+use pagetide_sys::procfs::{known_mount, mount_may_pin};
+use pagetide_sys::task;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
@@ -91,33 +93,37 @@ pub(crate) fn opening(flags: c_int) {
 /// Notes pins of a file that has been opened on a file system that is not known to copy, once pages may leave: before that the
 /// engine looks for itself. Returns the file.
 fn opened(fd: c_int) -> c_int {
+    let looks =
+        |process: &&Process| process.runtime().is_some() && !process.may_pin() && !task::is_confined();
     if fd >= 0
-        && let Some(process) = managed().filter(|process| process.runtime().is_some() && !process.may_pin())
+        && let Some(process) = managed().filter(looks)
         && let Some(mount) = mount_of(fd)
     {
-        let pins = {
+        let look = || {
             // What this allocates nobody else holds at a fork.
             let _entered = process.enter();
-            mount_may_pin("/proc/thread-self", mount)
+            keeping_errno(|| mount_may_pin("/proc/thread-self", mount))
         };
-        if pins != Ok(false) {
+        // Where it cannot be seen the next look at all descriptors will tell.
+        if known_mount(mount).map_or_else(look, Ok) == Ok(true) {
             process.note_pins();
         }
     }
     fd
 }
 
-/// Returns the number of the mount on which a file is open.
+/// Returns the number of the mount on which a regular file is open.
 fn mount_of(fd: c_int) -> Option<u64> {
     // SAFETY: the kernel fills the structure, for which all zero is a value.
     let mut found: libc::statx = unsafe { std::mem::zeroed() };
     // Nobody is asked but the kernel itself.
     let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-    let mask = libc::STATX_MNT_ID as usize;
+    let mask = (libc::STATX_MNT_ID | libc::STATX_TYPE) as usize;
     let arguments = [fd as usize, c"".as_ptr() as usize, flags as usize, mask, (&raw mut found).addr(), 0];
     // SAFETY: a name and room for one structure.
     unsafe { kernel(libc::SYS_statx, arguments) }.ok()?;
-    (found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id)
+    let is_regular = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFREG;
+    (is_regular && found.stx_mask & libc::STATX_MNT_ID != 0).then_some(found.stx_mnt_id)
 }
 
 /// Opens a file, which may be shared memory of the run.
@@ -201,6 +207,10 @@ other_openings! {
     __openat_2(directory: c_int, path: *const c_char; flags);
     /// `openat64` in such programs.
     __openat64_2(directory: c_int, path: *const c_char; flags);
+    /// `creat(2)`.
+    creat(path: *const c_char; mode);
+    /// `creat64`: the same where offsets have 64 bits.
+    creat64(path: *const c_char; mode);
     /// `open_by_handle_at(2)`.
     open_by_handle_at(mount: c_int, handle: *mut c_void; flags);
 }
@@ -226,8 +236,8 @@ pub(crate) unsafe fn by_number(number: c_long, [_, b, c, ..]: [usize; 6]) {
 
 /// Notices what such a call has opened. Returns its result.
 pub(crate) fn done_by_number(number: c_long, result: c_long) -> c_long {
-    const OPENING: [c_long; 4] =
-        [libc::SYS_open, libc::SYS_openat, libc::SYS_openat2, libc::SYS_open_by_handle_at];
+    const OPENING: [c_long; 5] =
+        [libc::SYS_creat, libc::SYS_open, libc::SYS_openat, libc::SYS_openat2, libc::SYS_open_by_handle_at];
     if OPENING.contains(&number) { opened(result as c_int).into() } else { result }
 }
 

@@ -24,7 +24,7 @@ pub fn is_own_pidfd(pidfd: i32) -> bool {
 const PINNING: [&str; 3] = ["anon_inode:[io_uring]", "anon_inode:kvm", "anon_inode:[vfio-"];
 /// Files below `/dev` that copy what they are given, or lie there only: all others are devices that may pin it (RDMA,
 /// VFIO, GPUs, cameras, disks that take commands, and drivers that nobody here knows).
-const COPYING: [&str; 27] = [
+const COPYING: [&str; 33] = [
     "null",
     "zero",
     "full",
@@ -52,6 +52,12 @@ const COPYING: [&str; 27] = [
     "bus/usb/",
     "loop-control",
     "mapper/control",
+    "ntsync",
+    "hidraw",
+    "rfkill",
+    "cpu_dma_latency",
+    "gpiochip",
+    "ppp",
 ];
 
 /// Returns whether a descriptor with this target is that of a device that may pin memory.
@@ -62,8 +68,8 @@ fn is_pinning(target: &[u8]) -> bool {
     begins(path, &PINNING) || path.strip_prefix(b"/dev/").is_some_and(|name| !begins(name, &COPYING))
 }
 
-fn is_direct(flags: u32) -> bool {
-    flags & libc::O_DIRECT as u32 != 0
+fn has(flags: u32, flag: i32) -> bool {
+    flags & flag as u32 != 0
 }
 
 /// Returns whether a process has a descriptor of a file, of whatever kind; `None` if that is not to be seen.
@@ -166,19 +172,24 @@ fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
         if is_pinning(target) {
             return Ok(Some(true));
         }
-        if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty"]) {
+        if !is(&["/", "(unreachable)"]) || is(&["/dev/null", "/dev/pts/", "/dev/tty", "/memfd:"]) {
             continue;
         }
         let length = match read_at(&infos, name, &mut text) {
             Err(error) if is_want(error) => return Err(error),
             length => length.unwrap_or(0),
         };
-        let text = std::str::from_utf8(&text[..length]).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text[..length]);
         let flags = text.lines().find_map(|line| line.strip_prefix("flags:"));
-        if flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok()).is_some_and(is_direct) {
+        let flags = flags.and_then(|flags| u32::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0);
+        if has(flags, libc::O_DIRECT) {
             return Ok(Some(true));
         }
-        match field(text, "mnt_id:").map_or(Ok(false), |mount| mount_may_pin(task, mount)) {
+        // Nothing is read or written through these.
+        if has(flags, libc::O_PATH) || has(flags, libc::O_DIRECTORY) {
+            continue;
+        }
+        match field(&text, "mnt_id:").map_or(Ok(false), |mount| mount_may_pin(task, mount)) {
             Ok(false) => {}
             Ok(true) => return Ok(Some(true)),
             Err(error) if is_want(error) => return Err(error),

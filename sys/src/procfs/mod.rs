@@ -14,7 +14,8 @@ pub use self::identity::{Identity, is_sandboxed, own_pid, own_task};
 pub use self::memory::{
     Memory, OWN, Watched, counted_anonymous, counted_elsewhere, memory, of_memory, young_memory,
 };
-pub use self::mounts::mount_may_pin;
+pub use self::mounts::{known_mount, mount_may_pin};
 pub use self::stat::{
-    Stat, age, last_pid, processor_of, processor_of_any, processor_times, run_times, start_time, thread_count,
+    Stat, age, engine_may_run, last_pid, processor_of, processor_of_any, processor_times, run_times,
+    start_time, thread_count,
 };

@@ -7,12 +7,14 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// File systems that copy, by their names in `mountinfo`. All others may pin: nobody here knows them.
-const COPYING: [&str; 51] = [
+const COPYING: [&str; 68] = [
+    "aufs",
     "autofs",
     "bcachefs",
     "binfmt_misc",
     "bpf",
     "btrfs",
+    "ceph",
     "cgroup",
     "cgroup2",
     "configfs",
@@ -29,62 +31,89 @@ const COPYING: [&str; 51] = [
     "ext4",
     "f2fs",
     "fuse.fuse-overlayfs",
+    "fuse.gvfsd-fuse",
+    "fuse.lxcfs",
+    "fuse.portal",
+    "fuse.squashfuse",
     "fusectl",
+    "gfs2",
     "hfs",
     "hfsplus",
     "hugetlbfs",
     "iso9660",
+    "jffs2",
     "jfs",
     "minix",
     "mqueue",
     "msdos",
     "nfs",
     "nfs4",
+    "nfsd",
     "nilfs2",
     "nsfs",
+    "ntfs",
     "ntfs3",
+    "ocfs2",
     "overlay",
     "proc",
     "pstore",
     "ramfs",
     "reiserfs",
+    "resctrl",
+    "romfs",
     "rootfs",
     "rpc_pipefs",
     "securityfs",
     "selinuxfs",
+    "shiftfs",
+    "smackfs",
     "squashfs",
     "sysfs",
     "tmpfs",
     "tracefs",
+    "ubifs",
     "udf",
     "vfat",
     "xfs",
+    "zfs",
 ];
 
-/// What was found of mounts: one more than twice the number, plus whether files there may pin; 0 for none. The kernel gives a number
-/// again when its mount is gone.
-static FOUND: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
+/// What was found of mounts, each in the cell of its number: one more than twice the number, plus whether files there may pin; 0 for
+/// none. The kernel gives a number again when its mount is gone.
+static FOUND: [AtomicU64; 256] = [const { AtomicU64::new(0) }; 256];
 
-/// Returns whether the kernel may pin memory for files on the mount with this number, which a process sees. One that it does not
-/// see is the kernel's own (of memfds, for one), or of another namespace.
+fn cell(mount: u64) -> &'static AtomicU64 {
+    &FOUND[mount as usize % FOUND.len()]
+}
+
+fn word(mount: u64, pins: bool) -> u64 {
+    (mount << 1 | u64::from(pins)) + 1
+}
+
+/// Returns what was found before of the mount with this number: whether the kernel may pin memory for files there.
+pub fn known_mount(mount: u64) -> Option<bool> {
+    let found = cell(mount).load(Relaxed);
+    [false, true].into_iter().find(|&pins| found == word(mount, pins))
+}
+
+/// Looks for that. A mount that the process does not see is the kernel's own (of memfds, for one), or of another namespace:
+/// those copy, for all that is known.
 ///
 /// # Errors
 /// There is no descriptor or memory to look.
 pub fn mount_may_pin(process: &str, mount: u64) -> Result<bool, Errno> {
-    let word = |pins: bool| (mount << 1 | u64::from(pins)) + 1;
-    if let Some(found) =
-        FOUND.iter().map(|cell| cell.load(Relaxed)).find(|&found| found != 0 && (found - 1) >> 1 == mount)
-    {
-        return Ok(found == word(true));
+    if let Some(pins) = known_mount(mount) {
+        return Ok(pins);
     }
-    let mounts = std::fs::read_to_string(format!("{process}/mountinfo"))
+    let mounts = std::fs::read(format!("{process}/mountinfo"))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
-    let pins = mounts.lines().find_map(|line| of_line(line, mount)).unwrap_or(false);
-    if let Some(empty) = FOUND.iter().find(|cell| cell.load(Relaxed) == 0) {
-        // Of two that come at a time one is looked for again.
-        empty.store(word(pins), Relaxed);
+    // Names may be any bytes.
+    let mounts = String::from_utf8_lossy(&mounts);
+    let found = mounts.lines().find_map(|line| of_line(line, mount));
+    if let Some(pins) = found {
+        cell(mount).store(word(mount, pins), Relaxed);
     }
-    Ok(pins)
+    Ok(found.unwrap_or(false))
 }
 
 /// The same of a line of `mountinfo`, if it is that mount's.
@@ -104,7 +133,7 @@ mod tests {
             format!("42 27 0:39 / /mnt/a\\040b rw,relatime shared:1 - {system} source rw,user_id=0")
         };
         let of = |system: &str| of_line(&line(system), 42);
-        assert_eq!(["ext4", "overlay", "fuse.fuse-overlayfs", "nfs4"].map(of), [Some(false); 4]);
+        assert_eq!(["ext4", "overlay", "fuse.lxcfs", "zfs"].map(of), [Some(false); 4]);
         assert_eq!(["fuse", "fuse.sshfs", "virtiofs", "9p", "cifs", "unheard-of"].map(of), [Some(true); 6]);
         assert_eq!(of_line(&line("fuse"), 43), None);
         assert_eq!(of_line("42", 42), None);
