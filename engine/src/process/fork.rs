@@ -184,7 +184,7 @@ impl Process {
 /// Evicts until what is in the program fits twice.
 fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
     let (engine, group) = (runtime.engine(), runtime.group());
-    let (mut stuck, mut in_vain) = (0, Turns::default());
+    let (mut stuck, mut in_vain, mut from_pool) = (0, Turns::default(), false);
     loop {
         let usage = engine.usage();
         let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
@@ -209,19 +209,18 @@ fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
             return;
         }
         group.ask(runtime.slot(), missing);
-        let progress = engine.reclaim(work);
-        // Locked pages come round again and again; what the pool has may leave all the same.
+        // Locked pages come round again and again; what the pool has may leave all the same, if that is enough.
+        let progress = if from_pool { engine.reclaim_pool(work) } else { engine.reclaim(work) };
         let round = in_vain.note(progress == Progress::Moved, engine);
-        let stays = round || progress == Progress::Nothing;
-        let gives = if stays { engine.reclaim_pool(work) } else { progress };
-        match gives {
+        match progress {
             Progress::Freed(_) => stuck = 0,
             // Its completions go on while all else is frozen.
-            _ if gives == Progress::Waits || engine.writes() > 0 => {
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            Progress::Waits => std::thread::sleep(Duration::from_millis(1)),
+            _ if from_pool && engine.writes() > 0 => std::thread::sleep(Duration::from_millis(1)),
+            Progress::Moved if !round => std::thread::yield_now(),
             _ => {
-                stuck += if round { STUCK_ROUND } else { usize::from(stays) };
+                stuck += if round { STUCK_ROUND } else { 1 };
+                from_pool = !from_pool && usage.pool >= missing;
                 std::thread::yield_now();
             }
         }
