@@ -82,7 +82,7 @@ unsafe fn map_once(
         // SAFETY: the caller's contract.
         return pointer(unsafe { map_in_kernel(&mapping) });
     };
-    let locks = flags & libc::MAP_LOCKED != 0 && flags & (libc::MAP_ANONYMOUS | libc::MAP_SHARED) != 0;
+    let locks = flags & libc::MAP_LOCKED != 0 && flags & libc::MAP_ANONYMOUS != 0;
     // SAFETY: the caller's contract.
     unsafe { if locks { map_locked(process, mapping) } else { map_unlocked(process, mapping) } }
 }
@@ -96,15 +96,14 @@ unsafe fn map_in_kernel(mapping: &Mapping) -> Result<usize, c_int> {
     unsafe { kernel(libc::SYS_mmap, arguments) }
 }
 
-/// Maps memory that is locked from the start. What can be managed is mapped first and locked then, as by `mlock`: the
+/// Maps anonymous memory that is locked from the start. What can be managed is mapped first and locked then, as by `mlock`: the
 /// kernel's own call would fill all of it before anything else can leave for it.
 ///
 /// # Safety
 /// As of `mmap`.
 unsafe fn map_locked(process: &'static Process, mapping: Mapping) -> *mut c_void {
     let Mapping { length, protection, flags, .. } = mapping;
-    let anonymous = flags & libc::MAP_ANONYMOUS != 0;
-    if anonymous && !process.may_lock_unmanaged(length.div_ceil(PAGE_SIZE) as u64) {
+    if !process.may_lock_unmanaged(length.div_ceil(PAGE_SIZE) as u64) {
         // As beyond RLIMIT_MEMLOCK.
         return pointer(Err(libc::EAGAIN));
     }
@@ -113,7 +112,7 @@ unsafe fn map_locked(process: &'static Process, mapping: Mapping) -> *mut c_void
     if !fills {
         // SAFETY: the caller's contract.
         let start = unsafe { map_unlocked(process, mapping) };
-        if anonymous && start != libc::MAP_FAILED {
+        if start != libc::MAP_FAILED {
             process.count_unmanaged();
         }
         return start;
@@ -136,7 +135,7 @@ unsafe fn map_locked(process: &'static Process, mapping: Mapping) -> *mut c_void
     }
     let is_counted =
         |range: &Range<PageIndex>| process.knows(range.clone()) || shared::touches(process, range);
-    if anonymous && !pages(start as usize, length).is_some_and(|range| is_counted(&range)) {
+    if !pages(start as usize, length).is_some_and(|range| is_counted(&range)) {
         process.count_unmanaged();
     }
     start
