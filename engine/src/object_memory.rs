@@ -96,7 +96,7 @@ impl Memory for ObjectMemory {
     }
 
     fn take_out(&self, range: Range<PageIndex>, _: bool, way: TakeOutWay, slot: &mut staging::Slot) -> bool {
-        way == TakeOutWay::Remap && self.objects.take_out(range, slot, &|| self.is_crossed()).is_ok()
+        way == TakeOutWay::Remap && self.objects.take_out(range, slot, &|| !self.group.may_take()).is_ok()
     }
 
     fn unshare(&self, _: Range<PageIndex>) -> bool {

@@ -233,6 +233,9 @@ impl Process {
     /// along.
     pub fn crossing<T>(&self, call: impl FnOnce() -> T) -> T {
         let slot = self.generation().slot;
+        // A handler that forked, or jumped out, would leave a count behind.
+        let _signals = SignalsBlocked::new();
+        let _stack = self.runtime().map(StackInPlace::new);
         self.group.begin_crossing(slot);
         let result = call();
         self.group.end_crossing(slot);

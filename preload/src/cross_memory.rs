@@ -56,13 +56,14 @@ pub(crate) unsafe fn by_number(number: c_long, arguments: [usize; 6]) -> isize {
         count(unsafe { kernel(number, arguments) })
     };
     let Some(process) = managed() else { return plain() };
-    if flags != 0 || locals > UIO_MAXIOV || remotes > UIO_MAXIOV {
+    // (A child of `vfork` that were killed amid this would leave its parent's count behind.)
+    if flags != 0 || locals > UIO_MAXIOV || remotes > UIO_MAXIOV || !process.is_current() {
         return plain();
     }
     // SAFETY: the caller passes so many of each.
     let sides = unsafe { [Side::new(local, locals), Side::new(remote, remotes)] };
-    if sides.iter().any(|side| side.is_empty() || side.is_too_long()) {
-        // Nothing is copied: the kernel says why.
+    if sides.iter().any(Side::is_refused) {
+        // The kernel says why.
         return plain();
     }
     count(copy(process, number, pid, sides))
@@ -93,8 +94,8 @@ fn copy(
             Err(_) if copied > 0 => break,
             Err(error) => return Err(error),
         }
-        local.advance(length);
-        remote.advance(length);
+        local.done += length;
+        remote.done += length;
     }
     Ok(copied)
 }
@@ -111,7 +112,7 @@ fn bring_in(pid: usize, reads: bool, here: libc::iovec, there: libc::iovec) {
     // A byte of each page, read into one that nobody looks at. What the kernel pins for that it does not write to.
     let mut bytes = [0_u8; PIECE_PAGES + 1];
     let first = there.iov_base as usize;
-    let ends = first + there.iov_len;
+    let ends = first.saturating_add(there.iov_len);
     let pages = (first..ends).step_by(PAGE_SIZE).map(|at| at / PAGE_SIZE * PAGE_SIZE).chain([ends - 1]);
     let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 1 }; PIECE_PAGES + 1];
     let mut number = 0;
@@ -125,43 +126,44 @@ fn bring_in(pid: usize, reads: bool, here: libc::iovec, there: libc::iovec) {
     let _ = unsafe { kernel(libc::SYS_process_vm_readv, arguments) };
 }
 
-/// The ranges of one side that are still to be copied.
-struct Side(Vec<libc::iovec>);
+/// The ranges of one side that are still to be copied, where the caller has them: nothing is allocated.
+struct Side {
+    vector: *const libc::iovec,
+    number: usize,
+    /// Bytes of the first that have been copied.
+    done: usize,
+}
 
 impl Side {
     /// # Safety
-    /// `number` of them lie at `vector`.
+    /// `number` ranges lie at `vector`, for as long as this lives.
     unsafe fn new(vector: usize, number: usize) -> Self {
-        if number == 0 {
-            return Self(Vec::new());
+        Self { vector: vector as *const libc::iovec, number, done: 0 }
+    }
+
+    fn range(&self, nth: usize) -> libc::iovec {
+        // SAFETY: as whoever made this says. The kernel does not ask for any alignment.
+        unsafe { self.vector.add(nth).read_unaligned() }
+    }
+
+    /// Whether there is nothing to copy, or the kernel would refuse so many bytes, or a range ends beyond all addresses.
+    fn is_refused(&self) -> bool {
+        let sum = (0..self.number).map(|nth| self.range(nth)).try_fold(0_usize, |all, range| {
+            (range.iov_base as usize).checked_add(range.iov_len)?;
+            all.checked_add(range.iov_len)
+        });
+        !matches!(sum, Some(all) if all > 0 && isize::try_from(all).is_ok())
+    }
+
+    fn next(&mut self) -> Option<libc::iovec> {
+        while self.number > 0 {
+            let range = self.range(0);
+            if range.iov_len > self.done {
+                let iov_base = range.iov_base.wrapping_byte_add(self.done);
+                return Some(libc::iovec { iov_base, iov_len: range.iov_len - self.done });
+            }
+            *self = Self { vector: self.vector.wrapping_add(1), number: self.number - 1, done: 0 };
         }
-        // SAFETY: as the caller says; each is a pointer and a number.
-        let ranges = unsafe { std::slice::from_raw_parts(vector as *const libc::iovec, number) };
-        Self(ranges.iter().rev().filter(|range| range.iov_len > 0).copied().collect())
-    }
-
-    fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Whether the kernel would refuse so many bytes, or a range ends beyond all addresses.
-    fn is_too_long(&self) -> bool {
-        let end = |range: &libc::iovec| (range.iov_base as usize).checked_add(range.iov_len);
-        let sum = |all: usize, range: &libc::iovec| all.checked_add(range.iov_len);
-        let all = self.0.iter().try_fold(0, sum);
-        self.0.iter().any(|range| end(range).is_none()) || all.is_none_or(|all| all > isize::MAX as usize)
-    }
-
-    fn next(&self) -> Option<libc::iovec> {
-        self.0.last().copied()
-    }
-
-    fn advance(&mut self, length: usize) {
-        let Some(range) = self.0.last_mut() else { return };
-        range.iov_base = range.iov_base.wrapping_byte_add(length);
-        range.iov_len -= length;
-        if range.iov_len == 0 {
-            self.0.pop();
-        }
+        None
     }
 }

@@ -67,6 +67,8 @@ pub(super) enum Header {
     Looks,
     /// When a process that was short last looked for others that have ended, by the kernel's clock.
     Sought,
+    /// 1 while a take-out was refused last, for calls of [`super::Group::begin_crossing`] under way.
+    TakingRefused,
     /// The tiers of the device, several words each: see [`TierWord`].
     Tiers,
     /// The [`Frontier`] of each tier, in several words.

@@ -105,7 +105,8 @@ impl Runtime {
             self.pause.begin_completion();
             self.engine.fault(page, fault.write, since, work);
             self.pause.end_completion();
-        } else if self.rests() {
+        } else if self.rests() && !self.group.is_crossing() {
+            // (Pages that such a call has pinned are in others' way.)
             self.engine.rest(page, fault.write);
         } else if self.pause.try_work(fault.tid) {
             self.engine.fault(page, fault.write, since, work);

@@ -188,8 +188,6 @@ impl Runtime {
             && !self.engine.memory().is_shared()
             && !self.lifted.load(SeqCst)
             && !self.pause.is_closed()
-            // Pages that such a call has pinned are in its way, in all processes.
-            && !self.group.is_crossing()
     }
 
     /// Follows the order to rest, and answers the faults that rested when it is over.

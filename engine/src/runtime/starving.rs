@@ -71,7 +71,8 @@ impl Runtime {
         self.group.ask(self.slot, self.engine.limits().high);
         // Forks are charged for what they may come to copy, so the sum can exceed the cap although the
         // memory does not: a process keeps a little to run in.
-        if self.keeps_little() {
+        // Nor is anybody to end for what others have pinned for a moment.
+        if self.keeps_little() || self.group.is_crossing() {
             self.pause.begin_work();
             self.engine.overdraw(work);
             self.pause.end_work();
