@@ -27,6 +27,8 @@ impl Group {
         while refused.load(Relaxed) != 0 && since.elapsed() < TURN {
             std::thread::sleep(STEP);
         }
+        // They have had their turn, or need none any more.
+        refused.store(0, Relaxed);
         own.word(Field::Crossing).fetch_add(1, SeqCst);
         self.live().for_each(Self::await_taking);
     }
