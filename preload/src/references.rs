@@ -13,6 +13,7 @@ use pagetide::process::Process;
 use pagetide_sys::procfs::{known_mount, mount_may_pin};
 use pagetide_sys::task;
 use std::ffi::{c_char, c_int, c_long, c_uint, c_void};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 // Cancellation points: a thread that is cancelled there unwinds through us.
 type OpenAt = unsafe extern "C-unwind" fn(c_int, *const c_char, c_int, libc::mode_t) -> c_int;
@@ -93,21 +94,33 @@ pub(crate) fn opening(flags: c_int) {
 /// Notes pins of a file that has been opened on a file system that is not known to copy, once pages may leave: before that the
 /// engine looks for itself. Returns the file.
 fn opened(fd: c_int) -> c_int {
-    let looks =
-        |process: &&Process| process.runtime().is_some() && !process.may_pin() && !task::is_confined();
+    /// One more than the number of the mount that was looked for last and is not to be seen.
+    static UNSEEN: AtomicU64 = AtomicU64::new(0);
+    let looks = |process: &&Process| {
+        process.runtime().is_some() && !process.may_pin() && process.is_current() && !task::is_confined()
+    };
     if fd >= 0
         && let Some(process) = managed().filter(looks)
         && let Some(mount) = mount_of(fd)
     {
         let look = || {
-            // What this allocates nobody else holds at a fork.
+            if UNSEEN.load(Relaxed) == mount + 1 {
+                return None;
+            }
+            // No handler meanwhile that opens a file, too: the engine's heap has one lock.
             let _entered = process.enter();
-            keeping_errno(|| mount_may_pin("/proc/thread-self", mount))
+            let found = mount_may_pin("/proc/thread-self", mount);
+            if found == Ok(None) {
+                UNSEEN.store(mount + 1, Relaxed);
+            }
+            found.ok().flatten()
         };
         // Where it cannot be seen the next look at all descriptors will tell.
-        if known_mount(mount).map_or_else(look, Ok) == Ok(true) {
-            process.note_pins();
-        }
+        keeping_errno(|| {
+            if known_mount(mount).or_else(look) == Some(true) {
+                process.note_pins();
+            }
+        });
     }
     fd
 }

@@ -150,7 +150,7 @@ fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
         Err(error) => return unseen(error),
     };
     let (mut target, mut text) = ([MaybeUninit::uninit(); 64], [0; 512]);
-    let mut any = false;
+    let (mut any, mut unseen_mount) = (false, None);
     for entry in entries {
         let entry = match entry {
             Ok(entry) => entry,
@@ -189,9 +189,14 @@ fn seen_to_pin(task: &str) -> Result<Option<bool>, Errno> {
         if has(flags, libc::O_PATH) || has(flags, libc::O_DIRECTORY) {
             continue;
         }
-        match field(&text, "mnt_id:").map_or(Ok(false), |mount| mount_may_pin(task, mount)) {
-            Ok(false) => {}
-            Ok(true) => return Ok(Some(true)),
+        // One that is not to be seen is looked for once.
+        let Some(mount) = field(&text, "mnt_id:").filter(|&mount| unseen_mount != Some(mount)) else {
+            continue;
+        };
+        match mount_may_pin(task, mount) {
+            Ok(Some(false)) => {}
+            Ok(None) => unseen_mount = Some(mount),
+            Ok(Some(true)) => return Ok(Some(true)),
             Err(error) if is_want(error) => return Err(error),
             // It has ended.
             Err(_) => {}

@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// File systems that copy, by their names in `mountinfo`. All others may pin: nobody here knows them.
-const COPYING: [&str; 68] = [
+const COPYING: [&str; 67] = [
     "aufs",
     "autofs",
     "bcachefs",
@@ -32,7 +32,6 @@ const COPYING: [&str; 68] = [
     "f2fs",
     "fuse.fuse-overlayfs",
     "fuse.gvfsd-fuse",
-    "fuse.lxcfs",
     "fuse.portal",
     "fuse.squashfuse",
     "fusectl",
@@ -96,14 +95,14 @@ pub fn known_mount(mount: u64) -> Option<bool> {
     [false, true].into_iter().find(|&pins| found == word(mount, pins))
 }
 
-/// Looks for that. A mount that the process does not see is the kernel's own (of memfds, for one), or of another namespace:
-/// those copy, for all that is known.
+/// Looks for that. `None` of a mount that the process does not see: the kernel's own (of memfds, for one), that of its root, or
+/// one of another namespace. Those copy, for all that is known.
 ///
 /// # Errors
 /// There is no descriptor or memory to look.
-pub fn mount_may_pin(process: &str, mount: u64) -> Result<bool, Errno> {
+pub fn mount_may_pin(process: &str, mount: u64) -> Result<Option<bool>, Errno> {
     if let Some(pins) = known_mount(mount) {
-        return Ok(pins);
+        return Ok(Some(pins));
     }
     let mounts = std::fs::read(format!("{process}/mountinfo"))
         .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
@@ -113,7 +112,7 @@ pub fn mount_may_pin(process: &str, mount: u64) -> Result<bool, Errno> {
     if let Some(pins) = found {
         cell(mount).store(word(mount, pins), Relaxed);
     }
-    Ok(found.unwrap_or(false))
+    Ok(found)
 }
 
 /// The same of a line of `mountinfo`, if it is that mount's.
@@ -133,8 +132,8 @@ mod tests {
             format!("42 27 0:39 / /mnt/a\\040b rw,relatime shared:1 - {system} source rw,user_id=0")
         };
         let of = |system: &str| of_line(&line(system), 42);
-        assert_eq!(["ext4", "overlay", "fuse.lxcfs", "zfs"].map(of), [Some(false); 4]);
-        assert_eq!(["fuse", "fuse.sshfs", "virtiofs", "9p", "cifs", "unheard-of"].map(of), [Some(true); 6]);
+        assert_eq!(["ext4", "overlay", "fuse.portal", "zfs"].map(of), [Some(false); 4]);
+        assert_eq!(["fuse", "fuse.lxcfs", "virtiofs", "9p", "cifs", "unheard-of"].map(of), [Some(true); 6]);
         assert_eq!(of_line(&line("fuse"), 43), None);
         assert_eq!(of_line("42", 42), None);
         assert!(COPYING.is_sorted(), "names in order are found and not repeated");
@@ -144,10 +143,10 @@ mod tests {
     fn what_the_kernel_has_mounted_for_itself_does_not_pin() {
         let all = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let proc = all.lines().find(|line| line.contains(" - proc ")).unwrap().split(' ').next().unwrap();
-        for mount in [proc.parse().unwrap(), u64::MAX >> 2] {
+        for (mount, pins) in [(proc.parse().unwrap(), Some(false)), (u64::MAX >> 2, None)] {
             // The second time it is known.
             for _ in 0..2 {
-                assert_eq!(mount_may_pin("/proc/self", mount), Ok(false));
+                assert_eq!(mount_may_pin("/proc/self", mount), Ok(pins));
             }
         }
         assert!(mount_may_pin("/proc/nobody", 1 << 40).is_err());
