@@ -126,22 +126,37 @@ fn bring_in(pid: usize, reads: bool, here: libc::iovec, there: libc::iovec) {
     let _ = unsafe { kernel(libc::SYS_process_vm_readv, arguments) };
 }
 
-/// The ranges of one side that are still to be copied, where the caller has them: nothing is allocated.
+/// The ranges of one side that are still to be copied. Nothing is allocated: many are read where the caller has them, and only a
+/// few may lie in what is written.
 struct Side {
     vector: *const libc::iovec,
+    few: Option<[libc::iovec; FEW]>,
     number: usize,
-    /// Bytes of the first that have been copied.
+    at: usize,
+    /// Bytes of the range at `at` that have been copied.
     done: usize,
 }
+
+/// Ranges that are copied beforehand.
+const FEW: usize = 8;
 
 impl Side {
     /// # Safety
     /// `number` ranges lie at `vector`, for as long as this lives.
     unsafe fn new(vector: usize, number: usize) -> Self {
-        Self { vector: vector as *const libc::iovec, number, done: 0 }
+        let mut this = Self { vector: vector as *const libc::iovec, few: None, number, at: 0, done: 0 };
+        if number <= FEW {
+            let mut few = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; FEW];
+            few.iter_mut().take(number).enumerate().for_each(|(nth, range)| *range = this.range(nth));
+            this.few = Some(few);
+        }
+        this
     }
 
     fn range(&self, nth: usize) -> libc::iovec {
+        if let Some(few) = &self.few {
+            return few[nth];
+        }
         // SAFETY: as whoever made this says. The kernel does not ask for any alignment.
         unsafe { self.vector.add(nth).read_unaligned() }
     }
@@ -156,13 +171,13 @@ impl Side {
     }
 
     fn next(&mut self) -> Option<libc::iovec> {
-        while self.number > 0 {
-            let range = self.range(0);
+        while self.at < self.number {
+            let range = self.range(self.at);
             if range.iov_len > self.done {
                 let iov_base = range.iov_base.wrapping_byte_add(self.done);
                 return Some(libc::iovec { iov_base, iov_len: range.iov_len - self.done });
             }
-            *self = Self { vector: self.vector.wrapping_add(1), number: self.number - 1, done: 0 };
+            (self.at, self.done) = (self.at + 1, 0);
         }
         None
     }
