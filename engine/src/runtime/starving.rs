@@ -14,7 +14,7 @@ use pagetide_device::Told;
 use pagetide_swap::Counter;
 use pagetide_sys::{handout, procfs, task};
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Between looks at what others answer, and before something that moves is looked at again.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -29,6 +29,26 @@ const LAUNCHER_MAX: u64 = 5_000_000_000;
 pub(super) struct Starving {
     rounds: Rounds,
     retries: Retries,
+    crossed: Crossed,
+}
+
+/// Faults that were answered without room since processes copied from each other's memory: so many in a second.
+#[derive(Debug, Default)]
+struct Crossed {
+    since: Option<Instant>,
+    made: u32,
+}
+
+impl Crossed {
+    const MOST: u32 = 128;
+
+    fn may_overdraw(&mut self) -> bool {
+        if self.since.is_none_or(|since| since.elapsed() > Duration::from_secs(1)) {
+            *self = Self { since: Some(Instant::now()), made: 0 };
+        }
+        self.made += 1;
+        self.made <= Self::MOST
+    }
 }
 
 /// Tries of blocks that the disk had no room for, in a row in which none was written.
@@ -71,8 +91,8 @@ impl Runtime {
         self.group.ask(self.slot, self.engine.limits().high);
         // Forks are charged for what they may come to copy, so the sum can exceed the cap although the
         // memory does not: a process keeps a little to run in.
-        // Nor is anybody to end for what others have pinned for a moment.
-        if self.keeps_little() || self.group.is_crossing() {
+        // Nor is anybody to end for what others have pinned for a moment: their call may wait for this process.
+        if self.keeps_little() || (self.group.is_crossing() && starving.crossed.may_overdraw()) {
             self.pause.begin_work();
             self.engine.overdraw(work);
             self.pause.end_work();
