@@ -8,7 +8,6 @@
 
 use super::layout::Header;
 use super::{Field, Group, ProcessSlot};
-use pagetide_sys::procfs;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -33,8 +32,8 @@ impl Group {
         self.live().for_each(Self::await_taking);
     }
 
-    /// Waits for the take-outs under way in a process. Not for those of threads that are stopped, by whoever is about to look at
-    /// their process, or that an exec has ended: they move nothing.
+    /// Waits for the take-outs under way in a process. Not where its engine is stopped, perhaps by the caller, who is its tracer, or
+    /// was ended by an exec: it moves nothing before it goes on.
     fn await_taking(slot: ProcessSlot) {
         let is_under_way = || slot.get(Field::Taken) != 0 && slot.word(Field::Taking).load(SeqCst) != 0;
         let mut since = Instant::now();
@@ -47,7 +46,7 @@ impl Group {
         while is_under_way() {
             std::thread::sleep(STEP);
             if since.elapsed() > LATE {
-                if !procfs::engine_may_run(slot.get(Field::Pid) as u32) {
+                if slot.process().engine_is_held() {
                     return;
                 }
                 since = Instant::now();

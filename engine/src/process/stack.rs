@@ -26,7 +26,7 @@ impl StackInPlace {
         let protect = |page: PageIndex| loop {
             match engine.protect(page.cluster()) {
                 Some(token) => break token,
-                // More threads than places: each holds one for microseconds, or while another forks.
+                // More threads than places: each holds one for microseconds, while another forks, or while it copies from a process.
                 None => std::thread::yield_now(),
             }
         };

@@ -1,6 +1,6 @@
 //! Names of processes, across pid namespaces.
 
-use super::file::{directory, field, of_process, parsed, read};
+use super::file::{directory, field, of_process, parsed, read, small, tasks};
 use super::stat::{Stat, life, stat_fields};
 use rustix::io::Errno;
 use std::fs;
@@ -52,6 +52,34 @@ impl Identity {
         }
         let (mut found, unseen) = Self::walk(&[self])?;
         unseen.map_or_else(|| Ok(found.pop().unwrap_or_default()), Err)
+    }
+
+    /// Returns whether the engine of a process goes on only when somebody else does: it has no threads any more, all of them are stopped,
+    /// or this process traces one that is stopped. False where that is not to be seen.
+    pub fn engine_is_held(self) -> bool {
+        let pid = match self.pids().as_deref() {
+            Ok([]) => return true,
+            Ok([pid]) => *pid,
+            _ => return false,
+        };
+        let (mut all, mut threads) = (true, 0);
+        for task in tasks(&format!("/proc/{pid}")) {
+            threads += 1;
+            let Some(status) = small(&format!("{task}/status")) else { return false };
+            let word = |name| {
+                status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim_start()
+            };
+            if !word("Name:").starts_with("pagetide") {
+                continue;
+            }
+            let tracer = word("TracerPid:");
+            let is_traced = word("State:").starts_with('t') && tracer != "0";
+            if is_traced && std::fs::exists(format!("/proc/self/task/{tracer}")).is_ok_and(|is_own| is_own) {
+                return true;
+            }
+            all &= word("State:").starts_with('T');
+        }
+        threads > 0 && all
     }
 
     /// The pids here that each of these may mean, by one walk through `/proc`, as far as it shows them: what ends meanwhile may

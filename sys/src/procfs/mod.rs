@@ -16,6 +16,5 @@ pub use self::memory::{
 };
 pub use self::mounts::{known_mount, mount_may_pin};
 pub use self::stat::{
-    Stat, age, engine_may_run, last_pid, processor_of, processor_of_any, processor_times, run_times,
-    start_time, thread_count,
+    Stat, age, last_pid, processor_of, processor_of_any, processor_times, run_times, start_time, thread_count,
 };

@@ -1,6 +1,6 @@
 //! States and times of processes and threads: `/proc/PID/stat` and its kin.
 
-use super::file::{of_process, parsed, small, tasks};
+use super::file::{of_process, parsed, small};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -26,21 +26,6 @@ fn parse_processor(stat: &str) -> Option<usize> {
 pub fn thread_count() -> Option<u64> {
     // A directory has a link for each that lies in it, and two of its own.
     Some(std::os::unix::fs::MetadataExt::nlink(&std::fs::metadata("/proc/self/task").ok()?).saturating_sub(2))
-}
-
-/// Returns whether a process may have engine threads that run: false if it has none, or one of them is stopped or traced.
-pub fn engine_may_run(pid: u32) -> bool {
-    let of_engine =
-        |task: &String| small(&format!("{task}/comm")).is_some_and(|name| name.starts_with("pagetide"));
-    let mut any = false;
-    for task in tasks(&format!("/proc/{pid}")).filter(of_engine) {
-        let state = small(&format!("{task}/stat")).and_then(|text| Stat::parse(&text)).map(|stat| stat.state);
-        if matches!(state, Some(b'T' | b't')) {
-            return false;
-        }
-        any = true;
-    }
-    any
 }
 
 /// Returns how long a thread of this process has run, and how long it has waited for a processor, in nanoseconds.
