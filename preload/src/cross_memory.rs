@@ -8,7 +8,7 @@ use pagetide_swap::PAGE_SIZE;
 use pagetide_sys::task;
 use std::ffi::{c_int, c_long, c_ulong};
 
-/// Bytes that one call to the kernel copies: what it pins stays in memory meanwhile, and nobody waits for room.
+/// Bytes that one call to the kernel copies: what it pins stays in memory meanwhile.
 const PIECE: usize = PIECE_PAGES * PAGE_SIZE;
 const PIECE_PAGES: usize = 64;
 /// Ranges that one call takes at most.
