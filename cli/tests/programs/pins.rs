@@ -2,6 +2,14 @@
 
 use crate::common::*;
 
+/// Runs a program whose pages leave, and which says that all was well.
+fn swaps_and_says(memory: &str, mask: &str, command: &[&str], says: &str) {
+    println!("PAGETIDE_MASK={mask} {command:?}");
+    let (ended, told) = reported(memory, mask, &[], command);
+    assert_eq!(ended.succeeds(), says);
+    assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{told}");
+}
+
 /// Where pages cannot move, nothing leaves once they may be pinned: so a run that ends for want of memory has seen it.
 #[test]
 fn every_way_to_open_a_file_past_the_page_cache_is_seen() {
@@ -41,14 +49,10 @@ fn pages_that_were_pinned_before_there_is_an_engine_stay() {
 #[test]
 fn what_is_read_past_the_page_cache_arrives_though_no_descriptor_says_so() {
     let _turn = turn();
-    let direct = program("direct_file");
+    let (fuse, direct) = (job("fuse.py"), program("direct_file"));
     for (mask, option) in [("", None), ("", Some("--early")), ("scan", Some("--raw"))] {
-        println!("PAGETIDE_MASK={mask} direct_file {}", option.unwrap_or_default());
-        let fuse = job("fuse.py");
         let command: Vec<&str> = ["python3", &fuse, &direct].into_iter().chain(option).collect();
-        let (ended, told) = reported("56M", mask, &[], &command);
-        assert_eq!(ended.succeeds(), "all read\n");
-        assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{told}");
+        swaps_and_says("56M", mask, &command, "all read\n");
     }
 }
 
@@ -58,11 +62,8 @@ fn what_is_copied_between_processes_arrives() {
     let _turn = turn();
     let crossing = program("crossing");
     for (mask, option) in [("", None), ("", Some("--raw")), ("remap", None), ("move", None)] {
-        println!("PAGETIDE_MASK={mask} crossing {}", option.unwrap_or_default());
         let command: Vec<&str> = std::iter::once(&*crossing).chain(option).collect();
-        let (ended, told) = reported("48M", mask, &[], &command);
-        assert_eq!(ended.succeeds(), "all copied\n");
-        assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 1000, "{told}");
+        swaps_and_says("48M", mask, &command, "all copied\n");
     }
 }
 
