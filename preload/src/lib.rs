@@ -32,6 +32,7 @@ mod range;
 mod raw;
 mod references;
 mod shared;
+mod small_mappings;
 mod start;
 mod thread_data;
 mod threads;

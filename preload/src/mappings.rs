@@ -8,14 +8,13 @@ use crate::current::managed;
 use crate::memory_locks::mlock;
 use crate::range::pages;
 use crate::shared::{self, Mapping};
+use crate::small_mappings;
 use pagetide::process::{Entered, Process, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
-/// Smaller mappings are not worth managing: 16 KiB. (A compiler may hold a seventh of its memory in such of 16 to 60.)
-const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 const MREMAP_DONTUNMAP: c_int = 4;
 /// Private mappings of these kinds are not managed.
 const UNFIT: c_int = libc::MAP_GROWSDOWN | libc::MAP_HUGETLB;
@@ -108,7 +107,9 @@ unsafe fn map_locked(process: &'static Process, mapping: Mapping) -> *mut c_void
         return pointer(Err(libc::EAGAIN));
     }
     let unlocked = Mapping { flags: flags & !libc::MAP_LOCKED, ..mapping };
-    let fills = access(protection) != Access::None && unlocked.flags & UNFIT == 0 && length >= MANAGED_MIN;
+    let fills = access(protection) != Access::None
+        && unlocked.flags & UNFIT == 0
+        && small_mappings::is_worth_managing(length);
     if !fills {
         // SAFETY: the caller's contract.
         let start = unsafe { map_unlocked(process, mapping) };
@@ -164,10 +165,13 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     let fixed = flags & libc::MAP_FIXED != 0;
     let unfit = UNFIT | libc::MAP_LOCKED;
     let private = flags & libc::MAP_PRIVATE != 0 && flags & libc::MAP_ANONYMOUS != 0 && flags & unfit == 0;
-    let wanted = private && length >= MANAGED_MIN;
+    let wanted = private && small_mappings::is_worth_managing(length);
     let count = length.div_ceil(PAGE_SIZE) as u64;
     if !wanted && !fixed {
         let result = call(flags);
+        if private && result.is_ok() {
+            small_mappings::count_mapped(length);
+        }
         if let Some(range) = result.ok().and_then(|start| pages(start, length))
             && (process.knows(range.clone()) || shared::touches(process, &range))
         {
@@ -199,6 +203,8 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     {
         released += entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
         mapped = Some(range);
+    } else if private && result.is_ok() {
+        small_mappings::count_mapped(length);
     }
     if locked > 0 && result.is_err() {
         entered.recount_locked();
@@ -267,6 +273,9 @@ pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
         let managed = entered.manages(range.clone());
         let (result, released) = if managed { entered.unmapping(range, call) } else { (call(), 0) };
         drop(entered);
+        if !managed {
+            small_mappings::count_unmapped(length);
+        }
         process.uncharge(released);
         return status(result);
     }
@@ -433,9 +442,18 @@ pub(crate) unsafe extern "C" fn mremap(
     let entered = process.enter();
     if !entered.manages(from.clone()) {
         let fixed = flags & libc::MREMAP_FIXED != 0;
-        let (result, released) = if fixed { shared::over(&entered, to, call) } else { (call(), 0) };
+        let (result, mut released) = if fixed { shared::over(&entered, to, call) } else { (call(), 0) };
+        let mut charged = 0;
+        if let Ok(start) = result
+            && let Some(protection) = small_mappings::grown(old_length, start, new_length)
+            && let Some(range) = pages(start, new_length)
+        {
+            let access = access(protection);
+            released += entered.mapped(range, Attributes::new(access, Charging::ByMapping));
+            charged = if access == Access::None { 0 } else { new_pages as i64 };
+        }
         drop(entered);
-        process.uncharge(grows.max(0) + released);
+        process.settle(grows.max(0) + released - charged);
         return pointer(result);
     }
     let way =

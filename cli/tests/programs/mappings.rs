@@ -25,6 +25,22 @@ fn what_is_written_all_the_time_stays_as_it_was_written() {
     }
 }
 
+/// Natively each of its halves needs 64 MiB.
+#[test]
+fn what_is_mapped_a_page_at_a_time_or_grows_from_one_is_managed() {
+    let _turn = turn();
+    let small = program("small_mappings");
+    for (mask, option) in [("", None), ("", Some("--raw")), ("remap", None)] {
+        println!("PAGETIDE_MASK={mask} small_mappings {}", option.unwrap_or_default());
+        let command: Vec<&str> = std::iter::once(&*small).chain(option).collect();
+        let (ended, told) = reported("32M", mask, &[], &command);
+        assert_eq!(ended.succeeds(), "all there\n");
+        // What is held is sampled: a tenth above the cap is far from all of it.
+        let most = told["bytes"]["peak"]["total"].as_u64().unwrap();
+        assert!(most < 36 << 20, "{told}");
+    }
+}
+
 #[test]
 fn calls_that_are_refused_leave_everything_as_it_was() {
     let _turn = turn();
