@@ -100,6 +100,7 @@ unsafe fn join(environment: *const *const c_char) -> bool {
     crate::references::prepare();
     crate::descriptors::prepare();
     crate::malloc::join();
+    crate::static_data::manage();
     // SAFETY: as above.
     if unsafe { variable(environment, dump::VARIABLE) }.is_some() {
         dump::install();

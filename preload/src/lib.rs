@@ -34,6 +34,7 @@ mod references;
 mod shared;
 mod small_mappings;
 mod start;
+mod static_data;
 mod thread_data;
 mod threads;
 mod userfault;

@@ -89,6 +89,18 @@ static inline char *map(void *at, size_t pages, int protection, int flags) {
     return mapped;
 }
 
+/* Maps memory by the instruction itself: nobody manages it. */
+static inline char *map_unmanaged(size_t pages) {
+    register long flags __asm__("r10") = MAP_PRIVATE | MAP_ANONYMOUS, fd __asm__("r8") = -1, offset __asm__("r9") = 0;
+    intptr_t at;
+    __asm__ volatile("syscall"
+                     : "=a"(at)
+                     : "a"(SYS_mmap), "D"(0L), "S"(pages * PAGE_BYTES), "d"(PROT_READ | PROT_WRITE), "r"(flags), "r"(fd), "r"(offset)
+                     : "rcx", "r11", "memory");
+    if (at < 0) errno = (int)-at, fail("mmap by the instruction");
+    return (char *)at;
+}
+
 static inline void unmap(char *at, size_t pages) {
     if (munmap(at, pages * PAGE_BYTES)) fail("munmap");
 }

@@ -108,8 +108,8 @@ fn what_children_share_without_an_engine_counts_once() {
         println!("skipped: this kernel does not tell shares of dirty pages (6.0)");
         return;
     }
-    let static_data = program("static_data");
-    let mut command = pagetide("96M", "", &[], &[&static_data, "24", "4", "20"]);
+    let unmanaged = program("unmanaged");
+    let mut command = pagetide("96M", "", &[], &[&unmanaged, "24", "4", "20"]);
     command.stdin(Stdio::piped());
     let mut run = start(command);
     let pid = run.child.id().to_string();

@@ -42,6 +42,15 @@ fn what_is_mapped_a_page_at_a_time_or_grows_from_one_is_managed() {
 }
 
 #[test]
+fn large_static_data_is_managed() {
+    let _turn = turn();
+    let (ended, told) = reported("36M", "", &["--swap-size", "256M"], &[&program("static_arrays")]);
+    assert_eq!(ended.succeeds(), "all there\n");
+    assert!(told["counters"]["pgsteal"].as_u64().unwrap() > 20_000, "{told}");
+    assert!(told["bytes"]["peak"]["unmanaged"].as_u64().unwrap() < 12 << 20, "{told}");
+}
+
+#[test]
 fn calls_that_are_refused_leave_everything_as_it_was() {
     let _turn = turn();
     let refused = program("refused");
