@@ -275,6 +275,7 @@ pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
         drop(entered);
         if !managed {
             small_mappings::count_unmapped(length);
+            shared::count_unmapped(length);
         }
         process.uncharge(released);
         return status(result);

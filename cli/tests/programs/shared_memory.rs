@@ -27,6 +27,19 @@ fn processes_that_share_pages_find_what_others_wrote() {
     }
 }
 
+/// Two hundred of 400 KiB, of which one by one is not worth serving.
+#[test]
+fn small_segments_leave_where_they_are_many() {
+    let _turn = turn();
+    let (ended, told) = reported("44M", "", &[], &["python3", &job("segments.py"), "200", "400"]);
+    let said = ended.succeeds();
+    let mut found = said.lines();
+    let first = found.next();
+    assert!(first.is_some() && found.clone().count() == 2 && found.all(|line| Some(line) == first), "{said}");
+    let left = told["bytes"]["peak"]["shared"].as_u64().unwrap();
+    assert!(left < 16 << 20 && told["counters"]["pgsteal"].as_u64().unwrap() > 10_000, "{told}");
+}
+
 /// Generations are kept outside: no page goes back, also of a process that was killed while it wrote others.
 #[test]
 fn no_page_of_shared_memory_goes_back_whoever_is_killed() {

@@ -12,7 +12,7 @@ use super::agent::{Agent, Foreign, Found, Wanted};
 use super::fds::{close, descriptor_flags, is_same, numbers, reopen, replace, stat};
 use super::memfds::is_leasable;
 use super::pieces::Piece;
-use super::{OBJECT_MIN, State, Vacated, state_or_new};
+use super::{State, Vacated, object_min, state_or_new};
 use crate::call::kernel;
 use crate::current::managed;
 use pagetide::process::Process;
@@ -88,7 +88,7 @@ impl Adopted {
 }
 
 impl Mapping {
-    fn is_shared(&self) -> bool {
+    pub(super) fn is_shared(&self) -> bool {
         matches!(self.flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE)
     }
 
@@ -118,7 +118,8 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
     if flags & libc::MAP_ANONYMOUS != 0 || fd < 0 {
         return None;
     }
-    let may_begin = mapping.is_wanted() && length >= OBJECT_MIN && process.is_current();
+    let least = object_min(process);
+    let may_begin = mapping.is_wanted() && length >= least && process.is_current();
     if !may_begin && !process.group().serves_files() {
         return None;
     }
@@ -139,7 +140,7 @@ pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<
     }
     let fits = may_begin
         && opened_by & (libc::O_ACCMODE | libc::O_PATH) == libc::O_RDWR
-        && stat.st_size as usize >= OBJECT_MIN
+        && stat.st_size as usize >= least
         && stat.st_blksize as usize == PAGE_SIZE
         && (mapping.first() + mapping.count()) * PAGE_SIZE as u64
             <= (stat.st_size as u64).next_multiple_of(PAGE_SIZE as u64)

@@ -29,11 +29,41 @@ use pagetide_sys::{lock, task};
 use pieces::{Piece, Pieces};
 use std::ffi::c_int;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering::Acquire, Ordering::Relaxed, Ordering::Release};
+use std::sync::atomic::{
+    AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+};
 use std::sync::{Mutex, OnceLock};
 
-/// Smaller objects are left to the kernel: 1 MiB.
+/// Smaller objects are left to the kernel: 1 MiB,
 const OBJECT_MIN: usize = 1 << 20;
+/// and where shared memory that is left to it takes much: 64 KiB.
+const SMALL_OBJECT_MIN: usize = 64 << 10;
+/// Much is one part in so many of the cap.
+const MUCH_PART: usize = 16;
+
+/// Pages of objects from the one size to the other that this process has left to the kernel, about. (The launcher counts those of
+/// all, each 20 ms.)
+static LEFT: AtomicUsize = AtomicUsize::new(0);
+
+/// Returns the size of the smallest objects that are worth serving.
+fn object_min(process: &Process) -> usize {
+    let group = process.group();
+    let left = LEFT.load(Relaxed).max(group.shared_pages() as usize);
+    if left >= group.cap_pages() as usize / MUCH_PART { SMALL_OBJECT_MIN } else { OBJECT_MIN }
+}
+
+/// The pages of what counts as left to the kernel, of so many bytes.
+fn pages_left(length: usize) -> usize {
+    if (SMALL_OBJECT_MIN..OBJECT_MIN).contains(&length) { length / PAGE_SIZE } else { 0 }
+}
+
+/// Counts memory that is not served, and not mapped any more.
+pub(crate) fn count_unmapped(length: usize) {
+    let gone = pages_left(length);
+    if gone > 0 {
+        let _ = LEFT.fetch_update(Relaxed, Relaxed, |pages| Some(pages.saturating_sub(gone)));
+    }
+}
 
 /// What the process has of shared memory. A forked child has one of its own.
 #[derive(Default)]
@@ -99,24 +129,28 @@ pub(crate) fn touches(process: &Process, range: &Range<PageIndex>) -> bool {
 }
 
 /// Whether a mapping of this kind is to be served.
-fn is_wanted(length: usize, protection: c_int, flags: c_int) -> bool {
+fn is_wanted(protection: c_int, flags: c_int) -> bool {
     const KIND: c_int = libc::MAP_SHARED | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     const UNFIT: c_int = libc::MAP_HUGETLB | libc::MAP_LOCKED | libc::MAP_GROWSDOWN;
     flags & KIND == libc::MAP_SHARED | libc::MAP_ANONYMOUS
         && flags & UNFIT == 0
-        && length >= OBJECT_MIN
         // A memfd may be forbidden to be executed.
         && protection & libc::PROT_EXEC == 0
 }
 
 /// Maps shared memory that the keeper serves. `None` if the kernel is to do it.
 pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
-    map_anonymous(process, mapping).or_else(|| files::map(process, mapping))
+    let mapped = map_anonymous(process, mapping).or_else(|| files::map(process, mapping));
+    if mapped.is_none() && mapping.is_shared() {
+        LEFT.fetch_add(pages_left(mapping.length), Relaxed);
+    }
+    mapped
 }
 
 fn map_anonymous(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
     let Mapping { address, length, protection, flags, .. } = mapping;
-    if !is_wanted(length, protection, flags) || !process.is_current() || process.locks_new() {
+    let is_wanted = is_wanted(protection, flags) && length >= object_min(process);
+    if !is_wanted || !process.is_current() || process.locks_new() {
         return None;
     }
     let count = length.div_ceil(PAGE_SIZE);
