@@ -87,6 +87,13 @@ fn pipe() -> Result<(OwnedFd, OwnedFd), c_int> {
     }
 }
 
+/// The kernel clears that word when a thread in the same memory ends, and waits for nobody.
+fn keep_word(flags: u64, child_tid: usize) {
+    if flags & VM != 0 && flags & libc::CLONE_CHILD_CLEARTID as u64 != 0 {
+        keep(child_tid, size_of::<c_int>());
+    }
+}
+
 type Entry = extern "C" fn(*mut c_void) -> c_int;
 type Clone = unsafe extern "C" fn(
     Option<Entry>,
@@ -116,6 +123,7 @@ pub(crate) unsafe extern "C" fn clone(
     let bits = u64::from(flags as u32);
     let (Some(function), false, true) = (entry, stack.is_null() || bits & VM != 0, managed().is_some())
     else {
+        keep_word(bits, child_tid.addr());
         // SAFETY: the function of that name has this type; the rest is the caller's contract.
         return unsafe {
             let next = std::mem::transmute::<*mut c_void, Clone>(NEXT.get());
@@ -171,6 +179,10 @@ pub(crate) unsafe fn by_number(number: c_long, arguments: [usize; 6]) -> Option<
                 })
             }))
         }
+        libc::SYS_clone => {
+            keep_word(a as u64, child_tid);
+            None
+        }
         // SAFETY: the caller's contract.
         libc::SYS_clone3 => unsafe { by_structure(a, b) },
         _ => None,
@@ -195,6 +207,7 @@ unsafe fn by_structure(address: usize, size: usize) -> Option<Result<usize, c_in
         (given, std::slice::from_raw_parts((address + known) as *const u8, size - known))
     };
     if given.flags & VM != 0 {
+        keep_word(given.flags, given.child_tid as usize);
         return None;
     }
     if rest.iter().any(|&byte| byte != 0) {
