@@ -13,6 +13,7 @@ mod mappings;
 mod member;
 mod memfd;
 mod objects;
+mod room;
 pub mod wire;
 
 pub use lease::Breaks;

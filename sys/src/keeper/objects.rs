@@ -11,6 +11,7 @@
 
 use super::Memfd;
 use super::member::{Member, Pins};
+use super::room;
 use crate::lock::lock;
 use crate::mapped_files::FileId;
 use crate::staging::Slot;
@@ -18,7 +19,6 @@ use crate::uffd::{Fault, Partial, Uffd};
 use pagetide_page::{CLUSTER_PAGES, ClusterNumber, PAGE_SIZE, PageIndex, PageSet};
 use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
-use rustix::process::{Resource, getrlimit};
 use std::collections::{BTreeMap, HashMap};
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -31,8 +31,6 @@ const FIRST: PageIndex = PageIndex::of_address(1 << 44);
 /// The end of the numbers for objects: 16 TiB of them.
 const END: PageIndex = PageIndex::of_address(1 << 45);
 
-/// Descriptors that are left for processes that join: each takes two.
-const JOIN_DESCRIPTORS: u64 = 512;
 /// Between tries to bring a page into a file system that is full.
 const FULL_WAIT: std::time::Duration = std::time::Duration::from_millis(10);
 /// The bell's number among the processes'.
@@ -216,12 +214,9 @@ impl Objects {
     }
 
     fn place(&self, memfd: Memfd) -> Result<PageIndex, Errno> {
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        if memfd.descriptor().as_raw_fd() as u64 >= descriptors - JOIN_DESCRIPTORS.min(descriptors / 2) {
-            return Err(Errno::MFILE);
-        }
         let pages = memfd.pages();
         let mut layout = self.change();
+        room::check(memfd.descriptor().as_raw_fd() as u64, pages, layout.objects.len())?;
         // A cluster between two objects stays empty.
         let room = |pages: u64| pages.next_multiple_of(CLUSTER_PAGES as u64) + CLUSTER_PAGES as u64;
         let mut first = FIRST;
