@@ -3,7 +3,7 @@
 use crate::call::{count, kernel, status};
 use crate::current::managed;
 use crate::range::{MADV_DONTNEED_LOCKED, advise, pages};
-use crate::shared;
+use crate::{shared, small_mappings};
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::procfs::is_own_pidfd;
@@ -86,6 +86,9 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
         return status(call());
     }
     let mut entered = process.enter();
+    if matches!(meaning, Meaning::AtFork(_) | Meaning::Refuse) {
+        small_mappings::forget(&entered, address as usize, length);
+    }
     if !entered.manages(range.clone()) {
         drop(entered);
         return status(call());
@@ -214,6 +217,7 @@ pub(crate) unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
             return status(Err(libc::ENOMEM));
         }
         entered.hold_all(true);
+        small_mappings::forget_all(&entered);
         for range in entered.ranges() {
             out.extend(entered.out(range));
         }

@@ -169,8 +169,8 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     let count = length.div_ceil(PAGE_SIZE) as u64;
     if !wanted && !fixed {
         let result = call(flags);
-        if private && result.is_ok() {
-            small_mappings::count_mapped(length);
+        if private && let Ok(start) = result {
+            small_mappings::mapped(&process.enter(), start, length, protection);
         }
         if let Some(range) = result.ok().and_then(|start| pages(start, length))
             && (process.knows(range.clone()) || shared::touches(process, &range))
@@ -196,6 +196,9 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
         Some(range) => shared::over(&entered, range, || call(flags)),
         None => (call(flags), 0),
     };
+    if let Ok(start) = result {
+        small_mappings::unmapped(&entered, start, length);
+    }
     let mut mapped = None;
     if let Ok(start) = result
         && let Some(range) = pages(start, length)
@@ -203,8 +206,8 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     {
         released += entered.mapped(range.clone(), Attributes::new(access, Charging::ByMapping));
         mapped = Some(range);
-    } else if private && result.is_ok() {
-        small_mappings::count_mapped(length);
+    } else if private && let Ok(start) = result {
+        small_mappings::mapped(&entered, start, length, protection);
     }
     if locked > 0 && result.is_err() {
         entered.recount_locked();
@@ -271,12 +274,15 @@ pub(crate) unsafe fn unmap(address: *mut c_void, length: usize) -> c_int {
         let part = range.clone();
         let call = || shared::unmapping(&part, call);
         let managed = entered.manages(range.clone());
+        let served = shared::serves(&entered, &range);
         let (result, released) = if managed { entered.unmapping(range, call) } else { (call(), 0) };
-        drop(entered);
-        if !managed {
-            small_mappings::count_unmapped(length);
-            shared::count_unmapped(length);
+        if result.is_ok() {
+            small_mappings::unmapped(&entered, address as usize, length);
+            if !managed && !served {
+                shared::unmapped(length);
+            }
         }
+        drop(entered);
         process.uncharge(released);
         return status(result);
     }
@@ -345,6 +351,7 @@ fn protect(
             process.charge(process.charge_to_open(range.clone()));
         }
         let entered = process.enter();
+        small_mappings::forget(&entered, address, length);
         let part = range.clone();
         let call = || match shared::refuses(&part, protection) {
             true => Err(libc::EACCES),
@@ -446,8 +453,9 @@ pub(crate) unsafe extern "C" fn mremap(
         let (result, mut released) = if fixed { shared::over(&entered, to, call) } else { (call(), 0) };
         let mut charged = 0;
         if let Ok(start) = result
-            && let Some(protection) = small_mappings::grown(old_length, start, new_length)
-            && let Some(range) = pages(start, new_length)
+            && let Some(protection) =
+                small_mappings::resized(&entered, [old as usize, old_length], [start, new_length])
+            && let Some(range) = pages(start, new_length).filter(|_| !process.locks_new())
         {
             let access = access(protection);
             released += entered.mapped(range, Attributes::new(access, Charging::ByMapping));

@@ -3,7 +3,7 @@
 use crate::call::{kernel, status};
 use crate::current::managed;
 use crate::range::pages;
-use crate::shared;
+use crate::{shared, small_mappings};
 use pagetide_swap::PAGE_SIZE;
 use std::ffi::{c_int, c_uint, c_void};
 
@@ -17,6 +17,7 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
     };
     let before = {
         let entered = process.enter();
+        small_mappings::forget(&entered, start, length + address - start);
         if !process.lock_more(entered.unlocked(range.clone())) {
             // As beyond RLIMIT_MEMLOCK: it could never leave again.
             return status(Err(libc::ENOMEM));

@@ -24,8 +24,6 @@ struct Query {
     build_id: u64,
 }
 const _: () = assert!(size_of::<Query>() == 104);
-/// A bit of its `access`.
-const SHARED: u64 = 8;
 const QUERY: u64 = 3 << 30 | (size_of::<Query>() as u64) << 16 | (b'f' as u64) << 8 | 17;
 
 /// A view of the caller's mappings.
@@ -39,8 +37,6 @@ pub struct Mapping {
     pub end: usize,
     /// The access that the process has there: `PROT_*`.
     pub protection: i32,
-    /// Whether it is private memory of no file.
-    pub is_private_anonymous: bool,
 }
 
 impl Maps {
@@ -69,9 +65,7 @@ impl Maps {
         // SAFETY: the structure is the one that the request encodes, and names no other memory.
         if unsafe { libc::ioctl(self.0.as_raw_fd(), QUERY as _, &raw mut query) } == 0 {
             // Readable, writable, executable: the bits are those of PROT_*.
-            let protection = (query.access & 7) as i32;
-            let is_private_anonymous = query.access & SHARED == 0 && query.inode == 0;
-            return Ok(Some(Mapping { end: query.end as usize, protection, is_private_anonymous }));
+            return Ok(Some(Mapping { end: query.end as usize, protection: (query.access & 7) as i32 }));
         }
         match last_errno() {
             Errno::NOENT => Ok(None),
@@ -109,13 +103,10 @@ fn parse(line: &[u8]) -> Option<(usize, Mapping)> {
     let mut fields = line.split(' ');
     let (start, end) = fields.next()?.split_once('-')?;
     let address = |text| usize::from_str_radix(text, 16).ok();
-    let letters = fields.next()?;
+    let may = fields.next()?.bytes();
     let bits = [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
-    let protection =
-        letters.bytes().zip(bits).filter(|(has, (letter, _))| has == letter).map(|(_, (_, bit))| bit).sum();
-    // Behind offset and device.
-    let is_private_anonymous = letters.ends_with('p') && fields.nth(2)?.trim_end() == "0";
-    Some((address(start)?, Mapping { end: address(end)?, protection, is_private_anonymous }))
+    let protection = may.zip(bits).filter(|(has, (letter, _))| has == letter).map(|(_, (_, bit))| bit).sum();
+    Some((address(start)?, Mapping { end: address(end)?, protection }))
 }
 
 #[cfg(test)]
@@ -144,29 +135,5 @@ mod tests {
             assert_eq!(maps.find(at), Ok(Some(read)));
         }
         assert_eq!((maps.find(0), maps.read(0)), (Ok(None), Ok(None)));
-    }
-
-    #[test]
-    fn memory_that_is_private_and_of_no_file_is_told_by_either_way() {
-        let private = Reservation::new(PAGE_SIZE, PAGE_SIZE).unwrap();
-        let fd = rustix::fs::memfd_create(c"pagetide-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-        rustix::fs::ftruncate(&fd, PAGE_SIZE as u64).unwrap();
-        let map = |flags: i32, fd: i32| {
-            // SAFETY: new mappings, which nothing refers to but this test.
-            unsafe { libc::mmap(std::ptr::null_mut(), PAGE_SIZE, libc::PROT_READ, flags, fd, 0) as usize }
-        };
-        let shared = map(libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1);
-        let file = map(libc::MAP_PRIVATE, fd.as_raw_fd());
-        let maps = Maps::open().unwrap();
-        for (at, expected) in [(private.base(), true), (shared, false), (file, false)] {
-            assert_eq!(maps.read(at).unwrap().unwrap().is_private_anonymous, expected);
-            if let Ok(queried) = maps.query(at) {
-                assert_eq!(queried.unwrap().is_private_anonymous, expected);
-            }
-        }
-        for at in [shared, file] {
-            // SAFETY: a mapping of this test, which nothing refers to any more.
-            assert_eq!(unsafe { libc::munmap(at as *mut _, PAGE_SIZE) }, 0);
-        }
     }
 }

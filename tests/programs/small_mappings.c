@@ -1,7 +1,8 @@
 /* small_mappings: memory that is mapped a page at a time, or that grows from a page, leaves like any other.
  *
  * Each page of a range is mapped by a call of its own, in random order, and some are unmapped, mapped again or made read-only;
- * a mapping grows from one page by mremap, in place or elsewhere. Then all of it is read.
+ * a mapping grows from one page by mremap, in place or elsewhere. Then all of it is read. What was locked, or is to be zeroes
+ * in a child, is so when it has grown.
  *
  *   small_mappings --mib 64 [--raw]      (each of the two; calls by number)
  *
@@ -9,6 +10,7 @@
 #define _GNU_SOURCE
 #include "options.h"
 #include "pages.h"
+#include <sys/wait.h>
 
 static size_t range_pages = 64 * 256;
 
@@ -68,9 +70,46 @@ static void by_growth(void) {
     unmap(at, pages);
 }
 
+/* A page that grows to 64 after a call for it. */
+static char *grown(char *at) {
+    at = mremap(at, PAGE_BYTES, 64 * PAGE_BYTES, MREMAP_MAYMOVE);
+    if (at == MAP_FAILED) fail("mremap");
+    fill(at, 0, 64, GROWN);
+    press();
+    press();
+    return at;
+}
+
+static void what_was_said_before_holds(void) {
+    begin("a locked page grows");
+    char *locked = map(NULL, 1, PROT_READ | PROT_WRITE, 0);
+    if (mlock(locked, PAGE_BYTES)) fail("mlock");
+    locked = grown(locked);
+    demand(absent(locked, 64) == 0, "what is locked is there");
+    check(locked, 0, 64, GROWN);
+    begin("a page that children find empty grows");
+    char *wiped = map(NULL, 1, PROT_READ | PROT_WRITE, 0), *hidden = map(NULL, 1, PROT_READ | PROT_WRITE, 0);
+    if (madvise(wiped, PAGE_BYTES, MADV_WIPEONFORK) || madvise(hidden, PAGE_BYTES, MADV_DONTFORK)) fail("madvise");
+    wiped = grown(wiped), hidden = grown(hidden);
+    pid_t child = fork();
+    if (child < 0) fail("fork");
+    if (!child) {
+        check_zero(wiped, 64);
+        press();
+        _exit(0);
+    }
+    int status;
+    if (waitpid(child, &status, 0) != child) fail("waitpid");
+    demand(status == 0, "the child found zeroes");
+    check(wiped, 0, 64, GROWN);
+    check(hidden, 0, 64, GROWN);
+    unmap(locked, 64), unmap(wiped, 64), unmap(hidden, 64);
+}
+
 int main(int argc, char **argv) {
     const struct program_option table[] = {MIB("--mib", &range_pages), SWITCH("--raw", &raw), {0}};
     read_options("usage: small_mappings [--mib N] [--raw]", table, argc, argv);
+    what_was_said_before_holds();
     by_pages();
     by_growth();
     puts("all there");

@@ -88,8 +88,13 @@ impl Adopted {
 }
 
 impl Mapping {
-    pub(super) fn is_shared(&self) -> bool {
+    fn is_shared(&self) -> bool {
         matches!(self.flags & libc::MAP_TYPE, libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE)
+    }
+
+    /// Whether it maps memory that others may share, and no file of a disk or a device.
+    pub(super) fn is_shared_memory(&self) -> bool {
+        self.is_shared() && (self.flags & libc::MAP_ANONYMOUS != 0 || self.fd >= 0 && is_of_tmpfs(self.fd))
     }
 
     /// Whether a mapping of this kind is to be served.

@@ -30,7 +30,7 @@ use pieces::{Piece, Pieces};
 use std::ffi::c_int;
 use std::ops::Range;
 use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicUsize, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
+    AtomicBool, AtomicPtr, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::Release,
 };
 use std::sync::{Mutex, OnceLock};
 
@@ -39,26 +39,30 @@ const OBJECT_MIN: usize = 1 << 20;
 /// and where shared memory that is left to it takes much: 64 KiB.
 const SMALL_OBJECT_MIN: usize = 64 << 10;
 /// Much is one part in so many of the cap.
-const MUCH_PART: usize = 16;
+const MUCH_PART: u64 = 16;
 
-/// Pages of objects from the one size to the other that this process has left to the kernel, about. (The launcher counts those of
-/// all, each 20 ms.)
-static LEFT: AtomicUsize = AtomicUsize::new(0);
+/// Pages of objects from the one size to the other that this process has left to the kernel, about: what else of that size is
+/// unmapped counts as if it were such. (The launcher counts what all have written to, each 20 ms.)
+static LEFT: AtomicU64 = AtomicU64::new(0);
 
 /// Returns the size of the smallest objects that are worth serving.
 fn object_min(process: &Process) -> usize {
+    // What a sandbox has to allow is known for large ones.
+    if task::is_confined() {
+        return OBJECT_MIN;
+    }
     let group = process.group();
-    let left = LEFT.load(Relaxed).max(group.shared_pages() as usize);
-    if left >= group.cap_pages() as usize / MUCH_PART { SMALL_OBJECT_MIN } else { OBJECT_MIN }
+    let left = LEFT.load(Relaxed).max(group.shared_pages());
+    if left >= group.cap_pages() / MUCH_PART { SMALL_OBJECT_MIN } else { OBJECT_MIN }
 }
 
 /// The pages of what counts as left to the kernel, of so many bytes.
-fn pages_left(length: usize) -> usize {
-    if (SMALL_OBJECT_MIN..OBJECT_MIN).contains(&length) { length / PAGE_SIZE } else { 0 }
+fn pages_left(length: usize) -> u64 {
+    if (SMALL_OBJECT_MIN..OBJECT_MIN).contains(&length) { (length / PAGE_SIZE) as u64 } else { 0 }
 }
 
-/// Counts memory that is not served, and not mapped any more.
-pub(crate) fn count_unmapped(length: usize) {
+/// Counts memory that was neither managed nor served, and is not mapped any more.
+pub(crate) fn unmapped(length: usize) {
     let gone = pages_left(length);
     if gone > 0 {
         let _ = LEFT.fetch_update(Relaxed, Relaxed, |pages| Some(pages.saturating_sub(gone)));
@@ -122,10 +126,13 @@ impl State {
 
 /// Whether a part of `range` is served shared memory.
 pub(crate) fn touches(process: &Process, range: &Range<PageIndex>) -> bool {
-    let Some(state) = active() else { return false };
     // No fork may come meanwhile: the lock would stay held in the child.
-    let _entered = process.enter();
-    lock(&state.pieces).parts(range).next().is_some()
+    active().is_some() && serves(&process.enter(), range)
+}
+
+/// The same, in a mapping call.
+pub(crate) fn serves(_: &Entered<'_>, range: &Range<PageIndex>) -> bool {
+    active().is_some_and(|state| lock(&state.pieces).parts(range).next().is_some())
 }
 
 /// Whether a mapping of this kind is to be served.
@@ -141,8 +148,9 @@ fn is_wanted(protection: c_int, flags: c_int) -> bool {
 /// Maps shared memory that the keeper serves. `None` if the kernel is to do it.
 pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
     let mapped = map_anonymous(process, mapping).or_else(|| files::map(process, mapping));
-    if mapped.is_none() && mapping.is_shared() {
-        LEFT.fetch_add(pages_left(mapping.length), Relaxed);
+    let left = pages_left(mapping.length);
+    if left > 0 && mapped.is_none() && mapping.is_shared_memory() {
+        LEFT.fetch_add(left, Relaxed);
     }
     mapped
 }
