@@ -6,6 +6,7 @@
 use crate::current::managed;
 use crate::next::Next;
 use crate::range::pages;
+use crate::{shared, small_mappings};
 use pagetide_swap::PAGE_SIZE;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -21,7 +22,7 @@ type MutexInit = unsafe extern "C" fn(*mut libc::pthread_mutex_t, *const libc::p
 static CREATE: Next = Next::new(c"pthread_create");
 static MUTEX_INIT: Next = Next::new(c"pthread_mutex_init");
 
-/// Keeps the pages of some bytes in memory, as far as they are managed.
+/// Keeps the pages of some bytes in memory, as far as they are managed or served.
 pub(crate) fn keep(address: usize, length: usize) {
     let start = address - address % PAGE_SIZE;
     if let Some(process) = managed()
@@ -29,6 +30,9 @@ pub(crate) fn keep(address: usize, length: usize) {
         && let Some(range) = pages(start, end - start)
     {
         let entered = process.enter();
+        small_mappings::forget(&entered, address, length);
+        // Where the cap leaves no room for more that stays, nobody can be told.
+        shared::hold(&range);
         if entered.manages(range.clone()) {
             entered.keep(range);
         }
