@@ -4,6 +4,7 @@ use crate::call::{count, kernel, status};
 use crate::current::managed;
 use crate::range::{MADV_DONTNEED_LOCKED, advise, pages};
 use crate::{shared, small_mappings};
+use pagetide::process::Process;
 use pagetide::regions::AtFork;
 use pagetide_swap::{PAGE_SIZE, PageIndex};
 use pagetide_sys::procfs::is_own_pidfd;
@@ -70,12 +71,9 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
     if (address as usize).is_multiple_of(PAGE_SIZE)
         && let Some(process) = managed()
         && let Some(range) = pages(address as usize, length)
-        && shared::touches(process, &range)
+        && let Some(result) = advise_shared(process, range, advice)
     {
-        let _entered = process.enter();
-        if let Some(result) = shared::take_advice(&range, advice) {
-            return status(result);
-        }
+        return status(result);
     }
     let (Some(process), Some(meaning), Some(range)) =
         (managed(), meaning(advice), pages(address as usize, length))
@@ -87,7 +85,7 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
     }
     let mut entered = process.enter();
     if matches!(meaning, Meaning::AtFork(_) | Meaning::Refuse) {
-        small_mappings::forget(&entered, address as usize, length);
+        small_mappings::changed(&entered, address as usize, length);
     }
     if !entered.manages(range.clone()) {
         drop(entered);
@@ -139,6 +137,26 @@ pub(crate) unsafe fn take_advice(address: *mut c_void, length: usize, advice: c_
             0
         }
     }
+}
+
+/// Takes advice for a range of which a part is shared memory that is served. `None` if it is to be taken as for any other.
+fn advise_shared(
+    process: &'static Process,
+    range: Range<PageIndex>,
+    advice: c_int,
+) -> Option<Result<usize, c_int>> {
+    if !shared::touches(process, &range) {
+        return None;
+    }
+    let entered = process.enter();
+    let result = shared::take_advice(&range, advice)?;
+    // Of what else lies there children find what the kernel was told.
+    if let Some(Meaning::AtFork(change)) = meaning(advice).filter(|_| result.is_ok()) {
+        let start = range.start.address();
+        small_mappings::changed(&entered, start, range.end.address() - start);
+        entered.at_fork(range, change);
+    }
+    Some(result)
 }
 
 /// `process_madvise(2)`: as [`madvise`], where the process is this one.
@@ -217,7 +235,7 @@ pub(crate) unsafe extern "C" fn mlockall(flags: c_int) -> c_int {
             return status(Err(libc::ENOMEM));
         }
         entered.hold_all(true);
-        small_mappings::forget_all(&entered);
+        small_mappings::changed(&entered, 0, usize::MAX);
         for range in entered.ranges() {
             out.extend(entered.out(range));
         }

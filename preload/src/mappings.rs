@@ -12,6 +12,7 @@ use crate::small_mappings;
 use pagetide::process::{Entered, Process, Remapping};
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_swap::{PAGE_SIZE, PageIndex};
+use pagetide_sys::task;
 use std::ffi::{c_int, c_void};
 use std::ops::Range;
 
@@ -160,6 +161,7 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     // SAFETY: the caller's contract.
     let call = |flags: c_int| unsafe { map_in_kernel(&Mapping { flags, ..mapping }) };
     if let Some(result) = shared::map(process, mapping) {
+        forget_small(process, result, length);
         return pointer(result);
     }
     let fixed = flags & libc::MAP_FIXED != 0;
@@ -168,18 +170,7 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     let wanted = private && small_mappings::is_worth_managing(length);
     let count = length.div_ceil(PAGE_SIZE) as u64;
     if !wanted && !fixed {
-        let result = call(flags);
-        if private && let Ok(start) = result {
-            small_mappings::mapped(&process.enter(), start, length, protection);
-        }
-        if let Some(range) = result.ok().and_then(|start| pages(start, length))
-            && (process.knows(range.clone()) || shared::touches(process, &range))
-        {
-            // What was there went by a call that nobody told us of.
-            let (_, released) = shared::over(&process.enter(), range, || Ok(0));
-            process.uncharge(released);
-        }
-        return pointer(result);
+        return pointer(note_unmanaged(process, &mapping, private, call(flags)));
     }
     let access = access(protection);
     let charged = if wanted && access != Access::None { count as i64 } else { 0 };
@@ -196,6 +187,7 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
         Some(range) => shared::over(&entered, range, || call(flags)),
         None => (call(flags), 0),
     };
+    shared::count_left(&mapping, result);
     if let Ok(start) = result {
         small_mappings::unmapped(&entered, start, length);
     }
@@ -219,9 +211,46 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     };
     process.settle(released + charged - kept);
     if populate && let Some(range) = mapped {
-        pagetide_sys::task::populate(range.start.address(), range.end.address() - range.start.address());
+        task::populate(range.start.address(), range.end.address() - range.start.address());
     }
     pointer(result)
+}
+
+/// Notes what was mapped wherever there was room, and is not managed. Returns its place.
+fn note_unmanaged(
+    process: &'static Process,
+    mapping: &Mapping,
+    is_private: bool,
+    result: Result<usize, c_int>,
+) -> Result<usize, c_int> {
+    let &Mapping { length, protection, .. } = mapping;
+    shared::count_left(mapping, result);
+    // A sandbox may not allow what a mapping call makes beside.
+    if is_private
+        && !task::is_confined()
+        && let Ok(start) = result
+    {
+        small_mappings::mapped(&process.enter(), start, length, protection);
+    } else {
+        forget_small(process, result, length);
+    }
+    if let Some(range) = result.ok().and_then(|start| pages(start, length))
+        && (process.knows(range.clone()) || shared::touches(process, &range))
+    {
+        // What was there went by a call that nobody told us of.
+        let (_, released) = shared::over(&process.enter(), range, || Ok(0));
+        process.uncharge(released);
+    }
+    result
+}
+
+/// Notes that a mapping of another kind is where small ones may have been.
+fn forget_small(process: &'static Process, result: Result<usize, c_int>, length: usize) {
+    if small_mappings::are_there()
+        && let Ok(start) = result
+    {
+        small_mappings::unmapped(&process.enter(), start, length);
+    }
 }
 
 /// Whether what is small belongs to a managed range: it is placed beside one (inside it a runtime commits), and the kernel makes
@@ -327,7 +356,9 @@ pub(crate) unsafe extern "C" fn pkey_mprotect(
         && let Some(range) = pages(address as usize, length)
     {
         // Where pages land that leave, the key would come too, and threads of the engine have no access by it.
-        process.enter().keep(range);
+        let entered = process.enter();
+        small_mappings::changed(&entered, address as usize, length);
+        entered.keep(range);
     }
     protect(address as usize, length, protection, || {
         // SAFETY: the caller's contract.
@@ -351,11 +382,18 @@ fn protect(
             process.charge(process.charge_to_open(range.clone()));
         }
         let entered = process.enter();
-        small_mappings::forget(&entered, address, length);
         let part = range.clone();
         let call = || match shared::refuses(&part, protection) {
             true => Err(libc::EACCES),
             false => call().inspect(|_| shared::protected(&part, protection)),
+        };
+        let call = || {
+            let result = call();
+            match result {
+                Ok(_) => small_mappings::protected(&entered, address, length, protection),
+                Err(_) => small_mappings::changed(&entered, address, length),
+            }
+            result
         };
         if entered.manages(range.clone()) {
             let (result, released) = entered.protecting(range, access, call);
@@ -412,11 +450,13 @@ pub(crate) unsafe extern "C" fn mremap(
         }
     };
     let Some(process) = managed() else { return pointer(call()) };
-    if (old as usize).is_multiple_of(PAGE_SIZE)
-        && let Some((result, released)) =
-            shared::remap(&process.enter(), old as usize, old_length, new_length, flags, new as usize)
-    {
+    let is_aligned = (old as usize).is_multiple_of(PAGE_SIZE);
+    let remap = || shared::remap(&process.enter(), old as usize, old_length, new_length, flags, new as usize);
+    // Bound first: the call has ended when charges change.
+    let remapped = if is_aligned { remap() } else { None };
+    if let Some((result, released)) = remapped {
         process.uncharge(released);
+        forget_small(process, result, new_length);
         return pointer(result);
     }
     if old_length == 0
@@ -426,9 +466,10 @@ pub(crate) unsafe extern "C" fn mremap(
         // Shared memory once more, over whatever is there.
         let (result, released) = shared::over(&process.enter(), to, call);
         process.uncharge(released);
+        forget_small(process, result, new_length);
         return pointer(result);
     }
-    let sane = (old as usize).is_multiple_of(PAGE_SIZE) && old_length > 0 && new_length > 0;
+    let sane = is_aligned && old_length > 0 && new_length > 0;
     // Without these flags the fifth argument is not there: what the register holds means nothing.
     let placed = flags & (libc::MREMAP_FIXED | MREMAP_DONTUNMAP) != 0;
     let target = if placed { new as usize } else { 0 };
@@ -449,20 +490,10 @@ pub(crate) unsafe extern "C" fn mremap(
     process.charge(grows);
     let entered = process.enter();
     if !entered.manages(from.clone()) {
-        let fixed = flags & libc::MREMAP_FIXED != 0;
-        let (result, mut released) = if fixed { shared::over(&entered, to, call) } else { (call(), 0) };
-        let mut charged = 0;
-        if let Ok(start) = result
-            && let Some(protection) =
-                small_mappings::resized(&entered, [old as usize, old_length], [start, new_length])
-            && let Some(range) = pages(start, new_length).filter(|_| !process.locks_new())
-        {
-            let access = access(protection);
-            released += entered.mapped(range, Attributes::new(access, Charging::ByMapping));
-            charged = if access == Access::None { 0 } else { new_pages as i64 };
-        }
+        let over = (flags & libc::MREMAP_FIXED != 0).then_some(to);
+        let (result, surplus) = remap_unmanaged(&entered, from, new_pages, over, call);
         drop(entered);
-        process.settle(grows.max(0) + released - charged);
+        process.settle(grows.max(0) + surplus);
         return pointer(result);
     }
     let way =
@@ -475,10 +506,47 @@ pub(crate) unsafe extern "C" fn mremap(
         false => (remap(), 0),
     };
     entered.recount_locked();
+    if let Ok((start, _)) = result {
+        small_mappings::unmapped(&entered, start.address(), new_length);
+    }
     drop(entered);
     // What it grows by was charged as if the program might use it.
     let more = result.map_or(0, |(_, more)| more) - grows.max(0);
     process.uncharge(released - more);
     process.charge(more - released);
     pointer(result.map(|(to, _)| to.address()))
+}
+
+/// Runs `call`, by which memory that is not managed moves, or changes its size, to `new_pages` pages, over what is mapped in `over`. Returns
+/// its result, and the number of pages that need no charge any more.
+fn remap_unmanaged(
+    entered: &Entered<'_>,
+    from: Range<PageIndex>,
+    new_pages: u64,
+    over: Option<Range<PageIndex>>,
+    call: impl Fn() -> Result<usize, c_int>,
+) -> (Result<usize, c_int>, i64) {
+    let length = new_pages as usize * PAGE_SIZE;
+    let small = small_mappings::resizing(entered, from.start.address(), bytes(&from));
+    let (result, mut released) = match over {
+        Some(to) => shared::over(entered, to, call),
+        None => (call(), 0),
+    };
+    let Ok(start) = result else {
+        small.into_iter().for_each(|small| small_mappings::stays(entered, small));
+        return (result, released);
+    };
+    small_mappings::unmapped(entered, start, length);
+    if let Some(protection) = small.and_then(|small| small_mappings::resized(entered, small, start, length))
+        && let Some(range) = pages(start, length).filter(|_| !entered.holds_new())
+    {
+        let access = access(protection);
+        released += entered.mapped(range, Attributes::new(access, Charging::ByMapping));
+        released -= if access == Access::None { 0 } else { new_pages as i64 };
+    }
+    (result, released)
+}
+
+fn bytes(range: &Range<PageIndex>) -> usize {
+    range.end.address() - range.start.address()
 }

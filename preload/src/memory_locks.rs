@@ -17,7 +17,7 @@ fn lock(address: usize, length: usize, call: impl Fn() -> Result<usize, c_int>) 
     };
     let before = {
         let entered = process.enter();
-        small_mappings::forget(&entered, start, length + address - start);
+        small_mappings::changed(&entered, start, length + address - start);
         if !process.lock_more(entered.unlocked(range.clone())) {
             // As beyond RLIMIT_MEMLOCK: it could never leave again.
             return status(Err(libc::ENOMEM));

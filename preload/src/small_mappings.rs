@@ -1,7 +1,7 @@
 //! Private mappings under 16 KiB: not managed until there are many, or one grows.
 //!
-//! One that grows is managed only if nothing was set on it meanwhile that management would have to know (locks, advice, access):
-//! those that may grow are remembered, and forgotten with the first such call.
+//! As long as they are few all of them are known. One that grows is managed only if nothing was set on it meanwhile that
+//! management would have to know (locks, advice, access to a part): such a call has it count as *changed*.
 
 use pagetide::process::Entered;
 use pagetide_swap::PAGE_SIZE;
@@ -17,120 +17,219 @@ const MANAGED_MIN: usize = 4 * PAGE_SIZE;
 /// Small mappings are many from 1 MiB on. One that is mapped, touched and unmapped again costs a fault through the engine more if it
 /// is managed, so those that come and go are left out.
 const MANY: usize = (1 << 20) / PAGE_SIZE;
-/// So many are remembered, the last ones.
-const REMEMBERED: usize = 64;
 
-/// Pages of small mappings that are not managed, about: one that is unmapped when it is not remembered any more still counts.
-static UNMANAGED: AtomicUsize = AtomicUsize::new(0);
-/// Whether any was ever remembered: most programs have none.
-static ANY: AtomicUsize = AtomicUsize::new(0);
-/// Those that are remembered. Locked in mapping calls only, whose ends a fork waits for.
-static LATEST: Mutex<Latest> = Mutex::new(Latest { mappings: [Small::NONE; REMEMBERED], next: 0 });
+/// Pages of those that are known.
+static PAGES: AtomicUsize = AtomicUsize::new(0);
+/// Those that are known. Locked in mapping calls only, for whose ends a fork waits.
+static KNOWN: Mutex<Known> = Mutex::new(Known { mappings: [Small::NONE; MANY] });
 
-/// A mapping that is as `mmap` made it.
-#[derive(Clone, Copy)]
-struct Small {
+/// A small mapping that is not managed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Small {
     start: usize,
-    length: usize,
-    protection: c_int,
+    end: usize,
+    /// The access to it, if it is as `mmap` made it but for that.
+    protection: Option<c_int>,
 }
 
 impl Small {
-    const NONE: Self = Self { start: 0, length: 0, protection: 0 };
+    const NONE: Self = Self { start: 0, end: 0, protection: None };
 
-    fn meets(&self, start: usize, length: usize) -> bool {
-        self.start < start.saturating_add(length) && start < self.start + self.length
+    fn new(start: usize, length: usize, protection: Option<c_int>) -> Self {
+        Self { start, end: end_of(start, length), protection }
+    }
+
+    fn pages(&self) -> usize {
+        (self.end - self.start) / PAGE_SIZE
     }
 }
 
-struct Latest {
-    mappings: [Small; REMEMBERED],
-    next: usize,
+/// As many as there may be: none has less than a page.
+struct Known {
+    mappings: [Small; MANY],
 }
 
-fn whole(length: usize) -> usize {
-    length.next_multiple_of(PAGE_SIZE)
+fn end_of(start: usize, length: usize) -> usize {
+    start.saturating_add(length).checked_next_multiple_of(PAGE_SIZE).unwrap_or(usize::MAX)
+}
+
+impl Known {
+    fn meeting(&mut self, start: usize, end: usize) -> impl Iterator<Item = &mut Small> {
+        self.mappings.iter_mut().filter(move |small| small.start < end && start < small.end)
+    }
+
+    /// Adds one. There is room unless several threads map at once: it is not known then, and never grows into what is managed.
+    fn add(&mut self, small: Small) {
+        self.remove(small.start, small.end);
+        if let Some(free) = self.mappings.iter_mut().find(|free| **free == Small::NONE) {
+            *free = small;
+        }
+    }
+
+    /// Removes a range: of what it meets the rest stays.
+    fn remove(&mut self, start: usize, end: usize) {
+        let mut behind = Small::NONE;
+        for small in self.meeting(start, end) {
+            let before = *small;
+            *small = Small { end: start.max(before.start), ..before };
+            if end < before.end {
+                let rest = Small { start: end, ..before };
+                if *small == (Small { end: before.start, ..before }) { *small = rest } else { behind = rest }
+            }
+            if small.start == small.end {
+                *small = Small::NONE;
+            }
+        }
+        if behind != Small::NONE {
+            self.add(behind);
+        }
+    }
+
+    /// Notes access to a range; `None` is something else that was set there.
+    fn change(&mut self, start: usize, end: usize, protection: Option<c_int>) {
+        for small in self.meeting(start, end) {
+            let whole = start <= small.start && small.end <= end;
+            small.protection = protection.filter(|_| whole && small.protection.is_some());
+        }
+    }
+
+    /// Takes out the mapping that is that range.
+    fn take(&mut self, start: usize, end: usize) -> Option<Small> {
+        let found = self.meeting(start, end).find(|small| (small.start, small.end) == (start, end))?;
+        Some(std::mem::replace(found, Small::NONE))
+    }
+
+    fn pages(&self) -> usize {
+        self.mappings.iter().map(Small::pages).sum()
+    }
+}
+
+/// Runs `with` those that are known, if there are any, or `adds` one.
+fn with<T>(adds: bool, with: impl FnOnce(&mut Known) -> T) -> Option<T> {
+    if !adds && PAGES.load(Relaxed) == 0 {
+        return None;
+    }
+    let mut known = lock(&KNOWN);
+    let result = with(&mut known);
+    PAGES.store(known.pages(), Relaxed);
+    Some(result)
 }
 
 /// Returns whether a private mapping of `length` bytes is worth managing.
 pub(crate) fn is_worth_managing(length: usize) -> bool {
-    length >= MANAGED_MIN || UNMANAGED.load(Relaxed) >= MANY
+    length >= MANAGED_MIN || PAGES.load(Relaxed) >= MANY
 }
 
-/// Remembers a private mapping that was not worth managing.
+/// Returns whether any is known.
+pub(crate) fn are_there() -> bool {
+    PAGES.load(Relaxed) > 0
+}
+
+/// Notes a private mapping that was not worth managing.
 pub(crate) fn mapped(_: &Entered<'_>, start: usize, length: usize, protection: c_int) {
-    UNMANAGED.fetch_add(length.div_ceil(PAGE_SIZE), Relaxed);
-    ANY.store(1, Relaxed);
-    let mut latest = lock(&LATEST);
-    let next = latest.next;
-    latest.mappings[next] = Small { start, length: whole(length), protection };
-    latest.next = (next + 1) % REMEMBERED;
+    with(true, |known| known.add(Small::new(start, length, Some(protection))));
 }
 
-/// Forgets mappings of which a part was changed. Returns the number of their pages.
-pub(crate) fn forget(_: &Entered<'_>, start: usize, length: usize) -> usize {
-    if ANY.load(Relaxed) == 0 {
-        return 0;
-    }
-    let mut pages = 0;
-    for mapping in lock(&LATEST).mappings.iter_mut().filter(|mapping| mapping.meets(start, length)) {
-        pages += mapping.length / PAGE_SIZE;
-        *mapping = Small::NONE;
-    }
-    pages
+/// Notes that other memory, or none, is in a range now.
+pub(crate) fn unmapped(_: &Entered<'_>, start: usize, length: usize) {
+    with(false, |known| known.remove(start, end_of(start, length)));
 }
 
-/// Forgets all mappings: something was set on all of the process's memory.
-pub(crate) fn forget_all(entered: &Entered<'_>) {
-    forget(entered, 0, usize::MAX);
+/// Notes the access to a range.
+pub(crate) fn protected(_: &Entered<'_>, start: usize, length: usize, protection: c_int) {
+    with(false, |known| known.change(start, end_of(start, length), Some(protection)));
 }
 
-/// Forgets mappings of which a part is not there any more.
-pub(crate) fn unmapped(entered: &Entered<'_>, start: usize, length: usize) {
-    let gone = forget(entered, start, length);
-    if gone > 0 {
-        let _ = UNMANAGED.fetch_update(Relaxed, Relaxed, |pages| Some(pages.saturating_sub(gone)));
-    }
+/// Notes that something was set on a range that management would have to know.
+pub(crate) fn changed(_: &Entered<'_>, start: usize, length: usize) {
+    with(false, |known| known.change(start, end_of(start, length), None));
 }
 
-/// Notes that a mapping of `old_length` bytes has become one of `length` bytes at `start`. Returns the access to it, if it was small and
-/// is worth managing now.
-pub(crate) fn resized(
-    entered: &Entered<'_>,
-    [old, old_length]: [usize; 2],
-    [start, length]: [usize; 2],
-) -> Option<c_int> {
-    if ANY.load(Relaxed) == 0 {
-        return None;
+/// Takes out the mapping that is about to be resized, if it is known.
+pub(crate) fn resizing(_: &Entered<'_>, start: usize, length: usize) -> Option<Small> {
+    with(false, |known| known.take(start, end_of(start, length))).flatten()
+}
+
+/// Notes what became of one that was taken out: a mapping of that range. Returns the access to it, if it is worth managing now.
+pub(crate) fn resized(_: &Entered<'_>, small: Small, start: usize, length: usize) -> Option<c_int> {
+    let managed = small.protection.filter(|_| is_worth_managing(length));
+    // One that was changed is not managed however large it is, and counts no more.
+    if managed.is_none() && length < MANAGED_MIN {
+        with(true, |known| known.add(Small::new(start, length, small.protection)));
     }
-    let is_it = |mapping: &&Small| mapping.start == old && mapping.length == whole(old_length);
-    let found = lock(&LATEST).mappings.iter().find(is_it).copied();
-    unmapped(entered, old, old_length);
-    unmapped(entered, start, length);
-    let Small { protection, .. } = found.filter(|_| old_length > 0)?;
-    if !is_worth_managing(length) {
-        mapped(entered, start, length, protection);
-        return None;
-    }
-    Some(protection)
+    managed
+}
+
+/// Puts one back that was taken out, and was not resized.
+pub(crate) fn stays(_: &Entered<'_>, small: Small) {
+    with(true, |known| known.add(small));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const PAGE: usize = PAGE_SIZE;
+
+    fn known(ranges: &[(usize, usize)]) -> Known {
+        let mut known = Known { mappings: [Small::NONE; MANY] };
+        ranges.iter().for_each(|&(start, pages)| known.add(Small::new(start * PAGE, pages * PAGE, Some(3))));
+        known
+    }
+
+    fn all(known: &Known) -> Vec<(usize, usize, Option<c_int>)> {
+        let mut all: Vec<_> = known.mappings.iter().filter(|small| **small != Small::NONE).copied().collect();
+        all.sort_by_key(|small| small.start);
+        all.iter().map(|small| (small.start / PAGE, small.pages(), small.protection)).collect()
+    }
+
     #[test]
-    fn ranges_meet_where_they_have_a_byte_in_common() {
-        let mapping = Small { start: 0x5000, length: 0x2000, protection: 3 };
-        for (start, length, meets) in [
-            (0x4000, 0x1000, false),
-            (0x4000, 0x1001, true),
-            (0x6fff, 1, true),
-            (0x7000, 0x1000, false),
-            (0, usize::MAX, true),
-        ] {
-            assert_eq!(mapping.meets(start, length), meets, "{start:#x} {length:#x}");
+    fn what_is_unmapped_counts_no_more_and_the_rest_stays() {
+        let mut three = known(&[(10, 3), (20, 1), (30, 3)]);
+        three.remove(9 * PAGE, 11 * PAGE);
+        three.remove(31 * PAGE, 32 * PAGE);
+        assert_eq!(all(&three), [(11, 2, Some(3)), (20, 1, Some(3)), (30, 1, Some(3)), (32, 1, Some(3))]);
+        assert_eq!(three.pages(), 5);
+        three.remove(0, end_of(1, usize::MAX));
+        assert_eq!((all(&three), three.pages()), (vec![], 0));
+    }
+
+    #[test]
+    fn what_is_trimmed_again_and_again_adds_up() {
+        let mut trimmed = known(&[]);
+        for nth in 1..=100 {
+            trimmed.add(Small::new(nth * 4 * PAGE, 3 * PAGE, Some(3)));
+            trimmed.remove(nth * 4 * PAGE, (nth * 4 + 1) * PAGE);
+            assert_eq!(trimmed.pages(), 2 * nth);
         }
-        assert!(!Small::NONE.meets(0, usize::MAX));
+    }
+
+    #[test]
+    fn what_was_changed_stays_so_and_counts() {
+        let mut two = known(&[(10, 2), (20, 2)]);
+        two.change(10 * PAGE, 12 * PAGE, Some(1));
+        two.change(20 * PAGE, 21 * PAGE, Some(1));
+        assert_eq!(all(&two), [(10, 2, Some(1)), (20, 2, None)]);
+        two.change(0, 100 * PAGE, Some(3));
+        assert_eq!(all(&two), [(10, 2, Some(3)), (20, 2, None)]);
+        two.change(10 * PAGE, 11 * PAGE, None);
+        assert_eq!((all(&two), two.pages()), (vec![(10, 2, None), (20, 2, None)], 4));
+    }
+
+    #[test]
+    fn only_the_mapping_itself_is_taken_out_once() {
+        let mut one = known(&[(10, 2)]);
+        assert_eq!((one.take(10 * PAGE, 11 * PAGE), one.take(9 * PAGE, 12 * PAGE)), (None, None));
+        assert_eq!(one.take(10 * PAGE, 12 * PAGE), Some(Small::new(10 * PAGE, 2 * PAGE, Some(3))));
+        assert_eq!((one.take(10 * PAGE, 12 * PAGE), one.pages()), (None, 0));
+    }
+
+    #[test]
+    fn a_new_mapping_takes_the_place_of_what_was_there() {
+        let mut full = known(&[]);
+        (0..MANY + 10).for_each(|nth| full.add(Small::new(nth * PAGE, PAGE, Some(3))));
+        assert_eq!(full.pages(), MANY);
+        full.add(Small::new(5 * PAGE, PAGE, Some(1)));
+        assert_eq!((full.pages(), full.take(5 * PAGE, 6 * PAGE).unwrap().protection), (MANY, Some(1)));
     }
 }

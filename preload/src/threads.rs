@@ -30,7 +30,7 @@ pub(crate) fn keep(address: usize, length: usize) {
         && let Some(range) = pages(start, end - start)
     {
         let entered = process.enter();
-        small_mappings::forget(&entered, address, length);
+        small_mappings::changed(&entered, address, length);
         // Where the cap leaves no room for more that stays, nobody can be told.
         shared::hold(&range);
         if entered.manages(range.clone()) {

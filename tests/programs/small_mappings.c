@@ -88,9 +88,9 @@ static void what_was_said_before_holds(void) {
     demand(absent(locked, 64) == 0, "what is locked is there");
     check(locked, 0, 64, GROWN);
     begin("a page that children find empty grows");
-    char *wiped = map(NULL, 1, PROT_READ | PROT_WRITE, 0), *hidden = map(NULL, 1, PROT_READ | PROT_WRITE, 0);
-    if (madvise(wiped, PAGE_BYTES, MADV_WIPEONFORK) || madvise(hidden, PAGE_BYTES, MADV_DONTFORK)) fail("madvise");
-    wiped = grown(wiped), hidden = grown(hidden);
+    char *wiped = map(NULL, 1, PROT_READ | PROT_WRITE, 0);
+    if (madvise(wiped, PAGE_BYTES, MADV_WIPEONFORK)) fail("madvise");
+    wiped = grown(wiped);
     pid_t child = fork();
     if (child < 0) fail("fork");
     if (!child) {
@@ -102,8 +102,14 @@ static void what_was_said_before_holds(void) {
     if (waitpid(child, &status, 0) != child) fail("waitpid");
     demand(status == 0, "the child found zeroes");
     check(wiped, 0, 64, GROWN);
-    check(hidden, 0, 64, GROWN);
-    unmap(locked, 64), unmap(wiped, 64), unmap(hidden, 64);
+    unmap(locked, 64), unmap(wiped, 64);
+    begin("a page that was reserved, and opened, grows");
+    char *opened = map(NULL, 1, PROT_NONE, 0);
+    if (mprotect(opened, PAGE_BYTES, PROT_READ | PROT_WRITE)) fail("mprotect");
+    opened = grown(opened);
+    send_away(opened, 64);
+    check(opened, 0, 64, GROWN);
+    unmap(opened, 64);
 }
 
 int main(int argc, char **argv) {

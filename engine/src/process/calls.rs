@@ -108,7 +108,7 @@ impl Entered<'_> {
         // Whoever gave up the place has done with it.
         let _layout = lock(&self.generation.layout);
         let (_, released) = self.giving_up(range.clone(), || Ok(()), |removed| self.forget(removed));
-        attributes.locked |= self.generation.holds_new.load(Relaxed);
+        attributes.locked |= self.holds_new();
         match self.runtime {
             None => self.regions().insert(range, attributes),
             Some(runtime) => {
@@ -239,6 +239,11 @@ impl Entered<'_> {
     /// Sets whether memory that is mapped from now on stays in memory.
     pub fn hold_new(&self, locked: bool) {
         self.generation.holds_new.store(locked, Relaxed);
+    }
+
+    /// Returns whether memory that is mapped from now on stays in memory.
+    pub fn holds_new(&self) -> bool {
+        self.generation.holds_new.load(Relaxed)
     }
 
     /// Returns the runs of pages of `range` that are out of the program, of at most 64 pages each.

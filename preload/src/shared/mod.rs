@@ -147,12 +147,15 @@ fn is_wanted(protection: c_int, flags: c_int) -> bool {
 
 /// Maps shared memory that the keeper serves. `None` if the kernel is to do it.
 pub(crate) fn map(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
-    let mapped = map_anonymous(process, mapping).or_else(|| files::map(process, mapping));
+    map_anonymous(process, mapping).or_else(|| files::map(process, mapping))
+}
+
+/// Counts what was left to the kernel, if it has mapped it.
+pub(crate) fn count_left(mapping: &Mapping, result: Result<usize, c_int>) {
     let left = pages_left(mapping.length);
-    if left > 0 && mapped.is_none() && mapping.is_shared_memory() {
+    if left > 0 && result.is_ok() && !task::is_confined() && mapping.is_shared_memory() {
         LEFT.fetch_add(left, Relaxed);
     }
-    mapped
 }
 
 fn map_anonymous(process: &'static Process, mapping: Mapping) -> Option<Result<usize, c_int>> {
