@@ -8,6 +8,7 @@ use crate::next::Next;
 use crate::range::pages;
 use crate::{shared, small_mappings};
 use pagetide_swap::PAGE_SIZE;
+use pagetide_sys::task;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
 
@@ -22,20 +23,24 @@ type MutexInit = unsafe extern "C" fn(*mut libc::pthread_mutex_t, *const libc::p
 static CREATE: Next = Next::new(c"pthread_create");
 static MUTEX_INIT: Next = Next::new(c"pthread_mutex_init");
 
-/// Keeps the pages of some bytes in memory, as far as they are managed or served.
+/// Brings in the pages of some bytes, and keeps them in memory, as far as they are managed or served.
 pub(crate) fn keep(address: usize, length: usize) {
     let start = address - address % PAGE_SIZE;
-    if let Some(process) = managed()
-        && let Some(end) = address.checked_add(length)
-        && let Some(range) = pages(start, end - start)
-    {
-        let entered = process.enter();
-        small_mappings::changed(&entered, address, length);
+    let Some((process, end)) = managed().zip(address.checked_add(length)) else { return };
+    let Some(range) = pages(start, end - start) else { return };
+    let entered = process.enter();
+    small_mappings::changed(&entered, address, length);
+    let (managed, served) = (entered.manages(range.clone()), shared::serves(&entered, &range));
+    if served {
         // Where the cap leaves no room for more that stays, nobody can be told.
         shared::hold(&range);
-        if entered.manages(range.clone()) {
-            entered.keep(range);
-        }
+    }
+    if managed {
+        entered.keep(range);
+    }
+    drop(entered);
+    if managed || served {
+        task::populate(start, end - start);
     }
 }
 

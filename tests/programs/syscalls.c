@@ -469,6 +469,21 @@ static void robust_mutex(int kind) {
     done(at);
 }
 
+static int ends(void *nothing) { return (void)nothing, 0; }
+
+static void cleared_word(void) {
+    begin("the word that the kernel clears when a clone in the same memory ends");
+    char *at = map(NULL, BUFFER_PAGES, PROT_READ | PROT_WRITE, 0), *stack = map(NULL, 16, PROT_READ | PROT_WRITE, 0);
+    volatile pid_t *word = (void *)(at + 200 * PAGE_BYTES);
+    fill(at, 0, BUFFER_PAGES, ++tag);
+    *word = 1;
+    send_away(at, BUFFER_PAGES);
+    pid_t clear = clone(ends, stack + 16 * PAGE_BYTES, CLONE_VM | CLONE_CHILD_CLEARTID | SIGCHLD, NULL, NULL, NULL, (pid_t *)word);
+    if (clear < 0 || waitpid(clear, NULL, 0) != clear) fail("clone");
+    demand(*word == 0, "it is cleared");
+    unmap(stack, 16), done(at);
+}
+
 /* ---- references that nothing shows ------------------------------------------------------------------------------ */
 
 static void spliced(void) {
@@ -528,6 +543,7 @@ int main(int count, char **arguments) {
     signal_stack();
     thread_stack();
     robust_mutex(MAP_PRIVATE);
+    cleared_word();
     spliced();
     zerocopy();
     puts("ok");
