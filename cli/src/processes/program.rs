@@ -1,8 +1,8 @@
 //! Programs: the format of their files, and the environment that they were given.
 
 use object::LittleEndian;
-use object::elf::{EM_AARCH64, EM_X86_64, FileHeader64};
-use object::read::elf::{FileHeader, ProgramHeader};
+use object::elf::{DT_SONAME, EM_AARCH64, EM_X86_64, FileHeader64};
+use object::read::elf::{Dyn, FileHeader, ProgramHeader};
 use object::read::{ReadCache, ReadRef};
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -19,6 +19,8 @@ pub(crate) enum Format {
     Dynamic(Vec<u8>),
     /// An ELF file that names no dynamic loader.
     Static,
+    /// A dynamic loader, or another library that can be run: a loader runs the program that it is given.
+    Loader,
     /// A program for another kind of machine.
     Foreign,
     /// A script, with the text behind `#!`; empty for a file that `execvp` hands to the shell.
@@ -51,7 +53,14 @@ impl Format {
         }
         let headers = header.program_headers(LittleEndian, file).unwrap_or_default();
         let loader = headers.iter().find_map(|header| header.interpreter(LittleEndian, file).ok().flatten());
-        loader.map_or(Self::Static, |loader| Self::Dynamic(loader.to_vec()))
+        if let Some(loader) = loader {
+            return Self::Dynamic(loader.to_vec());
+        }
+        // Only libraries have a name for those that need them.
+        let mut dynamic =
+            headers.iter().filter_map(|header| header.dynamic(LittleEndian, file).ok().flatten()).flatten();
+        let is_library = dynamic.any(|entry| entry.tag32(LittleEndian) == Some(DT_SONAME));
+        if is_library { Self::Loader } else { Self::Static }
     }
 }
 
@@ -70,7 +79,9 @@ pub(crate) fn is_told_of_a_run(environment: &[u8], variable: &str) -> bool {
 mod tests {
     use super::*;
     use object::elf::{ELFCLASS32, ELFCLASS64, PT_INTERP};
+    use std::ffi::OsStr;
     use std::io::Cursor;
+    use std::os::unix::ffi::OsStrExt;
 
     const ELF_HEADER: usize = size_of::<FileHeader64<LittleEndian>>();
 
@@ -94,7 +105,8 @@ mod tests {
 
     #[test]
     fn programs_are_told_apart() {
-        assert!(matches!(Format::read(Path::new("/bin/true")).unwrap(), Format::Dynamic(_)));
+        let Format::Dynamic(loader) = Format::read(Path::new("/bin/true")).unwrap() else { panic!() };
+        assert_eq!(Format::read(Path::new(OsStr::from_bytes(&loader))).unwrap(), Format::Loader);
         assert_eq!(format(&elf(ELFCLASS64, MACHINE, PT_INTERP)), Format::Dynamic(b"/a/loader".to_vec()));
         assert_eq!(format(&elf(ELFCLASS64, MACHINE, 1)), Format::Static);
         assert_eq!(format(&elf(ELFCLASS32, MACHINE, PT_INTERP)), Format::Foreign);

@@ -59,8 +59,8 @@ pub(crate) fn check(file: &Path, path: Option<&OsStr>) -> Result<(), Failure> {
     for _ in 0..=SCRIPT_DEPTH {
         check_privileges(&file)?;
         match Format::read(&file) {
-            // Executable but not readable: nothing can be checked.
-            Err(_) => return Ok(()),
+            // Executable but not readable, or a loader that is given the program: nothing can be checked.
+            Err(_) | Ok(Format::Loader) => return Ok(()),
             Ok(Format::Dynamic(loader)) => {
                 return check_interpreter(&file, "dynamic loader", Path::new(OsStr::from_bytes(&loader)));
             }
