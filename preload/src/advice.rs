@@ -2,7 +2,7 @@
 
 use crate::call::{count, kernel, status};
 use crate::current::managed;
-use crate::range::{MADV_DONTNEED_LOCKED, advise, pages};
+use crate::range::{MADV_DONTNEED_LOCKED, advise, bytes, pages};
 use crate::{shared, small_mappings};
 use pagetide::process::Process;
 use pagetide::regions::AtFork;
@@ -152,8 +152,8 @@ fn advise_shared(
     let result = shared::take_advice(&range, advice)?;
     // Of what else lies there children find what the kernel was told.
     if let Some(Meaning::AtFork(change)) = meaning(advice).filter(|_| result.is_ok()) {
-        let start = range.start.address();
-        small_mappings::changed(&entered, start, range.end.address() - start);
+        let (start, length) = bytes(&range);
+        small_mappings::changed(&entered, start, length);
         entered.at_fork(range, change);
     }
     Some(result)
@@ -202,7 +202,8 @@ pub(crate) unsafe extern "C" fn process_madvise(
 /// Brings pages in while `may`.
 fn bring_in(runs: &[Range<PageIndex>], may: impl Fn() -> bool) {
     for run in runs.iter().take_while(|_| may()) {
-        task::bring_in(run.start.address(), run.end.address() - run.start.address());
+        let (start, length) = bytes(run);
+        task::bring_in(start, length);
     }
 }
 

@@ -3,6 +3,7 @@
 //! The kernel serves no userfault for a task that dumps core: what is out would be holes.
 
 use crate::current::managed;
+use crate::range::bytes;
 use pagetide::process::Process;
 use pagetide_sys::task;
 use std::ffi::{c_int, c_void};
@@ -77,7 +78,8 @@ fn bring_everything_in(process: &Process) {
         let runs: Vec<_> = entered.ranges().into_iter().flat_map(|range| entered.out(range)).collect();
         drop(entered);
         for run in runs {
-            task::bring_in(run.start.address(), run.end.address() - run.start.address());
+            let (start, length) = bytes(&run);
+            task::bring_in(start, length);
         }
     }
 }

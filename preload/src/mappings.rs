@@ -6,7 +6,7 @@
 use crate::call::{kernel, pointer, status};
 use crate::current::managed;
 use crate::memory_locks::mlock;
-use crate::range::pages;
+use crate::range::{bytes, pages};
 use crate::shared::{self, Mapping};
 use crate::small_mappings;
 use pagetide::process::{Entered, Process, Remapping};
@@ -211,7 +211,8 @@ unsafe fn map_unlocked(process: &'static Process, mapping: Mapping) -> *mut c_vo
     };
     process.settle(released + charged - kept);
     if populate && let Some(range) = mapped {
-        task::populate(range.start.address(), range.end.address() - range.start.address());
+        let (start, length) = bytes(&range);
+        task::populate(start, length);
     }
     pointer(result)
 }
@@ -527,7 +528,8 @@ fn remap_unmanaged(
     call: impl Fn() -> Result<usize, c_int>,
 ) -> (Result<usize, c_int>, i64) {
     let length = new_pages as usize * PAGE_SIZE;
-    let small = small_mappings::resizing(entered, from.start.address(), bytes(&from));
+    let (old, old_length) = bytes(&from);
+    let small = small_mappings::resizing(entered, old, old_length);
     let (result, mut released) = match over {
         Some(to) => shared::over(entered, to, call),
         None => (call(), 0),
@@ -545,8 +547,4 @@ fn remap_unmanaged(
         released -= if access == Access::None { 0 } else { new_pages as i64 };
     }
     (result, released)
-}
-
-fn bytes(range: &Range<PageIndex>) -> usize {
-    range.end.address() - range.start.address()
 }

@@ -14,11 +14,16 @@ pub(crate) fn pages(address: usize, length: usize) -> Option<Range<PageIndex>> {
     Some(PageIndex::of_address(address)..PageIndex::of_address(end))
 }
 
+/// The address at which a range begins, and its bytes.
+pub(crate) fn bytes(range: &Range<PageIndex>) -> (usize, usize) {
+    (range.start.address(), range.end.address() - range.start.address())
+}
+
 /// Passes advice for a range to the kernel.
 pub(crate) fn advise(range: &Range<PageIndex>, advice: c_int) -> Result<usize, c_int> {
-    let (start, end) = (range.start.address(), range.end.address());
+    let (start, length) = bytes(range);
     // SAFETY: the callers' contract: they pass advice that the program gave, or drop what nobody needs.
-    unsafe { kernel(libc::SYS_madvise, [start, end - start, advice as usize, 0, 0, 0]) }
+    unsafe { kernel(libc::SYS_madvise, [start, length, advice as usize, 0, 0, 0]) }
 }
 
 /// Drops pages in the kernel.

@@ -19,7 +19,8 @@ const SANITIZERS: [&CStr; 4] = [c"__asan_init", c"__lsan_init", c"__msan_init", 
 /// Manages what is large of it. Called once, when the process has joined its run.
 pub(crate) fn manage() {
     let Some(process) = managed() else { return };
-    let ranges = || headers().iter().filter_map(|header| zeroes(header, base()?));
+    let Some(base) = base() else { return };
+    let ranges = || headers().iter().filter_map(|header| zeroes(header, base));
     if ranges().next().is_none() || must_stay() {
         return;
     }

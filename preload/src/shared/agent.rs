@@ -5,6 +5,7 @@
 
 use super::pieces::Piece;
 use crate::call::kernel;
+use crate::range::bytes;
 use pagetide::group::{Field, ProcessSlot};
 use pagetide_page::{PAGE_SIZE, PageIndex};
 use pagetide_sys::engine_thread::Spawner;
@@ -256,10 +257,6 @@ impl Agent {
             result.is_ok()
         })
     }
-}
-
-fn bytes(range: &Range<PageIndex>) -> (usize, usize) {
-    (range.start.address(), range.end.address() - range.start.address())
 }
 
 fn errno(error: c_int) -> Errno {
