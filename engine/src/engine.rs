@@ -14,6 +14,7 @@ mod census;
 mod dump;
 mod fault;
 mod full;
+mod lending;
 mod limits;
 mod moves;
 mod program;
@@ -32,6 +33,7 @@ mod writeback;
 mod zero_page;
 
 pub use census::Round;
+pub use lending::Ledger;
 pub use limits::Limits;
 pub use pagetide_swap::reclaimer::Progress;
 pub use swapoff::Swapoff;
@@ -43,6 +45,7 @@ use crate::mask::Mask;
 use crate::memory::Memory;
 use crate::recorder::Recorder;
 use crate::regions::Regions;
+use lending::Lending;
 use limits::Watermarks;
 use moves::Moves;
 use pagetide_device::{Buffer, Device};
@@ -97,6 +100,8 @@ impl Workspace {
 pub struct Usage {
     /// Pages in the program.
     pub resident: i64,
+    /// Those of them that are borrowed since a fork, and not charged.
+    pub borrowed: i64,
     /// Pages in frames: on probation, or kept for runs that come in.
     pub frames: i64,
     /// Pages of the pool that are not shared by fork.
@@ -164,6 +169,7 @@ pub struct Engine<M: Memory> {
     meters: Meters,
     protection: Protection,
     unsharing: Unsharing,
+    lending: Lending,
     mask: Mask,
     recorder: Option<Recorder>,
     /// The pages that were charged for the pool at the last look.
@@ -246,6 +252,7 @@ impl<M: Memory> Engine<M> {
             meters,
             protection: Protection::default(),
             unsharing: Unsharing::default(),
+            lending: Lending::default(),
             mask,
             recorder,
             pool_charged,
@@ -327,6 +334,7 @@ impl<M: Memory> Engine<M> {
     pub fn usage(&self) -> Usage {
         Usage {
             resident: self.swap.present(),
+            borrowed: self.borrowed(),
             frames: self.staging.frames(),
             pool: self.swap.zswap().own_pages() as i64,
             pool_shared: self.swap.zswap().frozen_pages() as i64,

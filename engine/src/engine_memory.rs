@@ -182,6 +182,22 @@ impl Memory for EngineMemory {
         either!(self, memory => memory.written(range, watch))
     }
 
+    fn can_lend(&self) -> bool {
+        either!(self, memory => memory.can_lend())
+    }
+
+    fn stop_writes(&self, range: Range<PageIndex>) -> bool {
+        either!(self, memory => memory.stop_writes(range))
+    }
+
+    fn allow_writes(&self, range: Range<PageIndex>) {
+        either!(self, memory => memory.allow_writes(range));
+    }
+
+    fn shared(&self, range: Range<PageIndex>) -> PageSet {
+        either!(self, memory => memory.shared(range))
+    }
+
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
         either!(self, memory => memory.copy_from(slot, frame, count, to))
     }

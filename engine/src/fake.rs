@@ -43,6 +43,8 @@ enum Page {
 pub enum Miss {
     /// The page is missing: the thread is parked until [`FakeMemory::is_woken`], and touches the page again then.
     Fault(FaultToken),
+    /// The page is there, and writes to it are stopped: as for [`Miss::Fault`].
+    Stopped(FaultToken),
     /// The page was poisoned: a real access would get SIGBUS.
     Poisoned,
 }
@@ -61,6 +63,8 @@ struct State {
     pinned: BTreeSet<u64>,
     /// Shared since a fork.
     shared: BTreeSet<u64>,
+    /// Writes to these are faults.
+    stopped: BTreeSet<u64>,
     /// Not written, and there, since it was watched.
     unwritten: BTreeSet<u64>,
     parked: BTreeMap<FaultToken, u64>,
@@ -96,12 +100,23 @@ impl State {
             return Err(Miss::Poisoned);
         }
         if !self.pages.contains_key(&page.0) {
-            let token = FaultToken(self.next_ticket);
-            self.next_ticket += 1;
-            self.parked.insert(token, page.0);
-            return Err(Miss::Fault(token));
+            return Err(Miss::Fault(self.park(page)));
         }
         Ok(self.pages.get_mut(&page.0).expect("looked at above"))
+    }
+
+    fn park(&mut self, page: PageIndex) -> FaultToken {
+        let token = FaultToken(self.next_ticket);
+        self.next_ticket += 1;
+        self.parked.insert(token, page.0);
+        token
+    }
+
+    /// Takes a page out of the page table.
+    fn unmap(&mut self, page: u64) -> Option<Page> {
+        self.shared.remove(&page);
+        self.stopped.remove(&page);
+        self.pages.remove(&page)
     }
 
     /// Returns the error that stops a mapping at `page`, if there is one.
@@ -159,7 +174,11 @@ impl FakeMemory {
     pub fn update<T>(&self, page: PageIndex, change: impl FnOnce(&mut Bytes) -> T) -> Result<T, Miss> {
         let mut state = lock(&self.state);
         assert!(!state.read_only.contains(&page.0), "a write to {page:?}, which is read-only");
+        if state.stopped.contains(&page.0) {
+            return Err(Miss::Stopped(state.park(page)));
+        }
         state.unwritten.remove(&page.0);
+        state.shared.remove(&page.0);
         let page = state.reach(page)?;
         if let Page::Zero = page {
             *page = Page::Own(Box::new([0; PAGE_SIZE]));
@@ -216,8 +235,7 @@ impl FakeMemory {
     pub fn drop_pages(&self, range: Range<PageIndex>) {
         let mut state = lock(&self.state);
         for page in numbers(&range) {
-            state.pages.remove(&page);
-            state.shared.remove(&page);
+            state.unmap(page);
             state.poisoned.remove(&page);
         }
     }
@@ -259,9 +277,9 @@ impl FakeMemory {
             let (from, to) = (from.0 + nth, to.0 + nth);
             state.gone.remove(&to);
             state.poisoned.remove(&to);
-            match state.pages.remove(&from) {
-                Some(page) => drop(state.pages.insert(to, page)),
-                None => drop(state.pages.remove(&to)),
+            state.unmap(to);
+            if let Some(page) = state.unmap(from) {
+                state.pages.insert(to, page);
             }
             if state.poisoned.remove(&from) {
                 state.poisoned.insert(to);
@@ -272,6 +290,11 @@ impl FakeMemory {
                 state.read_only.remove(&to);
             }
         }
+    }
+
+    /// Returns whether writes to a page, which is there, are stopped.
+    pub fn is_stopped(&self, page: PageIndex) -> bool {
+        lock(&self.state).stopped.contains(&page.0)
     }
 
     /// Returns whether a page is there, and the kernel's zero page.
@@ -454,8 +477,7 @@ impl Memory for FakeMemory {
                 way != TakeOutWay::Remap || !(self.pins.load(Relaxed) && pinned),
                 "page {page:#x} is pinned: its memory must not be reused"
             );
-            state.shared.remove(&page);
-            let contents = state.pages.remove(&page).expect("listed above");
+            let contents = state.unmap(page).expect("listed above");
             slot.put(PageIndex(page).offset(), &contents);
         }
         all
@@ -498,6 +520,26 @@ impl Memory for FakeMemory {
             state.unwritten.extend(&written);
         }
         Some(written.into_iter().map(|page| PageIndex(page).offset()).collect())
+    }
+
+    fn can_lend(&self) -> bool {
+        true
+    }
+
+    fn stop_writes(&self, range: Range<PageIndex>) -> bool {
+        let state = &mut *lock(&self.state);
+        state.stopped.extend(state.pages.range(numbers(&range)).map(|(&page, _)| page));
+        true
+    }
+
+    fn allow_writes(&self, range: Range<PageIndex>) {
+        let mut state = lock(&self.state);
+        numbers(&range).for_each(|page| _ = state.stopped.remove(&page));
+    }
+
+    fn shared(&self, range: Range<PageIndex>) -> PageSet {
+        let state = lock(&self.state);
+        state.shared.range(numbers(&range)).map(|&page| PageIndex(page).offset()).collect()
     }
 
     fn copy_from(&self, slot: &FakeSlot, frame: usize, count: usize, to: PageIndex) -> Mapped {

@@ -41,6 +41,7 @@ pub use device_spec::{Access, DeviceKind, DeviceSpec, OpenDevice, TierSpec};
 pub use figures::Figures;
 pub use inquiry::{Ended, Responsiveness};
 pub use layout::{Field, bytes_needed};
+pub(crate) use layout::{GRANTED, WANTED};
 pub use remote::RemoteFigure;
 pub(crate) use rest::RestOrder;
 pub use setup::{Knobs, OpenError, Setup, VERSION};

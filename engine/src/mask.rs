@@ -34,9 +34,11 @@ impl Mask {
     pub const NO_WATCH: Self = Self(128);
     /// No zero page: zeroes are memory of their own, as before Linux 6.7.
     pub const NO_ZERO: Self = Self(256);
+    /// No pages that forked children borrow: each is charged for all that it may come to write.
+    pub const NO_LEND: Self = Self(512);
 
     /// The names of all ways, as in the environment variable `PAGETIDE_MASK`.
-    pub const NAMES: [(&'static str, Self); 9] = [
+    pub const NAMES: [(&'static str, Self); 10] = [
         ("remap", Self::NO_REMAP),
         ("move", Self::NO_MOVE),
         ("copy", Self::NO_COPY),
@@ -46,6 +48,7 @@ impl Mask {
         ("shared", Self::NO_SHARED),
         ("watch", Self::NO_WATCH),
         ("zero", Self::NO_ZERO),
+        ("lend", Self::NO_LEND),
     ];
 
     /// Reads a comma-separated list of names.

@@ -130,6 +130,22 @@ pub trait Memory: Send + Sync + 'static {
     /// Returns the pages of `range`, which lies in one cluster, that are in the program, and that were written or have come
     /// there since this was last asked with `watch`. `None` if that is not known.
     fn written(&self, range: Range<PageIndex>, watch: bool) -> Option<PageSet>;
+    /// Returns whether a forked child's writes can be stopped ([`Memory::stop_writes`]).
+    fn can_lend(&self) -> bool {
+        false
+    }
+    /// Stops writes to those pages of `range` that are in the program: each is a fault, until [`Memory::allow_writes`]. Returns
+    /// false where that cannot be done.
+    fn stop_writes(&self, _range: Range<PageIndex>) -> bool {
+        false
+    }
+    /// Allows writes to `range` again. Wakes nobody.
+    fn allow_writes(&self, _range: Range<PageIndex>) {}
+    /// Returns the pages of `range`, which lies in one cluster, that are in the program and that other processes share since
+    /// a fork.
+    fn shared(&self, _range: Range<PageIndex>) -> PageSet {
+        PageSet::default()
+    }
     /// Copies `count` frames of `slot` to missing pages, and wakes the threads that wait for them.
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped;
     /// Moves `count` frames of `slot` to missing pages, and wakes the threads that wait for them.

@@ -82,6 +82,8 @@ struct Generation {
     failed: AtomicBool,
     /// One more than the number of the slot that a fork under way has taken for the child.
     forking: AtomicUsize,
+    /// Whether the child of a fork under way is to borrow what its parent has.
+    lends: AtomicBool,
     /// Whether what is mapped stays in memory.
     holds_new: AtomicBool,
     /// The forking thread's, until the fork is over.
@@ -106,6 +108,7 @@ impl Generation {
             watched: AtomicBool::new(false),
             failed: AtomicBool::new(false),
             forking: AtomicUsize::new(0),
+            lends: AtomicBool::new(false),
             holds_new: AtomicBool::new(false),
             forker: Mutex::new(None),
         }

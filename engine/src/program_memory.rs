@@ -236,6 +236,29 @@ impl Memory for ProgramMemory {
         self.kernel.pagemap().written(start, length, watch).ok()
     }
 
+    fn can_lend(&self) -> bool {
+        // MOVE is younger than what stops writes.
+        self.kernel.can_move()
+    }
+
+    fn stop_writes(&self, range: Range<PageIndex>) -> bool {
+        let (start, length) = bytes(&range);
+        self.kernel.can_stop_writes() && self.kernel.stop_writes(start, length).is_ok()
+    }
+
+    fn allow_writes(&self, range: Range<PageIndex>) {
+        if self.kernel.can_stop_writes() {
+            let (start, length) = bytes(&range);
+            self.kernel.allow_writes(start, length);
+        }
+    }
+
+    fn shared(&self, range: Range<PageIndex>) -> PageSet {
+        let (start, length) = bytes(&range);
+        // What is not known to be shared was lent anew: it is charged once more.
+        self.kernel.pagemap().shared(start, length).unwrap_or_default()
+    }
+
     fn copy_from(&self, slot: &Self::Slot, frame: usize, count: usize, to: PageIndex) -> Mapped {
         mapped(self.kernel.copy_from(slot, frame, count, to.address()))
     }

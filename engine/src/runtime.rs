@@ -13,6 +13,7 @@
 mod control;
 mod faults;
 mod grant;
+mod lending;
 mod reclaim;
 mod sample;
 mod sharing;
@@ -20,6 +21,7 @@ mod start;
 mod starving;
 mod wakeup;
 
+pub(crate) use lending::{can_lend, is_ample};
 pub use start::{MemorySource, OpenKernel, StartArgs, StartError, StartMode, Started};
 pub(crate) use starving::Turns;
 

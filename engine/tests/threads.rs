@@ -10,7 +10,7 @@
 
 mod common;
 
-use common::{Random, balances, compose, manage, page, pages};
+use common::{Random, balances, borrow, compose, manage, page, pages};
 use pagetide::engine::{Engine, Limits, Swapoff, Workspace};
 use pagetide::fake::{self, Bytes, FakeMemory, Miss, Setup};
 use pagetide::mask::Mask;
@@ -73,9 +73,12 @@ impl Thread<'_> {
             match access(self.engine.memory()) {
                 Ok(value) => return value,
                 Err(Miss::Poisoned) => panic!("page {number} is poisoned"),
-                Err(Miss::Fault(ticket)) => {
+                Err(miss @ (Miss::Fault(ticket) | Miss::Stopped(ticket))) => {
                     if self.pause.try_work(1) {
-                        self.engine.fault(page(number), write, fake::clock(), &mut self.work);
+                        match miss {
+                            Miss::Stopped(_) => self.engine.write_fault(page(number), fake::clock()),
+                            _ => self.engine.fault(page(number), write, fake::clock(), &mut self.work),
+                        }
                         if self.engine.waiting() > 0 {
                             self.engine.reclaim_directly(&mut self.work);
                         }
@@ -213,6 +216,9 @@ fn fork(engine: &Engine<FakeMemory>, pause: &Pause, granted: i64, stop: &AtomicB
             balances(engine, granted);
             if random.one_in(4) {
                 engine.memory().share();
+            }
+            if engine.can_lend() && random.one_in(4) {
+                borrow(engine);
             }
         }
         engine.hold_waiting(false);

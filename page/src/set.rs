@@ -45,6 +45,14 @@ impl PageSet {
     pub fn of(start: usize, length: usize) -> Self {
         Self::range(start % CLUSTER_SIZE / PAGE_SIZE..(start % CLUSTER_SIZE + length) / PAGE_SIZE)
     }
+    /// Returns the set of the pages whose bits are set, 64 pages a word.
+    pub fn from_words(words: [u64; WORDS]) -> Self {
+        Self(words)
+    }
+    /// Returns the set as bits, 64 pages a word.
+    pub fn words(self) -> [u64; WORDS] {
+        self.0
+    }
     /// Returns the pages that are in either set.
     pub fn or(self, other: Self) -> Self {
         Self(std::array::from_fn(|word| self.0[word] | other.0[word]))

@@ -6,7 +6,7 @@ use pagetide::group::{ENVIRONMENT, Group, OpenError};
 use pagetide::process::Process;
 use pagetide::runtime::MemorySource;
 use pagetide::ticket;
-use pagetide_sys::kernel::Kernel;
+use pagetide_sys::kernel::{Kernel, Writes};
 use pagetide_sys::{engine_thread, task};
 use std::ffi::{CStr, c_char, c_int};
 use std::path::Path;
@@ -131,11 +131,11 @@ fn is_emulated() -> bool {
 }
 
 /// Runs on the engine's control thread, before it opens anything.
-fn open_kernel() -> std::io::Result<Kernel> {
+fn open_kernel(writes: Writes) -> std::io::Result<Kernel> {
     // SAFETY: the thread is new and has used no descriptor. Where the system forbids it, the thread shares
     // the program's table: that works until the program closes descriptors it does not know.
     let _ = unsafe { task::leave_descriptor_table() };
     // SAFETY: the engine passes ranges that `mappings` and `allocator` have told it of, which are the
     // program's private memory, and its fault threads answer every fault there.
-    Ok(unsafe { Kernel::open() }?)
+    Ok(unsafe { Kernel::open(writes) }?)
 }

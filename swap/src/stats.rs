@@ -58,6 +58,8 @@ counters! {
     pgmajfault,
     /// Faults answered from a frame (hits on probation) or with a new page.
     pgminfault,
+    /// Writes to pages that a fork shares which waited until the page was charged.
+    wp_fault,
     /// Pages handed out for the first time through the engine.
     pgalloc,
     /// Pages taken out of the program.

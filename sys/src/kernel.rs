@@ -5,10 +5,19 @@ use crate::lock::lock;
 use crate::maps::Maps;
 use crate::pagemap::Pagemap;
 use crate::staging::{Slot, Staging, TakeOutWay, Views};
-use crate::uffd::{FEATURE_MOVE, FEATURE_WP_ASYNC, Fault, Partial, Uffd};
+use crate::uffd::{FEATURE_MOVE, FEATURE_PAGEFAULT_WP, FEATURE_WP_ASYNC, Fault, Partial, Uffd};
 use rustix::io::Errno;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+
+/// The use of the protection of pages against writes: a userfaultfd has one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Writes {
+    /// Writes go on, and the kernel notes them ([`Pagemap::written`], 6.7).
+    Noted,
+    /// A write to a protected page is a fault that waits for an answer ([`Kernel::stop_writes`], 5.7).
+    Stopped,
+}
 
 /// A handle on the memory of the calling process.
 #[derive(Debug)]
@@ -61,16 +70,21 @@ impl Kernel {
     /// Opens it. Descriptors land in the table of the calling thread.
     ///
     /// # Errors
-    /// The error of [`Uffd::open`], or of the files in `/proc` that show the memory of this process.
+    /// The error of [`Uffd::open`] or [`Uffd::open_stopping_writes`], or of the files in `/proc` that show the memory of this process.
     ///
     /// # Safety
     /// From now on the safe methods may take memory away and bring it back at any address that is passed
     /// to them: the caller must pass only ranges of the *program's* private memory that were registered
     /// here, and must answer every fault there.
-    pub unsafe fn open() -> Result<Self, Errno> {
-        let (uffd, pagemap) = (Uffd::open()?, Pagemap::open()?);
-        let moves_zero = uffd.features() & FEATURE_MOVE == 0 || crate::mapping::kernel_version() >= (6, 9);
-        let has_zero_page = uffd.features() & FEATURE_WP_ASYNC != 0 && moves_zero;
+    pub unsafe fn open(writes: Writes) -> Result<Self, Errno> {
+        let uffd = match writes {
+            Writes::Noted => Uffd::open()?,
+            Writes::Stopped => Uffd::open_stopping_writes()?,
+        };
+        let pagemap = Pagemap::open()?;
+        let version = crate::mapping::kernel_version();
+        let moves_zero = uffd.features() & FEATURE_MOVE == 0 || version >= (6, 9);
+        let has_zero_page = version >= (6, 7) && moves_zero;
         Ok(Self {
             uffd,
             pagemap,
@@ -123,6 +137,25 @@ impl Kernel {
     /// Returns whether the kernel tells which pages were written ([`Pagemap::written`]).
     pub fn can_watch(&self) -> bool {
         self.uffd.features() & FEATURE_WP_ASYNC != 0
+    }
+
+    /// Returns whether writes to protected pages are stopped.
+    pub fn can_stop_writes(&self) -> bool {
+        self.uffd.features() & FEATURE_PAGEFAULT_WP != 0
+    }
+
+    /// Stops writes to those pages of a range that are there, until [`Kernel::allow_writes`].
+    ///
+    /// # Errors
+    /// NOENT if a part of what is mapped there is not registered, or nothing is.
+    pub fn stop_writes(&self, start: usize, length: usize) -> Result<(), Errno> {
+        debug_assert!(self.can_stop_writes());
+        self.uffd.write_protect(start, length, true)
+    }
+
+    /// Allows writes to a range again, and wakes nobody. What is not mapped or not registered any more is left alone.
+    pub fn allow_writes(&self, start: usize, length: usize) {
+        let _ = self.uffd.end_protection(start, length);
     }
 
     /// Takes a range out of our care, for a mapping call that moves it.

@@ -253,7 +253,7 @@ fn unmaps_first() -> bool {
 }
 
 /// Returns the version of the kernel, for what it does not tell otherwise.
-pub(crate) fn kernel_version() -> (u32, u32) {
+pub fn kernel_version() -> (u32, u32) {
     let release = rustix::system::uname();
     let text = release.release().to_string_lossy();
     let mut numbers = text.split(|char: char| !char.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));

@@ -13,6 +13,12 @@ const PRESENT: u64 = 1 << 3;
 const SWAPPED: u64 = 1 << 4;
 const PFNZERO: u64 = 1 << 5;
 
+/// Bits of an entry of `/proc/self/pagemap`.
+const ENTRY_PRESENT: u64 = 1 << 63;
+const ENTRY_SWAPPED: u64 = 1 << 62;
+/// No other page table has the page (4.2).
+const ENTRY_EXCLUSIVE: u64 = 1 << 56;
+
 #[repr(C)]
 struct ScanArg {
     size: u64,
@@ -231,7 +237,33 @@ impl Pagemap {
         if count < 0 { Err(last_errno()) } else { Ok((count as usize, arg.walk_end as usize)) }
     }
 
+    /// Returns the pages in `[start, start + length)`, which lies in one cluster, that are there and that other page tables
+    /// have, too.
+    ///
+    /// # Errors
+    /// The error of reading the file in `/proc`.
+    pub fn shared(&self, start: usize, length: usize) -> Result<PageSet, Errno> {
+        let mut found = PageSet::default();
+        self.read(start, length, |page, entry| {
+            if entry & (ENTRY_PRESENT | ENTRY_EXCLUSIVE) == ENTRY_PRESENT {
+                found.insert(page);
+            }
+        })?;
+        Ok(found)
+    }
+
     fn pread(&self, start: usize, length: usize) -> Result<Presence, Errno> {
+        let mut found = Presence::default();
+        self.read(start, length, |page, entry| {
+            if entry & (ENTRY_PRESENT | ENTRY_SWAPPED) != 0 {
+                found.present.insert(page);
+            }
+        })?;
+        Ok(found)
+    }
+
+    /// Reads the entry of each page of a range in one cluster.
+    fn read(&self, start: usize, length: usize, mut tell: impl FnMut(usize, u64)) -> Result<(), Errno> {
         let mut entries = [0u64; CLUSTER_PAGES];
         let count = length / PAGE_SIZE;
         // SAFETY: a u64 array viewed as bytes, of the same length.
@@ -244,14 +276,10 @@ impl Pagemap {
             }
             done += got;
         }
-        let mut found = Presence::default();
-        for (nth, entry) in entries[..count].iter().enumerate() {
-            // Bits 63 and 62: present, swapped.
-            if entry >> 62 != 0 {
-                found.present.insert((start / PAGE_SIZE + nth) % CLUSTER_PAGES);
-            }
+        for (nth, &entry) in entries[..count].iter().enumerate() {
+            tell((start / PAGE_SIZE + nth) % CLUSTER_PAGES, entry);
         }
-        Ok(found)
+        Ok(())
     }
 
     /// Uses `/proc/self/pagemap` even where PAGEMAP_SCAN works: for tests of the fallback.
@@ -355,6 +383,75 @@ mod tests {
             uffd.register(memory.base(), CLUSTER_SIZE).unwrap();
         }
         assert_eq!(pagemap.written(memory.base(), CLUSTER_SIZE, true), Err(Errno::PERM));
+    }
+
+    /// Over a hole nothing is left behind: pages come in there by COPY and MOVE, and can be written to.
+    #[test]
+    fn a_write_waits_where_writes_are_stopped_and_nowhere_else() {
+        let _unshared = crate::no_fork();
+        let Ok(uffd) = Uffd::open_stopping_writes() else { return };
+        let memory = watched(&uffd);
+        let page = |page| word(&memory, page) as usize;
+        uffd.write_protect(page(100), 200 * PAGE_SIZE, true).unwrap();
+        // SAFETY: pages that are there, or come in by the call, of memory of this test.
+        unsafe {
+            assert_eq!((*word(&memory, 150), *word(&memory, 99)), (150, 99), "reads");
+            *word(&memory, 99) += 1;
+            assert_eq!(uffd.copy(page(250), &[7; PAGE_SIZE]), (PAGE_SIZE, None));
+            *word(&memory, 250) += 1;
+            if uffd.features() & crate::uffd::FEATURE_MOVE != 0 {
+                assert_eq!(uffd.move_pages(page(251), page(3), PAGE_SIZE, false), (PAGE_SIZE, None));
+                *word(&memory, 251) += 1;
+            }
+        }
+        std::thread::scope(|scope| {
+            // SAFETY: as above; it waits until the write is allowed.
+            let writer = scope.spawn(|| unsafe { *word(&memory, 150) += 1 });
+            let fault = uffd.read().unwrap().unwrap();
+            assert_eq!((fault.address, fault.write, fault.protected), (page(150), true, true));
+            assert!(!writer.is_finished());
+            uffd.end_protection(page(150), PAGE_SIZE).unwrap();
+            uffd.wake(page(150), PAGE_SIZE);
+            writer.join().unwrap();
+        });
+        // SAFETY: as above.
+        unsafe {
+            *word(&memory, 150) += 1;
+            assert_eq!(*word(&memory, 150), 152);
+        }
+    }
+
+    #[test]
+    fn pages_are_told_that_another_process_has_too() {
+        let _alone = crate::may_fork();
+        let memory = Reservation::small_pages(CLUSTER_SIZE, CLUSTER_SIZE).unwrap();
+        let pagemap = Pagemap::open().unwrap();
+        let shared = || pagemap.shared(memory.base(), CLUSTER_SIZE).map(listed).unwrap();
+        let (mut told, mut tell) = std::io::pipe().unwrap();
+        let (mut ends, end) = std::io::pipe().unwrap();
+        // SAFETY: memory of this test; the child touches memory, and ends.
+        let child = unsafe {
+            (0..9).for_each(|page| *word(&memory, page) = 1);
+            assert_eq!(shared(), []);
+            match libc::fork() {
+                0 => {
+                    drop(end);
+                    *word(&memory, 2) += 1;
+                    let _ = tell.write_all(&[1]);
+                    let _ = ends.read(&mut [0]);
+                    libc::_exit(0)
+                }
+                child => child,
+            }
+        };
+        told.read_exact(&mut [0]).unwrap();
+        // SAFETY: as above.
+        unsafe { *word(&memory, 5) += 1 };
+        assert_eq!(shared(), [0, 1, 3, 4, 6, 7, 8], "neither what the child has written nor the parent");
+        drop(end);
+        // SAFETY: no status is asked for.
+        assert_eq!(unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) }, child);
+        assert_eq!(shared(), []);
     }
 
     /// The child's memory is its own, and not watched; the parent's stays watched.

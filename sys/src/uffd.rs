@@ -16,7 +16,7 @@ const fn ior(number: u64, size: usize) -> u64 {
 }
 
 /// `UFFD_FEATURE_PAGEFAULT_FLAG_WP`: writes to protected pages are faults too.
-const FEATURE_PAGEFAULT_WP: u64 = 1 << 0;
+pub const FEATURE_PAGEFAULT_WP: u64 = 1 << 0;
 /// `UFFD_FEATURE_MISSING_SHMEM`: shared memory can be registered.
 const FEATURE_MISSING_SHMEM: u64 = 1 << 5;
 /// `UFFD_FEATURE_WP_HUGETLBFS_SHMEM` (5.19): shared memory can be protected against writes.
@@ -36,6 +36,7 @@ pub const DEVICE: &str = "/dev/userfaultfd";
 const MODE_MISSING: u64 = 1;
 const MODE_WP: u64 = 2;
 const WRITEPROTECT_WP: u64 = 1;
+const WRITEPROTECT_DONTWAKE: u64 = 2;
 const MOVE_ALLOW_SRC_HOLES: u64 = 2;
 const EVENT_PAGEFAULT: u8 = 0x12;
 const FLAG_WRITE: u64 = 1;
@@ -125,6 +126,15 @@ impl Uffd {
     /// documentation of `pagetide run`.
     pub fn open() -> Result<Self, Errno> {
         Self::open_with(0, FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE | FEATURE_WP_ASYNC)
+    }
+
+    /// Opens a userfaultfd that stops writes to protected pages ([`Uffd::write_protect`]) until somebody answers them. The
+    /// kernel does not end protection by itself there: no page is watched.
+    ///
+    /// # Errors
+    /// As for [`Uffd::open`]; NOSYS where writes cannot be stopped (before Linux 5.7).
+    pub fn open_stopping_writes() -> Result<Self, Errno> {
+        Self::open_with(FEATURE_PAGEFAULT_WP, FEATURE_THREAD_ID | FEATURE_POISON | FEATURE_MOVE)
     }
 
     /// Opens a userfaultfd for shared memory, that another process is to serve: reading it does not wait.
@@ -272,7 +282,7 @@ impl Uffd {
     }
 
     /// Registers a range for missing faults, and to be watched for writes ([`crate::pagemap::Pagemap::written`]) where the
-    /// kernel can do so.
+    /// kernel can do so; or to have writes stopped, where this userfaultfd was opened for that.
     ///
     /// # Errors
     /// As for [`Uffd::register`].
@@ -280,8 +290,8 @@ impl Uffd {
     /// # Safety
     /// As for [`Uffd::register`].
     pub unsafe fn register_watched(&self, start: usize, length: usize) -> Result<(), Errno> {
-        let watched = if self.features & FEATURE_WP_ASYNC != 0 { MODE_WP } else { 0 };
-        self.register_as(MODE_MISSING | watched, start, length)
+        let protects = self.features & (FEATURE_WP_ASYNC | FEATURE_PAGEFAULT_WP) != 0;
+        self.register_as(MODE_MISSING | if protects { MODE_WP } else { 0 }, start, length)
     }
 
     fn register_as(&self, mode: u64, start: usize, length: usize) -> Result<(), Errno> {
@@ -306,9 +316,21 @@ impl Uffd {
     /// # Errors
     /// NOENT if a part of what is mapped there is not registered, or nothing is; SRCH if its process has ended.
     pub fn write_protect(&self, start: usize, length: usize, on: bool) -> Result<(), Errno> {
+        self.write_protect_as(if on { WRITEPROTECT_WP } else { 0 }, start, length)
+    }
+
+    /// Ends the protection of a range against writes, and wakes nobody.
+    ///
+    /// # Errors
+    /// As for [`Uffd::write_protect`].
+    pub fn end_protection(&self, start: usize, length: usize) -> Result<(), Errno> {
+        self.write_protect_as(WRITEPROTECT_DONTWAKE, start, length)
+    }
+
+    fn write_protect_as(&self, mode: u64, start: usize, length: usize) -> Result<(), Errno> {
         let range = || Range { start: start as u64, len: length as u64 };
         loop {
-            let mut arg = WriteProtect { range: range(), mode: if on { WRITEPROTECT_WP } else { 0 } };
+            let mut arg = WriteProtect { range: range(), mode };
             match self.ioctl(iowr(0x06, size_of::<WriteProtect>()), (&raw mut arg).cast()) {
                 Err(Errno::AGAIN) => rustix::thread::sched_yield(),
                 other => return other,

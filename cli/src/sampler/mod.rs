@@ -406,7 +406,7 @@ fn seen(slot: ProcessSlot) -> Seen {
         work: count(&[Counter::pgmajfault, Counter::pgminfault, Counter::pgalloc]),
         rests,
         lost_ns: ((refaults + hits) as u64).saturating_add(count(&[Counter::parked_ns])),
-        size: slot.get(Field::Resident) + out,
+        size: slot.get(Field::Resident).saturating_sub(slot.get(Field::Borrowed)) + out,
         out,
     }
 }

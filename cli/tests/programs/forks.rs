@@ -25,6 +25,35 @@ fn a_family_that_fits_keeps_its_own_pages() {
     start(pagetide("256M", "", &[], &[&program("forks"), "--mib", "24"])).end().succeeds();
 }
 
+/// 60 MiB, and four children at a time: what they share is charged twice in all.
+#[test]
+fn children_that_only_read_need_no_swap_where_their_parent_fits_twice() {
+    let _turn = turn();
+    let (ended, told) = reported("200M", "", &[], &[&program("lending"), "--mib", "60", "--read", "3"]);
+    ended.succeeds();
+    let counters = &told["counters"];
+    assert_eq!((&counters["pgsteal"], &counters["wp_fault"]), (&0.into(), &0.into()), "{told}");
+}
+
+#[test]
+fn what_children_borrow_is_theirs_however_they_write_to_it() {
+    let _turn = turn();
+    let command = [&*program("lending"), "--mib", "60", "--steps", "1500"];
+    let (ended, told) = reported("150M", "", &[], &command);
+    ended.succeeds();
+    assert!(told["counters"]["wp_fault"].as_u64().unwrap() > 0, "{told}");
+    for (memory, masks) in [("70M", ""), ("70M", "lend"), ("100M", "remap,copy")] {
+        start(pagetide(memory, masks, &[], &command)).end().succeeds();
+    }
+}
+
+#[test]
+fn children_keep_what_they_borrowed_of_a_parent_that_has_ended() {
+    let _turn = turn();
+    let command = [&*program("lending"), "--mib", "60", "--steps", "1500", "--orphans"];
+    start(pagetide("100M", "", &[], &command)).end().succeeds();
+}
+
 #[test]
 fn a_program_forks_while_its_threads_fault_and_use_streams() {
     let _turn = turn();

@@ -108,7 +108,7 @@ impl<M: Memory> Engine<M> {
     }
 
     /// The pages of `wants` that one fault may take of those that are free: as many as each of those that wait.
-    fn share_of_room(&self, wants: usize) -> usize {
+    pub(super) fn share_of_room(&self, wants: usize) -> usize {
         let free = self.budget.free().max(1) as usize;
         (free / (self.waiting() + 1)).clamp(1, wants)
     }

@@ -2,7 +2,7 @@
 
 use super::wait_list::Parked;
 use super::{Engine, Workspace};
-use crate::memory::Memory;
+use crate::memory::{Memory, PageSet};
 use crate::regions::Access;
 use pagetide_swap::streams::{AHEAD_MAX, Look};
 use pagetide_swap::trace::{Event, Found};
@@ -35,6 +35,7 @@ impl<M: Memory> Engine<M> {
                 // have dropped the page: then it is a hole, and the thread faults again.
                 let absent = || !self.memory.presence(page..page.plus(1)).present.contains(page.offset());
                 if self.swap.lost(page, absent) {
+                    self.charge(page.cluster(), PageSet::range(page.offset()..page.offset() + 1));
                     self.budget.give(1);
                 }
                 self.memory.wake(page, 1);
@@ -189,7 +190,15 @@ impl<M: Memory> Engine<M> {
         for _ in 0..self.waiting() {
             let Some(Parked { page, write, since, .. }) = self.parked.pop() else { return };
             self.meters.stalled.fetch_sub(1, Relaxed);
-            self.fault(page, write, since, work);
+            self.answer_parked(page, write, since, work);
+        }
+    }
+
+    /// Answers a fault that was parked. A write may have been stopped: then it is the page's charge that is waited for.
+    fn answer_parked(&self, page: PageIndex, write: bool, since: u64, work: &mut Workspace) {
+        match write && self.is_borrowed(page) {
+            true => self.write_fault(page, since),
+            false => self.fault(page, write, since, work),
         }
     }
 
@@ -214,7 +223,7 @@ impl<M: Memory> Engine<M> {
             let Some(Parked { page, write, since, parked, .. }) = self.parked.pop() else { return };
             self.meters.stalled.fetch_sub(1, Relaxed);
             self.swap.counters().add(Counter::parked_ns, self.now().saturating_sub(parked));
-            self.fault(page, write, since, work);
+            self.answer_parked(page, write, since, work);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::Engine;
 use super::moves::Moving;
-use crate::memory::Memory;
+use crate::memory::{Memory, PageSet};
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, PageIndex, State};
 use std::ops::Range;
@@ -25,7 +25,9 @@ impl<M: Memory> Engine<M> {
             let offsets = first.offset()..first.offset() + (last.0 - first.0) as usize;
             let mut freed = Vec::new();
             let discarded =
-                self.swap.discard(number, offsets, |slot, _| freed.push(slot), || also(first..last));
+                self.swap.discard(number, offsets.clone(), |slot, _| freed.push(slot), || also(first..last));
+            self.charge(number, PageSet::range(offsets.clone()));
+            self.forget_lent(number, PageSet::range(offsets));
             self.budget.give(discarded.present as i64);
             for slot in freed {
                 self.unref(slot, 1);
@@ -37,7 +39,8 @@ impl<M: Memory> Engine<M> {
         self.charge_pool();
     }
 
-    /// Brings every page of `range` that is on probation back into the program: before its mapping moves.
+    /// Prepares a range whose mapping moves: every page that is on probation comes back into the program, and what is borrowed
+    /// is charged.
     pub fn recall(&self, range: Range<PageIndex>) {
         for number in
             self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
@@ -60,6 +63,7 @@ impl<M: Memory> Engine<M> {
                 page = page.plus(1);
             }
         }
+        self.pay(range);
     }
 
     /// Notes that a mapping of so many pages moves, until what this returns is dropped.

@@ -137,14 +137,22 @@ impl<M: Memory> Engine<M> {
             self.count(Counter::pgsteal_fail, 1);
             return 0;
         }
+        let borrowed = self.borrowed_of(number);
+        if is_all(borrowed, &cluster) {
+            // What is charged elsewhere gives no memory.
+            end_taking();
+            self.swap.leave_out(cluster);
+            return 0;
+        }
         let mut slot = lock(&self.staging[slot_id]);
         assert_eq!(slot.memory_pages(), 0, "pages of others would be lost");
-        // What leaves by copies has one way only.
-        let checks = pins || (self.mask.masks(Mask::NO_REMAP) && !self.memory.copies_out());
+        // What leaves by copies has one way only. MOVE leaves alone what it is not to touch.
+        let checks =
+            pins || !borrowed.is_empty() || (self.mask.masks(Mask::NO_REMAP) && !self.memory.copies_out());
         let spare = slot.spare_pages();
-        let hot = if self.memory.can_move() { hot } else { PageSet::default() };
+        let hot = if self.memory.can_move() { hot.minus(borrowed) } else { PageSet::default() };
         // MOVE leaves them where they are; `mremap` takes all.
-        let untouched = if checks { hot } else { PageSet::default() };
+        let untouched = if checks { hot.or(borrowed) } else { PageSet::default() };
         let moving =
             self.take_out_pieces(&cluster, regions, checks, untouched, &mut slot, stays.as_deref_mut());
         let hot = self.put_back(number, hot, &mut slot);
@@ -153,18 +161,7 @@ impl<M: Memory> Engine<M> {
         let expected = !checks && populated.len() + hot.len() == cluster.present() && stays.is_none();
         let still = match expected {
             true => hot,
-            false => {
-                let found = self.memory.presence(pages_of(number));
-                let there = found.present.minus(uncharged(found.zero, &cluster));
-                let stuck = there.and(moving).minus(hot);
-                shared.extend(
-                    stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)),
-                );
-                if let Some(stays) = stays {
-                    stays.are_there(there);
-                }
-                found.present
-            }
+            false => self.still_there(&cluster, moving.minus(hot), shared, stays),
         };
         // What a mapping took along that moves is at its new place. Its words follow, and cannot have while the cluster is locked.
         let moves = self.moves.are_under_way();
@@ -176,6 +173,10 @@ impl<M: Memory> Engine<M> {
             |offset| !moves && !still.contains(offset),
         );
         end_taking();
+        // Of those none was taken: a call dropped them that nobody told us of.
+        let gone = borrowed.iter().filter(|&at| cluster.get(at).state() != State::Present).collect();
+        self.charge_gone(number, gone);
+        self.forget_lent(number, populated);
         self.note(|| Event::TakenOut { page: number.page(0), pages: out.taken as u64 });
         if out.taken == 0 && cluster.present() > 0 {
             self.count(Counter::pgsteal_fail, 1);
@@ -196,6 +197,25 @@ impl<M: Memory> Engine<M> {
             self.unref(slot, count);
         }
         out.taken
+    }
+
+    /// Returns the pages of a cluster that are in the program after its take-out. Notes runs of those of `moving` in `shared`.
+    fn still_there(
+        &self,
+        cluster: &ClusterGuard<'_>,
+        moving: PageSet,
+        shared: &mut Vec<Range<PageIndex>>,
+        stays: Option<&mut Stays>,
+    ) -> PageSet {
+        let number = cluster.number();
+        let found = self.memory.presence(pages_of(number));
+        let there = found.present.minus(uncharged(found.zero, cluster));
+        let stuck = there.and(moving);
+        shared.extend(stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)));
+        if let Some(stays) = stays {
+            stays.are_there(there);
+        }
+        found.present
     }
 
     /// Charges a slot, into which pages were taken out, and gives back what they took. `spare` of its frames were spare before.
@@ -455,12 +475,18 @@ impl<M: Memory> Engine<M> {
     }
 }
 
+/// Returns whether these are all pages of a cluster that are in the program, and there are some.
+fn is_all(pages: PageSet, cluster: &ClusterGuard<'_>) -> bool {
+    let is_present = |&at: &usize| cluster.get(at).state() == State::Present;
+    !pages.is_empty() && pages.iter().filter(is_present).count() == cluster.present()
+}
+
 fn pages_of(number: ClusterNumber) -> Range<PageIndex> {
     number.page(0)..number.page(0).plus(CLUSTER_PAGES as u64)
 }
 
 /// Returns the reason for which the pages of a range stay, if the range's attributes tell one.
-fn stays_for(attributes: &Attributes) -> Option<Reason> {
+pub(super) fn stays_for(attributes: &Attributes) -> Option<Reason> {
     let Attributes { access, locked, kept, .. } = *attributes;
     match () {
         () if locked => Some(Reason::Locked),

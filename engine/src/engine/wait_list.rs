@@ -107,6 +107,22 @@ impl WaitList {
         Some(fault)
     }
 
+    /// Takes the faults that wait for room, or rest, and are as asked for. Returns of each whether it waited.
+    pub(super) fn take_if(&self, mut is_one: impl FnMut(&Parked) -> bool) -> Vec<(Parked, bool)> {
+        let mut taken = Vec::new();
+        for (list, waits) in [(&self.waiting, true), (&self.resting, false)] {
+            lock(list).retain(|entry| {
+                let stays = !is_one(&entry.0);
+                if !stays {
+                    taken.push((self.hidden(*entry), waits));
+                    self.wanted.fetch_sub(if waits { entry.0.wants } else { 0 }, Relaxed);
+                }
+                stays
+            });
+        }
+        taken
+    }
+
     /// Returns the number of pages that the faults that wait for room want.
     pub(super) fn wanted(&self) -> usize {
         self.wanted.load(Relaxed)
@@ -169,6 +185,11 @@ mod tests {
             [list.pop(), list.pop(), list.pop()].map(Option::unwrap),
             [fault(2, 20), fault(1, 50), fault(3, 50)]
         );
+        list.push(fault(4, 70));
+        list.rest(fault(5, 80));
+        list.push(fault(6, 90));
+        assert_eq!(list.take_if(|fault| fault.page.0 < 6), [(fault(4, 70), true), (fault(5, 80), false)]);
+        assert_eq!((list.wanted(), list.pop()), (1, Some(fault(6, 90))));
         assert_eq!((list.pop(), list.end_rest(60, |_| unreachable!("none rests"))), (None, 0));
         assert_eq!(list.wanted(), 0);
     }

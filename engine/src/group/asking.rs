@@ -39,14 +39,18 @@ impl Group {
     /// Asks processes that hold more than an equal share to give back `pages` pages in all, the largest first.
     /// `for_whom` is not asked. Returns whether there is any such process.
     pub fn ask(&self, for_whom: ProcessSlot, pages: i64) -> bool {
-        let share = (self.cap_pages() / self.live().count().max(1) as u64) as i64;
+        // What is for frames that children have nobody can give.
+        let lent = self.live().map(|slot| slot.get(Field::Lent)).fold(0, u64::saturating_add);
+        let divided = self.cap_pages().saturating_sub(lent);
+        let share = (divided / self.live().count().max(1) as u64) as i64;
+        let own = |slot: &ProcessSlot| slot.granted() - slot.get(Field::Lent) as i64;
         let richest = self
             .others(for_whom)
-            .filter(|slot| slot.granted() > share)
+            .filter(|slot| own(slot) > share)
             // Who was asked for much already is passed over: it may be stopped.
-            .max_by_key(|slot| slot.granted() - 2 * slot.get(Field::Asked) as i64);
+            .max_by_key(|slot| own(slot) - 2 * slot.get(Field::Asked) as i64);
         let Some(richest) = richest else { return false };
-        let spare = richest.granted() - share;
+        let spare = own(&richest) - share;
         let asked = richest.get(Field::Asked) as i64;
         if asked < spare {
             richest.word(Field::Asked).fetch_add(pages.min(spare - asked) as u64, AcqRel);

@@ -114,6 +114,11 @@ impl TierWord {
     }
 }
 
+/// [`Field::Settles`] of a process that wants to be charged for what it has borrowed, in place of its parent.
+pub(crate) const WANTED: u64 = 1;
+/// [`Field::Settles`] of a process that is to be charged for it: its parent is not any more.
+pub(crate) const GRANTED: u64 = 2;
+
 /// A word of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(usize)]
@@ -172,6 +177,12 @@ pub enum Field {
     PoolShared,
     /// Whether the process is to let go of pool pages that it shares by fork.
     Unshares,
+    /// Pages that the process is granted for the frames of what it has lent to its children, beside its budget.
+    Lent,
+    /// Pages in the program that are borrowed from the parent, and not charged.
+    Borrowed,
+    /// Whether the process wants to be charged for what it has borrowed, or is to be.
+    Settles,
     /// The time that its program loses to pages which come back, in millionths of all time.
     Pressure,
     /// Nanoseconds that others have lost for want of one page since its program last lost much time so.
@@ -228,11 +239,12 @@ pub enum Field {
 
 impl Field {
     /// What says how much memory a process has, that it counts as its own.
-    pub(super) const MEMORY: [Self; 17] = [
+    pub(super) const MEMORY: [Self; 18] = [
         Self::Observed,
         Self::Armed,
         Self::Listens,
         Self::Resident,
+        Self::Borrowed,
         Self::Frames,
         Self::Pool,
         Self::Metadata,
@@ -269,6 +281,7 @@ impl Field {
             | Self::Responsiveness
             | Self::Keeps
             | Self::Unshares
+            | Self::Settles
             | Self::Pins
             | Self::Crossing
             | Self::Taking => value,

@@ -1,6 +1,6 @@
 //! The lives of slots: processes take them when they start, and they are given back when the processes have ended.
 
-use super::layout::{COUNTER_WORDS, Field, Header, SLOT_HEADER_WORDS};
+use super::layout::{COUNTER_WORDS, Field, GRANTED, Header, SLOT_HEADER_WORDS};
 use super::{DeviceKind, Group, ProcessSlot};
 use crate::latency;
 use crate::recorder;
@@ -191,6 +191,7 @@ impl Group {
             && slot.get(Field::Namespace) == namespace
             && namespace != 0
             && slot.get(Field::PoolShared) == 0
+            && slot.get(Field::Lent) == 0
             && task::has_ended(slot.get(Field::OwnPid) as u32)
     }
 
@@ -252,6 +253,7 @@ impl Group {
         pagetide_sys::log!(Info, "process {} has ended", slot.known_as());
         // First what others may wait for: a process that does this itself, after exec, may be killed amid it.
         [Field::Armed, Field::Listens].into_iter().for_each(|field| slot.set(field, 0));
+        self.hand_over(slot);
         self.give_granted(slot);
         let dead = self.dead();
         for &counter in Counter::ALL {
@@ -267,6 +269,23 @@ impl Group {
         to[latency::BUCKETS].fetch_max(sum[latency::BUCKETS], Relaxed);
         pagetide_swap::blocks::sweep(self.block_counts(), &self.held(slot), &self.frontiers());
         slot.word(Field::Taken).store(0, Release);
+    }
+
+    /// Hands what a process was granted, and has ended, over to those that borrow from it: they have its frames.
+    fn hand_over(&self, slot: ProcessSlot) {
+        if slot.get(Field::Lent) == 0 {
+            return;
+        }
+        let mut left = slot.granted();
+        let borrows = |heir: &ProcessSlot| heir.get(Field::Forker) == slot.tenant() + 1;
+        for heir in self.live().filter(borrows) {
+            let pages = (heir.get(Field::Borrowed) as i64).min(left).max(0);
+            slot.word(Field::Grant).fetch_sub(pages as u64, AcqRel);
+            // It is charged for them before it has these to spend.
+            heir.set(Field::Settles, GRANTED);
+            heir.word(Field::Added).fetch_add(pages as u64, AcqRel);
+            left -= pages;
+        }
     }
 
     /// Gives back all that is taken for a slot. In one step: part of it may be a debt.

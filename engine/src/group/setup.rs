@@ -16,7 +16,7 @@ use std::sync::atomic::{Ordering::AcqRel, Ordering::Acquire, Ordering::Relaxed, 
 const MAGIC: u64 = u64::from_le_bytes(*b"pagetide");
 
 /// The form of the group page. It rises with every change of its layout, and of the list of counters.
-pub const VERSION: u64 = 31;
+pub const VERSION: u64 = 32;
 
 /// The settings that a run is told at its start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,5 +1,6 @@
 //! Tests of the group page.
 
+use super::GRANTED;
 use super::layout::TierWord;
 use super::*;
 use pagetide_swap::{Counter, Switches};
@@ -119,6 +120,27 @@ fn who_is_short_takes_what_the_ended_had_before_the_launcher_looks() {
     }
     group.release([over]);
     assert_eq!(group.free(), 500);
+}
+
+/// Its frames are theirs: nobody else is to have its grant first.
+#[test]
+fn who_borrows_takes_over_what_an_ended_parent_was_granted() {
+    let (_fd, group) = Group::create(setup(0)).unwrap();
+    let [parent, one, other, stranger] = [7, 8, 9, 10].map(|pid| group.claim(process(pid)).unwrap());
+    let before = group.free();
+    group.take_anyway(100);
+    parent.set(Field::Grant, 100);
+    parent.set(Field::Lent, 40);
+    for (slot, borrowed) in [(one, 30), (other, 80), (stranger, 20)] {
+        slot.set(Field::Borrowed, borrowed);
+        slot.set(Field::Forker, parent.tenant() + 1);
+    }
+    stranger.set(Field::Forker, one.tenant() + 1);
+    group.release([parent]);
+    let added = [one, other, stranger].map(|slot| (slot.get(Field::Added), slot.get(Field::Settles)));
+    assert_eq!(added, [(30, GRANTED), (70, GRANTED), (0, 0)]);
+    assert_eq!(group.free(), before - 100, "the rest");
+    assert!(group.has_lost_forker(one) && !group.has_lost_forker(stranger));
 }
 
 #[test]

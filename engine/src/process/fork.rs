@@ -2,9 +2,9 @@
 
 use super::stack::StackInPlace;
 use super::{GENERATIONS, Generation, Process, lock};
-use crate::engine::{Progress, Workspace};
+use crate::engine::{Progress, Usage, Workspace};
 use crate::group::{Field, ProcessSlot};
-use crate::runtime::{Runtime, StartMode, Turns};
+use crate::runtime::{Runtime, StartMode, Turns, can_lend, is_ample};
 use pagetide_swap::Counter;
 use pagetide_sys::procfs::Identity;
 use pagetide_sys::signals::SignalsBlocked;
@@ -49,15 +49,12 @@ impl Process {
             // The child may come to write all that the parent has. A small one is let pass: it execs, or
             // its own engine starts as soon as it grows.
             let small = grant <= 8 * self.group.step();
-            if small {
-                self.group.take_anyway(grant);
-            }
-            if small || self.group.take_for(own, grant, 0) {
-                slot.set(Field::Grant, handed_out);
-                slot.set(Field::Added, added);
-                slot.set(Field::Spared, own.get(Field::Spared));
-            } else {
+            if !small && !is_ample(self.group.free(), grant) && can_lend(&self.group) {
+                // What an engine manages all children borrow together.
                 self.arm();
+            }
+            if self.runtime().is_none() {
+                self.grant_child(slot, [handed_out, added], small);
             }
         }
         let generation = self.generation();
@@ -68,12 +65,11 @@ impl Process {
             runtime.pause.freeze(task::tid());
             let engine = runtime.engine();
             engine.hold_waiting(true);
-            runtime.run_control_task(move |runtime| {
+            let lends = runtime.run_control_task(move |runtime| {
                 pagetide_sys::log!(Info, "work stops for a fork");
-                if let Some(slot) = slot {
-                    make_room(runtime, slot, &mut Workspace::default());
-                }
+                slot.is_some_and(|slot| make_room(runtime, slot, &mut Workspace::default()))
             });
+            generation.lends.store(lends, Relaxed);
             // Nothing is taken out from here to the fork.
             runtime.pause.serving(|| {
                 // Of threads that have locks which the fork itself needs.
@@ -87,6 +83,22 @@ impl Process {
         // Now that no look is under way which would find nothing shared. The child has it, too.
         self.has_family.store(true, Relaxed);
         generation.forking.store(slot.map_or(0, |slot| slot.index() + 1), Relaxed);
+    }
+
+    /// Grants a child what its parent, which has no engine, was handed out and what was added to that. Starts the engine if there is
+    /// not so much, unless it is `small`.
+    fn grant_child(&'static self, child: ProcessSlot, [handed_out, added]: [u64; 2], small: bool) {
+        let (own, grant) = (self.generation().slot, handed_out.wrapping_add(added) as i64);
+        if small {
+            self.group.take_anyway(grant);
+        }
+        if small || self.group.take_for(own, grant, 0) {
+            child.set(Field::Grant, handed_out);
+            child.set(Field::Added, added);
+            child.set(Field::Spared, own.get(Field::Spared));
+        } else {
+            self.arm();
+        }
     }
 
     /// Waits until all work has ended, as the last step of ours before a fork. Pages that the C library touches after
@@ -106,6 +118,9 @@ impl Process {
         runtime.pause.quiesce();
         if let Some(index) = generation.forking.load(Relaxed).checked_sub(1) {
             let slot = self.group.slot(index);
+            if generation.lends.load(Relaxed) {
+                runtime.run_control_task(move |runtime| runtime.lend(slot));
+            }
             runtime.share_pool(slot);
             runtime.engine().swap().blocks().share_with(&self.group.held(slot));
         }
@@ -181,13 +196,17 @@ impl Process {
     }
 }
 
-/// Evicts until what is in the program fits twice.
-fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
+/// Evicts until what is in the program fits twice: less what other children borrow already, if this one is to borrow as well.
+/// Returns whether it is.
+fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) -> bool {
     let (engine, group) = (runtime.engine(), runtime.group());
     let (mut stuck, mut in_vain, mut from_pool) = (0, Turns::default(), false);
+    let all = |usage: Usage| usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
+    let lends = runtime.prepare_to_lend(all(engine.usage()));
     loop {
         let usage = engine.usage();
-        let needed = usage.resident + usage.metadata + runtime.unmanaged() + engine.limits().low;
+        // Of what leaves meanwhile a part is lent: that is counted when all is lent.
+        let needed = all(usage) - if lends { engine.lent().min(usage.resident) } else { 0 };
         let missing = || needed - group.free() - engine.budget().free().max(0);
         if missing() > 0 {
             group.collect_from_ended(runtime.slot());
@@ -206,7 +225,7 @@ fn make_room(runtime: &Runtime, child: ProcessSlot, work: &mut Workspace) {
             // Before it runs anything else it starts its engine: what it shares with us is not to be charged
             // again meanwhile.
             child.set(Field::Armed, 1);
-            return;
+            return lends;
         }
         group.ask(runtime.slot(), missing);
         // Locked pages come round again and again; what the pool has may leave all the same, if that is enough.

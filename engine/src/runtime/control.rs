@@ -194,11 +194,12 @@ impl Runtime {
     /// Follows what the run and the program do, and shows the run what this process does.
     fn follow_run(&self) {
         self.absorb();
+        self.ask_for_pot();
         self.sample();
         self.engine.swap().observe();
         self.engine.swap().table().reserve(RESERVED_CLUSTERS, RESERVED_UNITS);
         // Before the pool's limit: what nobody shares any more counts against that.
-        self.charge_shared_pool();
+        self.charge_shared();
         self.set_pool_max();
         self.return_surplus();
         self.follow_swapoff();

@@ -100,16 +100,20 @@ impl Runtime {
 
     /// Answers a fault, or leaves it parked for whoever can: that which was read at `since`, whoever reads faults.
     fn answer(&self, page: PageIndex, fault: uffd::Fault, since: u64, work: &mut Workspace) {
+        let answer = |work: &mut Workspace| match fault.protected && !self.engine.memory().is_shared() {
+            true => self.engine.write_fault(page, since),
+            false => self.engine.fault(page, fault.write, since, work),
+        };
         if self.engine.is_unsharing(fault.tid) {
             // Frozen or not: that thread's work is what a freeze waits for.
             self.pause.begin_completion();
-            self.engine.fault(page, fault.write, since, work);
+            answer(work);
             self.pause.end_completion();
         } else if self.rests() && !self.group.is_crossing() {
             // (Pages that such a call has pinned are in others' way.)
             self.engine.rest(page, fault.write);
         } else if self.pause.try_work(fault.tid) {
-            self.engine.fault(page, fault.write, since, work);
+            answer(work);
             self.pause.end_work();
         } else {
             self.engine.park(page, fault.write, since);

@@ -74,6 +74,8 @@ impl Runtime {
     /// Makes the pages that the launcher took in our name part of the grant.
     pub(super) fn absorb(&self) {
         let added = Field::Added.bounded(self.slot.word(Field::Added).swap(0, SeqCst));
+        // What comes for pages that were borrowed is not to be spent before they are charged.
+        self.follow_parent();
         if added != 0 {
             self.slot.word(Field::Grant).fetch_add(added, SeqCst);
             self.engine.budget().give(added as i64);
@@ -141,6 +143,6 @@ impl Runtime {
     pub(super) fn spare(&self) -> i64 {
         let usage = self.engine.usage();
         let pool = if self.engine.can_write() { usage.pool } else { 0 };
-        (usage.resident + usage.frames - RESIDENT_MIN).max(0) + pool
+        (usage.resident - usage.borrowed + usage.frames - RESIDENT_MIN).max(0) + pool
     }
 }

@@ -267,7 +267,7 @@ impl Runtime {
         let usage = self.engine.usage();
         self.target() > self.engine.budget().free()
             && self.asked() > 0
-            && usage.resident + usage.frames <= RESIDENT_MIN
+            && usage.resident - usage.borrowed + usage.frames <= RESIDENT_MIN
     }
 }
 

@@ -224,14 +224,16 @@ impl Runtime {
         self.engine.share_cap(cap, sharing);
         // What a fork shares is there whatever this process does: the rest is divided.
         let charged = lock(&self.sharing).charged.max(0);
-        let granted = self.slot.granted();
+        let granted = self.slot.granted() - self.slot.get(Field::Lent) as i64;
         let grant = granted.max((cap / processes) as i64) - charged;
         // While the process idles others take pages of its program, and what those become in the pool has to fit there.
         let before = if self.slot.loses_time() { 0 } else { self.busy_grant.load(Relaxed) };
         let busy = granted.max(before).min(cap as i64);
         self.busy_grant.store(busy, Relaxed);
         let divided = grant.max(busy - charged);
-        let share = (divided as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
+        // Of what a family has in memory together each may keep as much in its pool as if it had it alone.
+        let shared = self.slot.get(Field::Lent) as i64 + self.engine.borrowed();
+        let share = ((divided + shared) as f64 * self.pool_share(max_pool_percent as f64 / 100.0)) as i64;
         // The program keeps an eighth to run in, whatever the pool may take.
         let room = grant - self.unmanaged.load(Relaxed) - grant / 8;
         let most = share.min(room).max(0) as usize;

@@ -24,6 +24,12 @@ pub(super) struct Sharing {
     pub(super) charged: i64,
     /// Shared pages that are charged to the parent: slot, tenancy, pages.
     pub(super) inherited: Option<(usize, u64, i64)>,
+    /// Pages that were lent anew while children borrowed them as they were before.
+    pub(super) lent_again: i64,
+    /// The time of the next look at what children borrow, by the clock.
+    pub(super) pot_due: u64,
+    /// Looks in a row at which this was the only process that borrows, and short.
+    pub(super) alone: u32,
     /// Looks in a row at which a process had hardly anything in memory, and lost its time for that.
     pub(super) squeezed: u32,
 }
@@ -61,13 +67,16 @@ impl Runtime {
     pub(super) fn judge_shared_pool(&self) {
         let mut sharing = lock(&self.sharing);
         let charged = sharing.charged;
-        let is_much = charged > 0 && charged >= self.slot.granted() / UNSHARE_PART;
+        let own = self.slot.granted() - self.slot.get(Field::Lent) as i64;
+        let is_much = charged > 0 && charged >= own / UNSHARE_PART;
         let is_squeezed = is_much
             && self.engine.can_write()
             && self.slot.get(Field::Unshares) == 0
             && self.group.live().any(|slot| {
                 slot.get(Field::Pressure) >= UNSHARE_PRESSURE
-                    && slot.get(Field::Resident) + slot.get(Field::Frames) < RESIDENT_FLOOR as u64
+                    && (slot.get(Field::Resident) + slot.get(Field::Frames))
+                        .saturating_sub(slot.get(Field::Borrowed))
+                        < RESIDENT_FLOOR as u64
             });
         sharing.squeezed = if is_squeezed { sharing.squeezed + 1 } else { 0 };
         if sharing.squeezed >= UNSHARE_LOOKS {
@@ -113,9 +122,10 @@ impl Runtime {
         }
     }
 
-    /// Charges shared pool pages to whoever is left with them. Returns whether there are fewer than before.
-    pub(super) fn charge_shared_pool(&self) -> bool {
+    /// Charges what forks share to whoever is left with it. Returns whether that is less than before.
+    pub(super) fn charge_shared(&self) -> bool {
         let mut sharing = lock(&self.sharing);
+        let gives_up = self.review_pot(&mut sharing);
         sharing.heirs.retain(|&heir| self.lives(heir));
         let frozen = self.engine.swap().zswap().frozen_pages() as i64;
         if let Some((index, tenancy, _)) = sharing.inherited
@@ -128,7 +138,7 @@ impl Runtime {
         // What was shared and neither we nor an heir has any more is free.
         let heirs = sharing.heirs.iter().map(|&(index, _)| self.group.slot(index).get(Field::Frozen) as i64);
         let held = frozen + heirs.sum::<i64>();
-        let fewer = held < self.slot.get(Field::Frozen) as i64;
+        let fewer = gives_up || held < self.slot.get(Field::Frozen) as i64;
         self.slot.set(Field::Frozen, held as u64);
         if sharing.charged > held {
             self.engine.budget().give(sharing.charged - held);

@@ -27,7 +27,7 @@ use pagetide_swap::swap::Keys;
 use pagetide_swap::zswap::pool::{FOLIO_SPAN_BYTES, SPAN_BYTES};
 use pagetide_swap::{CLUSTER_PAGES, Config, PAGE_SIZE, PageIndex, Swap};
 use pagetide_sys::keeper::Objects;
-use pagetide_sys::kernel::Kernel;
+use pagetide_sys::kernel::{Kernel, Writes};
 use pagetide_sys::patience::{passes, patiently};
 use pagetide_sys::spans::Spans;
 use pagetide_sys::{engine_thread, procfs, task};
@@ -75,7 +75,7 @@ pub type Started = Result<&'static Runtime, StartError>;
 
 /// Makes the calling thread an engine thread (a descriptor table of its own) and opens the kernel's side of the
 /// program's memory. The preloaded library gives this function, and vouches for its conditions.
-pub type OpenKernel = fn() -> std::io::Result<Kernel>;
+pub type OpenKernel = fn(Writes) -> std::io::Result<Kernel>;
 
 /// The memory that an engine is to serve.
 #[derive(Clone, Debug)]
@@ -147,6 +147,11 @@ pub enum StartMode {
     Forked(&'static Runtime),
 }
 
+/// Returns what the protection of pages is for: in a process that borrows, writes to what is borrowed are stopped.
+fn writes(slot: ProcessSlot) -> Writes {
+    if slot.get(Field::Borrowed) > 0 { Writes::Stopped } else { Writes::Noted }
+}
+
 /// Makes a call that an engine needs to start: again where the kernel lacks memory for it and the engine is a forked child's, which
 /// cannot go on without.
 fn if_forked<T>(mode: &StartMode, mut call: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
@@ -187,7 +192,7 @@ impl Runtime {
         let StartArgs { group, slot, mode, source, pins, has_family, layout, stop, ended } = args;
         let gate = Arc::new(Gate::default());
         let memory = match source {
-            MemorySource::Program(open) => if_forked(&mode, open)
+            MemorySource::Program(open) => if_forked(&mode, || open(writes(slot)))
                 .map(|kernel| EngineMemory::Program(ProgramMemory::new(kernel, pins, layout, group, slot)))
                 .map_err(StartError::Userfault),
             MemorySource::Objects(objects) => Ok(EngineMemory::Objects(ObjectMemory::new(objects, group))),
@@ -260,7 +265,7 @@ impl Runtime {
         runtime.pause.show_on(runtime.board);
         runtime.board.open();
         pagetide_sys::mapping::keep_secret(runtime.engine.swap().keys());
-        runtime.take_over(stop(), matches!(mode, StartMode::Forked(_)));
+        runtime.take_over(stop(), mode);
         slot.set(Field::Armed, 1);
         slot.listen();
         Ok(runtime)
@@ -331,7 +336,8 @@ impl Runtime {
     }
 
     /// Registers the regions and charges what is in them.
-    fn take_over(&self, regions: Regions, forked: bool) {
+    fn take_over(&self, regions: Regions, mode: StartMode) {
+        let forked = matches!(mode, StartMode::Forked(_));
         let mut managed = Regions::default();
         let free = self.engine.budget().free();
         // What a child does not inherit: its words are the parent's.
@@ -370,9 +376,14 @@ impl Runtime {
         self.engine.budget().take(self.engine.budget().free() - free);
         let ranges: Vec<_> = managed.iter().map(|(start, region)| start..region.end).collect();
         *self.engine.regions.write().unwrap_or_else(PoisonError::into_inner) = managed;
-        if forked {
+        if let StartMode::Forked(parent) = mode {
+            if self.slot.get(Field::Borrowed) > 0 {
+                self.engine.borrow_from(&parent.engine, self.slot.index());
+            }
+            self.slot.set(Field::Borrowed, self.engine.borrowed() as u64);
             // The table knows them already.
-            self.engine.budget().take(self.engine.usage().resident);
+            let usage = self.engine.usage();
+            self.engine.budget().take(usage.resident - usage.borrowed);
         } else {
             for range in ranges {
                 self.engine.adopt(range);

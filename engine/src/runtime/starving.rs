@@ -104,7 +104,9 @@ impl Runtime {
         }
         let step = self.in_need(|| {
             self.look_again();
-            self.look_round(!self.engine.is_refused() || starving.retries.made > RETRIES, work)
+            let is_proof =
+                self.engine.borrowed() == 0 && (!self.engine.is_refused() || starving.retries.made > RETRIES);
+            self.look_round(is_proof, work)
         });
         if let Some(step) = &step {
             pagetide_sys::log!(
@@ -114,6 +116,12 @@ impl Runtime {
             );
         }
         match step {
+            // What is borrowed may leave once it is charged, and the parent gives its pot when nobody borrows any more.
+            Some(Step::Stuck(_)) if self.engine.borrowed() > 0 => {
+                self.pause.begin_work();
+                self.settle();
+                self.pause.end_work();
+            }
             // A disk that was full a moment ago is no proof: what it refused is tried again.
             Some(Step::Stuck(_)) if self.tries_disk_again(&mut starving.retries) => {}
             Some(Step::Stuck(tally)) => {
@@ -162,7 +170,7 @@ impl Runtime {
     /// charged.
     fn keeps_little(&self) -> bool {
         let usage = self.engine.usage();
-        self.group.live().nth(1).is_some() && usage.resident + usage.frames < RESIDENT_FLOOR
+        self.group.live().nth(1).is_some() && usage.resident - usage.borrowed + usage.frames < RESIDENT_FLOOR
     }
 
     /// Counts anew what is not managed, and publishes it.
@@ -181,7 +189,8 @@ impl Runtime {
         self.pause.begin_work();
         self.sample_exactly();
         self.publish_unmanaged();
-        self.charge_shared_pool();
+        super::lock(&self.sharing).pot_due = 0;
+        self.charge_shared();
         self.set_pool_max();
         self.pause.end_work();
     }
@@ -189,7 +198,7 @@ impl Runtime {
     /// Does one step of a census. What has let go of shared pool pages meanwhile has made way, too.
     fn census_step(&self, round: &mut Round, work: &mut Workspace) -> Step {
         match self.engine.census_step(round, work) {
-            Step::Stuck(_) if self.charge_shared_pool() => Step::Left,
+            Step::Stuck(_) if self.charge_shared() => Step::Left,
             step => step,
         }
     }
@@ -262,7 +271,11 @@ impl Runtime {
                 }
             }
         }
-        if !unchanged() {
+        self.pause.begin_work();
+        super::lock(&self.sharing).pot_due = 0;
+        let gives = self.charge_shared();
+        self.pause.end_work();
+        if gives || !unchanged() {
             return;
         }
         if self.group.off_state(self.slot) == OffState::Leaving {
@@ -304,6 +317,9 @@ impl Runtime {
     fn answer_in_need(&self, retries: &mut Retries, work: &mut Workspace) {
         let inquiry = self.group.inquiry();
         self.unshare_all(work);
+        self.pause.begin_work();
+        self.settle();
+        self.pause.end_work();
         self.look_again();
         let mut round = Round::default();
         loop {

@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test uses a part of it")]
 
 use pagetide::engine::Engine;
-use pagetide::fake::Bytes;
+use pagetide::fake::{Bytes, FakeMemory};
 use pagetide::memory::Memory;
 use pagetide::regions::{Access, Attributes, Charging};
 use pagetide_device::{Completion, Cost, Device, Request};
@@ -78,11 +78,25 @@ pub(crate) fn manage<M: Memory>(engine: &Engine<M>, range: Range<u64>, access: A
     engine.regions.write().unwrap().insert(pages(range), attributes);
 }
 
+/// From now on this is a forked child, which has borrowed what was in memory. Nothing is under way meanwhile.
+pub(crate) fn borrow(engine: &Engine<FakeMemory>) {
+    engine.pay_all();
+    engine.memory().share();
+    engine.end_lending();
+    engine.lend(0, &[]);
+    let lent = engine.lent();
+    engine.borrow_from(engine, 0);
+    assert_eq!(engine.borrowed(), lent);
+    // A child was never charged for it.
+    engine.budget().give(lent);
+}
+
 /// All that was granted is in use or free.
 pub(crate) fn balances<M: Memory>(engine: &Engine<M>, granted: i64) {
     engine.charge_pool();
     let usage = engine.usage();
-    assert_eq!(engine.budget().free() + usage.resident + usage.frames + usage.pool, granted, "{usage:?}");
+    let used = usage.resident - usage.borrowed + usage.frames + usage.pool;
+    assert_eq!(engine.budget().free() + used, granted, "{usage:?}");
 }
 
 /// A device that the test and the engine both hold. It refuses every so many requests, as a full queue does.

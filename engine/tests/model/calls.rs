@@ -1,6 +1,6 @@
 //! The program's calls, as the engine hears of them.
 
-use crate::common::{manage, page, pages};
+use crate::common::{borrow, manage, page, pages};
 use crate::world::World;
 use pagetide::regions::{Access, Attributes};
 use pagetide_swap::State;
@@ -18,6 +18,13 @@ impl World {
         });
         assert_eq!(at.0, range.end);
         range.for_each(|number| _ = self.model.remove(&number));
+    }
+
+    /// From now on this is a forked child, which has borrowed what was in memory.
+    pub(crate) fn borrow(&mut self) {
+        if self.engine.can_lend() {
+            borrow(&self.engine);
+        }
     }
 
     pub(crate) fn unmap(&mut self, range: Range<u64>) {

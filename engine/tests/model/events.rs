@@ -115,6 +115,9 @@ impl World {
             992..996 => {
                 self.engine.hold_waiting(true);
                 self.drain();
+                if self.stamp.is_multiple_of(2) {
+                    self.borrow();
+                }
                 self.engine.hold_waiting(false);
             }
             _ => {

@@ -86,6 +86,7 @@ fn every_page_read_is_what_a_naive_model_says() {
             Counter::pgactivate,
             Counter::pgsteal_direct,
             Counter::pgsteal_fail,
+            Counter::wp_fault,
             Counter::read_error,
             Counter::write_error,
             Counter::decompress_fail,

@@ -27,6 +27,8 @@ pub(crate) struct UnderWay {
     pub page: PageIndex,
     pub action: Action,
     pub token: Option<FaultToken>,
+    /// Whether the page is there, and the write is stopped.
+    pub stopped: bool,
     pub delivered: bool,
 }
 
@@ -122,6 +124,7 @@ impl World {
                 let write = matches!(access.action, Action::Write(_));
                 match self.rests {
                     true => self.engine.rest(access.page, write),
+                    false if access.stopped => self.engine.write_fault(access.page, fake::clock()),
                     false => self.engine.fault(access.page, write, fake::clock(), &mut self.work),
                 }
                 return false;
@@ -167,7 +170,8 @@ impl World {
                 assert_eq!(self.word(page).state(), State::Poisoned);
                 true
             }
-            Err(Miss::Fault(token)) => {
+            Err(miss @ (Miss::Fault(token) | Miss::Stopped(token))) => {
+                access.stopped = matches!(miss, Miss::Stopped(_));
                 (access.token, access.delivered) = (Some(token), false);
                 false
             }
@@ -175,7 +179,7 @@ impl World {
     }
 
     pub(crate) fn access(&self, page: PageIndex, action: Action) -> UnderWay {
-        UnderWay { page, action, token: None, delivered: false }
+        UnderWay { page, action, token: None, stopped: false, delivered: false }
     }
 
     /// Does an access from start to end. False if it cannot be done with the room there is.
@@ -268,6 +272,11 @@ impl World {
             present += i64::from(word.state() == State::Present);
             zero += i64::from(word.state() == State::Present && self.memory().is_zero(page(number)));
         }
+        for number in AREA {
+            let page = page(number);
+            let may_write = self.memory().peek(page).is_some() && !self.memory().is_stopped(page);
+            assert!(!may_write || !self.engine.is_borrowed(page), "{page:?} is written to and not charged");
+        }
         let usage = self.engine.usage();
         if self.engine.requests() == 0 {
             assert_eq!(locked, 0, "words are locked and nothing is under way");
@@ -277,7 +286,7 @@ impl World {
         assert!(self.engine.zero_pages() >= zero, "{zero} zero pages, {} counted", self.engine.zero_pages());
         let free = self.engine.budget().free();
         assert_eq!(
-            free + usage.resident + usage.frames + usage.pool + usage.pool_shared + reading,
+            free + usage.resident - usage.borrowed + usage.frames + usage.pool + usage.pool_shared + reading,
             self.granted,
             "{free} free, {usage:?}, {reading} being read"
         );

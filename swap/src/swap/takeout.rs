@@ -252,6 +252,18 @@ impl<S: SpanSource> Swap<S> {
         self.enqueue(&mut cluster);
     }
 
+    /// Leaves a victim out of the queue, of which nothing can leave, until a page comes in or [`Swap::queue_again`].
+    pub fn leave_out(&self, cluster: ClusterGuard<'_>) {
+        drop(cluster);
+    }
+
+    /// Queues a cluster that was left out.
+    pub fn queue_again(&self, number: ClusterNumber) {
+        if let Some(mut cluster) = self.object.table().lock(number) {
+            self.enqueue(&mut cluster);
+        }
+    }
+
     /// Records a take-out of the cluster's pages in `range`. Pages in `populated` are in frames of `slot` now. Others
     /// that the table had as present, but are `absent`, had been dropped by a system call that we did not see.
     pub fn taken_out(
