@@ -276,8 +276,13 @@ impl<M: Memory> Engine<M> {
     /// Borrows what the parent has lent, as far as writes to it can be stopped: in a forked child, before its program goes on. Its
     /// slot is its row in the parent's ledger.
     pub fn borrow_from(&self, parent: &Self, row: usize) {
-        self.borrow(parent);
         let ledger = lock(&parent.lending.ledger).clone();
+        self.borrow(parent, |number| match &ledger {
+            Some(ledger) => {
+                ledger.places.get(&number.0).map_or_else(PageSet::default, |&place| ledger.read(row, place))
+            }
+            None => parent.lending.lent.of(number),
+        });
         if let Some(ledger) = &ledger {
             for (&number, &place) in &ledger.places {
                 ledger.write(row, place, self.lending.borrowed.of(ClusterNumber(number)));
@@ -292,13 +297,13 @@ impl<M: Memory> Engine<M> {
         self.lending.at_first.load(Relaxed)
     }
 
-    fn borrow(&self, parent: &Self) {
+    fn borrow(&self, parent: &Self, lent_of: impl Fn(ClusterNumber) -> PageSet) {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
         let mut next: Range<PageIndex> = PageIndex(0)..PageIndex(0);
         for number in parent.lending.lent.numbers() {
             // What it has not in its page tables is to come in like any other page.
             let there = self.memory.presence(pages_of(number, &(0..CLUSTER_PAGES))).present;
-            let lent = parent.lending.lent.of(number).and(there);
+            let lent = lent_of(number).and(there);
             for (part, _) in regions.pieces_of(number).filter(|(_, region)| is_lendable(&region.attributes)) {
                 let (_, part) = by_cluster(part).next().expect("a piece of one cluster");
                 for run in lent.and(part).runs() {
@@ -331,7 +336,12 @@ impl<M: Memory> Engine<M> {
             let mut taken = self.budget.take_up_to(self.share_of_room(around.len()));
             if taken == 0 {
                 if !self.cannot_wait() {
-                    return self.park(page, true, since);
+                    self.park(page, true, since);
+                    // Whoever has charged it meanwhile did not see that it was parked.
+                    if !self.is_borrowed(page) {
+                        self.end_parked(number, PageSet::range(page.offset()..page.offset() + 1));
+                    }
+                    return;
                 }
                 self.budget.take(1);
                 taken = 1;
@@ -354,6 +364,7 @@ impl<M: Memory> Engine<M> {
             self.memory.allow_writes(range.clone());
             self.memory.wake(range.start, run.len());
         }
+        self.end_parked(number, pages);
     }
 
     /// Charges all that is borrowed from now on, room or not. Returns the number of pages.
@@ -368,10 +379,13 @@ impl<M: Memory> Engine<M> {
             self.allow_writes(ClusterNumber(number), pages);
             self.swap.queue_again(ClusterNumber(number));
         }
-        // Their threads go on now.
-        let is_paid =
-            |page: PageIndex| taken.get(&page.cluster().0).is_some_and(|pages| pages.contains(page.offset()));
-        for (parked, waited) in self.parked.take_if(|fault| fault.write && is_paid(fault.page)) {
+        paid
+    }
+
+    /// Ends the waits of those who wait to write to pages of a cluster: they were woken.
+    fn end_parked(&self, number: ClusterNumber, pages: PageSet) {
+        let is_one = |page: PageIndex| page.cluster() == number && pages.contains(page.offset());
+        for (parked, waited) in self.parked.take_if(|fault| fault.write && is_one(fault.page)) {
             if waited {
                 self.meters.stalled.fetch_sub(1, Relaxed);
                 self.waited(parked.since);
@@ -379,7 +393,6 @@ impl<M: Memory> Engine<M> {
                 self.rested(parked.parked);
             }
         }
-        paid
     }
 
     /// Charges what is borrowed of a range, before the range leaves our care.
