@@ -17,6 +17,7 @@ mod full;
 mod lending;
 mod limits;
 mod moves;
+mod parts;
 mod program;
 mod protection;
 mod reclaim;

@@ -4,6 +4,7 @@
 //! when the parent writes. A child *borrows*: its kernel stops writes to those pages, and each is charged when the child writes
 //! to it. Of what a process has borrowed nothing leaves: that would give no memory.
 
+use super::parts::{by_cluster, clusters_of, offsets_of, part_of, run_of, whole};
 use super::takeout::stays_for;
 use super::{Engine, lock};
 use crate::mask::Mask;
@@ -172,20 +173,6 @@ fn is_lendable(attributes: &Attributes) -> bool {
     stays_for(attributes).is_none() && attributes.at_fork == AtFork::default()
 }
 
-/// Returns the parts of a range of pages that lie in one cluster each.
-fn by_cluster(range: Range<PageIndex>) -> impl Iterator<Item = (ClusterNumber, PageSet)> {
-    (range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64)).map(move |number| {
-        let first = ClusterNumber(number).page(0);
-        let start = range.start.0.saturating_sub(first.0) as usize;
-        let end = (range.end.0 - first.0).min(CLUSTER_PAGES as u64) as usize;
-        (ClusterNumber(number), PageSet::range(start..end))
-    })
-}
-
-fn pages_of(number: ClusterNumber, run: &Range<usize>) -> Range<PageIndex> {
-    number.page(0).plus(run.start as u64)..number.page(0).plus(run.end as u64)
-}
-
 impl<M: Memory> Engine<M> {
     /// Returns whether children can borrow: their kernel can stop writes, and what they have of their own can leave alone.
     pub fn can_lend(&self) -> bool {
@@ -211,7 +198,7 @@ impl<M: Memory> Engine<M> {
     /// be called before each fork, which would share what it has now.
     pub fn review_lent(&self) {
         for number in self.lending.lent.numbers() {
-            let shared = self.memory.shared(pages_of(number, &(0..CLUSTER_PAGES)));
+            let shared = self.memory.shared(whole(number));
             self.lending.lent.remove(number, PageSet::range(0..CLUSTER_PAGES).minus(shared));
         }
     }
@@ -246,11 +233,10 @@ impl<M: Memory> Engine<M> {
         }
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
         for (start, region) in regions.iter().filter(|(_, region)| is_lendable(&region.attributes)) {
-            let last = region.end.0.div_ceil(CLUSTER_PAGES as u64);
-            for number in self.swap.table().touched(start.cluster().0..last) {
-                let first = number.page(0);
-                let range = start.max(first)..region.end.min(first.plus(CLUSTER_PAGES as u64));
-                let pages = (range.start.0..range.end.0).map(PageIndex);
+            let range = start..region.end;
+            for number in self.swap.table().touched(clusters_of(&range)) {
+                let part = part_of(&range, number);
+                let pages = (part.start.0..part.end.0).map(PageIndex);
                 let present: PageSet = pages
                     .filter(|&page| self.swap.table().peek(page).state() == State::Present)
                     .map(PageIndex::offset)
@@ -302,12 +288,11 @@ impl<M: Memory> Engine<M> {
         let mut next: Range<PageIndex> = PageIndex(0)..PageIndex(0);
         for number in parent.lending.lent.numbers() {
             // What it has not in its page tables is to come in like any other page.
-            let there = self.memory.presence(pages_of(number, &(0..CLUSTER_PAGES))).present;
+            let there = self.memory.presence(whole(number)).present;
             let lent = lent_of(number).and(there);
             for (part, _) in regions.pieces_of(number).filter(|(_, region)| is_lendable(&region.attributes)) {
-                let (_, part) = by_cluster(part).next().expect("a piece of one cluster");
-                for run in lent.and(part).runs() {
-                    let run = pages_of(number, &run);
+                for run in lent.and(PageSet::range(offsets_of(&part))).runs() {
+                    let run = run_of(number, &run);
                     if next.end == run.start {
                         next.end = run.end;
                     } else {
@@ -360,7 +345,7 @@ impl<M: Memory> Engine<M> {
 
     fn allow_writes(&self, number: ClusterNumber, pages: PageSet) {
         for run in pages.runs() {
-            let range = pages_of(number, &run);
+            let range = run_of(number, &run);
             self.memory.allow_writes(range.clone());
             self.memory.wake(range.start, run.len());
         }
@@ -465,12 +450,5 @@ mod tests {
         ledger.clear(2);
         assert_eq!((ledger.of_any(&[2], 0).len(), ledger.of_any(&[2], 1).len()), (0, 0));
         assert_eq!(ledger.read(0, 0), PageSet::range(0..100), "another's row");
-    }
-
-    #[test]
-    fn a_range_is_cut_at_clusters() {
-        let parts: Vec<_> = by_cluster(PageIndex(500)..PageIndex(1025)).collect();
-        let expected = [(0, 500..512), (1, 0..512), (2, 0..1)];
-        assert_eq!(parts, expected.map(|(number, pages)| (ClusterNumber(number), PageSet::range(pages))));
     }
 }

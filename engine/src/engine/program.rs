@@ -2,6 +2,7 @@
 
 use super::Engine;
 use super::moves::Moving;
+use super::parts::{clusters_of, offsets_of, part_of};
 use crate::memory::{Memory, PageSet};
 use pagetide_swap::trace::Event;
 use pagetide_swap::{CLUSTER_PAGES, PageIndex, State};
@@ -13,19 +14,16 @@ impl<M: Memory> Engine<M> {
     pub fn discard(&self, range: Range<PageIndex>, mut also: impl FnMut(Range<PageIndex>)) {
         self.note(|| Event::Discard { page: range.start, pages: range.end.0.saturating_sub(range.start.0) });
         let mut done = range.start;
-        for number in
-            self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
-        {
-            let first = number.page(0).max(range.start);
-            let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
-            if done < first {
-                also(done..first);
+        for number in self.swap.table().touched(clusters_of(&range)) {
+            let part = part_of(&range, number);
+            if done < part.start {
+                also(done..part.start);
             }
-            done = last;
-            let offsets = first.offset()..first.offset() + (last.0 - first.0) as usize;
+            done = part.end;
+            let offsets = offsets_of(&part);
             let mut freed = Vec::new();
             let discarded =
-                self.swap.discard(number, offsets.clone(), |slot, _| freed.push(slot), || also(first..last));
+                self.swap.discard(number, offsets.clone(), |slot, _| freed.push(slot), || also(part));
             self.charge(number, PageSet::range(offsets.clone()));
             self.forget_lent(number, PageSet::range(offsets));
             self.budget.give(discarded.present as i64);
@@ -42,13 +40,10 @@ impl<M: Memory> Engine<M> {
     /// Prepares a range whose mapping moves: every page that is on probation comes back into the program, and what is borrowed
     /// is charged.
     pub fn recall(&self, range: Range<PageIndex>) {
-        for number in
-            self.swap.table().touched(range.start.cluster().0..range.end.0.div_ceil(CLUSTER_PAGES as u64))
-        {
-            let first = number.page(0).max(range.start);
-            let last = number.page(0).plus(CLUSTER_PAGES as u64).min(range.end);
-            let mut page = first;
-            while page < last {
+        for number in self.swap.table().touched(clusters_of(&range)) {
+            let part = part_of(&range, number);
+            let mut page = part.start;
+            while page < part.end {
                 // Waits until nothing moves there, then claims what is cached.
                 let offset = page.offset();
                 let Some(cluster) = self.swap.lock_settled(number, offset..offset + 1) else { break };

@@ -1,6 +1,7 @@
 //! Taking out: pages of a cluster leave the program for a slot of staging.
 
 use super::census::Stays;
+use super::parts::{run_of, whole};
 use super::staging::WereStored;
 use super::{Engine, lock};
 use crate::census::Reason;
@@ -131,7 +132,7 @@ impl<M: Memory> Engine<M> {
             end_taking();
             if let Some(stays) = stays {
                 stays.leave_out(0..CLUSTER_PAGES, if protected { Reason::Used } else { Reason::Pinned });
-                stays.are_there(self.memory.presence(pages_of(number)).present);
+                stays.are_there(self.memory.presence(whole(number)).present);
             }
             self.swap.put_back(cluster);
             self.count(Counter::pgsteal_fail, 1);
@@ -208,10 +209,10 @@ impl<M: Memory> Engine<M> {
         stays: Option<&mut Stays>,
     ) -> PageSet {
         let number = cluster.number();
-        let found = self.memory.presence(pages_of(number));
+        let found = self.memory.presence(whole(number));
         let there = found.present.minus(uncharged(found.zero, cluster));
         let stuck = there.and(moving);
-        shared.extend(stuck.runs().map(|run| number.page(run.start)..number.page(0).plus(run.end as u64)));
+        shared.extend(stuck.runs().map(|run| run_of(number, &run)));
         if let Some(stays) = stays {
             stays.are_there(there);
         }
@@ -313,7 +314,7 @@ impl<M: Memory> Engine<M> {
         way: TakeOutWay,
         slot: &mut M::Slot,
     ) -> bool {
-        let range = number.page(run.start)..number.page(0).plus(run.end as u64);
+        let range = run_of(number, &run);
         if self.memory.take_out(range.clone(), writable, way, slot) || way != TakeOutWay::Remap {
             return way == TakeOutWay::Move;
         }
@@ -479,10 +480,6 @@ impl<M: Memory> Engine<M> {
 fn is_all(pages: PageSet, cluster: &ClusterGuard<'_>) -> bool {
     let is_present = |&at: &usize| cluster.get(at).state() == State::Present;
     !pages.is_empty() && pages.iter().filter(is_present).count() == cluster.present()
-}
-
-fn pages_of(number: ClusterNumber) -> Range<PageIndex> {
-    number.page(0)..number.page(0).plus(CLUSTER_PAGES as u64)
 }
 
 /// Returns the reason for which the pages of a range stay, if the range's attributes tell one.
